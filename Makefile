@@ -1,0 +1,41 @@
+# make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
+# Both first make an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
+# CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+VENV ?= .venv
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+# The versions in constraints.txt are tested with 3.11; whatever is newer comes after it.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
+INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint
+demo: $(VENV)/.installed
+	$(VENV)/bin/finetune run deployments/demo.yaml
+
+test: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -q
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/python -m ruff check
+	$(VENV)/bin/python -m ruff format --check
+	$(VENV)/bin/python -m mypy
+	$(VENV)/bin/lint-imports
+
+# The scripts of an environment hold its absolute path, kept here: a checkout that was moved gets a new one.
+PLACE := $(shell cat $(VENV)/.installed 2>/dev/null)
+ifneq ($(PLACE),$(CURDIR))
+.PHONY: $(VENV)/.installed
+FRESH := $(if $(PLACE),--clear)
+endif
+
+# Torch is named exactly and first: a range would let pip look past the build that the index offers.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) $(NEW_ENOUGH) 2>/dev/null || { \
+		echo "This needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(FRESH) $(VENV) || { \
+		echo "No environment could be made; on Debian and Ubuntu, install the package python3-venv."; exit 1; }
+	@echo "Installing into $(VENV): some minutes, once."
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) --editable '.[dev,demo]'
+	@echo '$(CURDIR)' > $@

@@ -1,0 +1,25 @@
+"""Arguments that several subcommands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from training.recipe import Recipe, load, parse_set
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE and --set."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="a deployment file, such as deployments/demo.yaml")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="replace a field of the recipe: training.learning_rate=3e-5; the value is read as YAML",
+    )
+
+
+def chosen_recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe that the arguments name. Raises UserError with all mistakes."""
+    return load(arguments.file, parse_set(arguments.set))

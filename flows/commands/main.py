@@ -1,0 +1,45 @@
+"""The `finetune` command. Exit codes: 0 completed, 1 failed, 2 the user's mistake, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from flows.commands import plan, predict, run
+from flows.commands.codes import INTERRUPTED, USER_ERROR
+from tasks.runtime import settings
+from training.problems import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and gives its exit code."""
+    parser = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (run, plan, predict):
+        command = module.add_parser(commands)
+        command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
+        command.set_defaults(act=module.act)
+    arguments = parser.parse_args(argv)
+    if arguments.home:
+        os.environ["FINETUNE_HOME"] = arguments.home
+    settings.prepare_environment()
+    try:
+        return int(arguments.act(arguments))
+    except UserError as error:
+        show_problems(error)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def show_problems(error: UserError) -> None:
+    """Prints the user's mistakes, a line each."""
+    for problem in error.problems:
+        print(f"{problem.where}: {problem.message}", file=sys.stderr)
+
+
+def start() -> None:
+    """The console command."""
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""`finetune run FILE`: runs a recipe here, or says that nothing changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flows.commands.arguments import add_recipe_arguments, chosen_recipe
+from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, USER_ERROR
+from flows.pipeline import STAGES, pipeline
+from flows.report import problems
+from flows.terminal import Terminal, line
+from tasks.runtime.history import History
+from tasks.runtime.looking import Foreseen, Looking
+from training.problems import Problem, UserError, nearest
+from training.protocol import write_atomically
+from training.recipe import Recipe
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The subcommand's arguments."""
+    parser = commands.add_parser("run", help="run a recipe on this machine", description=__doc__)
+    add_recipe_arguments(parser)
+    parser.add_argument("--json", metavar="OUT", type=Path, help="write the run's result to this file")
+    parser.add_argument(
+        "--force",
+        metavar="STAGE",
+        nargs="?",
+        const="all",
+        help=f"run a stage although its output is stored: all, or one of {', '.join(STAGES)}",
+    )
+    return parser
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Runs it. Raises UserError for mistakes in the file, the options and the names in the recipe."""
+    out: Path | None = arguments.json
+    try:
+        if out is not None and not out.absolute().parent.is_dir():
+            message = f"{out.parent} is not a folder: make it, or name another file."
+            raise UserError([Problem(kind="option", where="--json", message=message)])
+        force = _forced(arguments.force)
+        recipe = chosen_recipe(arguments)
+        looking = Looking(recipe.name, force)
+        pipeline(looking, recipe)
+        done = None if force else _nothing_changed(recipe, looking.rows)
+    except UserError as error:
+        _write(out, {**_EMPTY, "state": "failed", "problems": problems(error, "recipe")})
+        raise
+    if done is None:
+        return _run(recipe, force, out)
+    for row in looking.rows:
+        print(line(row.name, "cached", "", ""))
+    print(f"Nothing changed since flow run {done['flow_run_id']}.")
+    _say_next(recipe, done)
+    _write(out, {**done, "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]})
+    return COMPLETED
+
+
+_EMPTY: dict[str, Any] = {
+    "state": "failed",
+    "flow_run_id": None,
+    "mlflow_run_id": None,
+    "stages": [],
+    "metrics": {},
+    "model": None,
+    "problems": [],
+}
+
+
+def _forced(stage: str | None) -> frozenset[str]:
+    if stage is None:
+        return frozenset()
+    if stage != "all" and stage not in STAGES:
+        message = f"{stage!r} is no stage: choose from all, {', '.join(STAGES)}.{nearest(stage, STAGES)}"
+        raise UserError([Problem(kind="option", where="--force", message=message)])
+    return frozenset(STAGES if stage == "all" else [stage])
+
+
+def _nothing_changed(recipe: Recipe, foreseen: list[Foreseen]) -> dict[str, Any] | None:
+    """The last completed run's result, where this run would do nothing that it did not do."""
+    done = History(recipe.name).last_completed()
+    if done is None or any(row.state == "will run" for row in foreseen):
+        return None
+    keys = {stage["name"]: stage["key"] for stage in done["stages"]}
+    return done if keys == {row.name: row.key for row in foreseen} else None
+
+
+def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    # The table tells what happens here; Prefect's own lines go to its server and its UI.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    print(f"{recipe.name}: starting", file=sys.stderr)
+    done = _call_flow(recipe, force)
+    _write(out, done)
+    if done["state"] == "completed":
+        _say_next(recipe, done)
+        return COMPLETED
+    if done["state"] == "interrupted":
+        print("Stopped. Run the same command again: it goes on where it stopped.", file=sys.stderr)
+        return INTERRUPTED
+    for problem in done["problems"]:
+        print(f"{problem['where']}: {problem['message']}", file=sys.stderr)
+    user_error = any(problem["kind"] not in _FAILURES for problem in done["problems"])
+    if user_error:
+        return USER_ERROR
+    print("What finished is kept: the same command goes on from there.", file=sys.stderr)
+    return FAILED
+
+
+def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
+    from tasks.runtime.services import ensure_prefect_server
+
+    terminal = Terminal()
+    try:
+        ensure_prefect_server()
+        from flows.finetune import finetune, followers
+
+        followers.set((terminal,))
+        finetune(recipe=recipe, force=sorted(force), return_state=True)
+    except BaseException as error:  # told by the result where the flow itself began
+        if terminal.result is None:
+            state = "failed" if isinstance(error, Exception) else "interrupted"
+            return {**_EMPTY, "state": state, "problems": problems(error, "prefect")}
+    assert terminal.result is not None  # the flow tells it last of all
+    return terminal.result
+
+
+# Kinds of failure that are not the user's mistake.
+_FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled"}
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say_next(recipe: Recipe, done: dict[str, Any]) -> None:
+    model = done["model"]
+    print(f"Model: {model['path']}")
+    if model["registered"]:
+        print(f"Registered: {model['registered'].replace('/', ' version ')}")
+        print(f'Ask it:     finetune predict {recipe.release.registry} "some text"')
+    else:
+        print("Register it: set release.registry in the recipe.")
+
+
+def _write(out: Path | None, result: dict[str, Any]) -> None:
+    if out is not None:
+        write_atomically(out.absolute(), (json.dumps(result, indent=2) + "\n").encode())

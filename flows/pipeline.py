@@ -1,0 +1,46 @@
+"""The stages of a fine-tune, in order. Run and plan walk the same lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.data import load_data
+from tasks.fit import fit
+from tasks.gate import gate
+from tasks.model import load_model
+from tasks.predict import predict
+from tasks.registry import register
+from tasks.resolve import resolve
+from tasks.runtime.refs import Pins, Ref, Verdict, Version
+from tasks.score import score
+from tasks.tokens import tokenize
+from training.recipe import Recipe
+
+STAGES = ("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "gate", "register")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a walk over all stages gave; a walk that only looks leaves unknown what has not run."""
+
+    pins: Pins
+    trained: Ref
+    scores: Ref
+    verdict: Verdict
+    version: Version | None
+
+
+def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
+    """From a recipe to a registered model; `walk(stage, *inputs)` runs a stage, or only looks."""
+    pins = walk(resolve, recipe)
+    data = walk(load_data, recipe, pins)
+    model = walk(load_model, recipe, pins, data)
+    tokens = walk(tokenize, recipe, data, model)
+    trained = walk(fit, recipe, pins, data, model, tokens)
+    predictions = walk(predict, recipe, pins, tokens, trained)
+    scores = walk(score, recipe, data, predictions)
+    verdict = walk(gate, recipe, scores)
+    version = walk(register, recipe, pins, data, trained, predictions, verdict)
+    return Finished(pins, trained, scores, verdict, version)

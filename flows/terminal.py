@@ -1,0 +1,134 @@
+"""What a person sees while a run goes on: one line a stage, and how far the present one is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from tasks.runtime.refs import Ref, Verdict, Version
+from tasks.runtime.stage import Row
+
+# On a terminal the line is drawn anew; into a file a line now and then is enough.
+TERMINAL_S, FILE_S = 0.2, 15.0
+
+
+class Terminal:
+    """Watches a run and prints it. The table goes to `out`, what is gone in a moment to `err`."""
+
+    def __init__(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> None:
+        self.result: dict[str, Any] | None = None
+        self._out, self._err = out, err
+        self._live = err.isatty()
+        self._shown_at = 0.0
+        self._first: tuple[float, int] | None = None  # when the stage's first progress was seen, and what it was
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Says which stage is at work."""
+        self._shown_at, self._first = time.monotonic(), None
+        if self._live:
+            self._err.write(f"\r\033[K  {stage} …")
+            self._err.flush()
+
+    def stage_waits(self, stage: str) -> None:
+        """Says why nothing seems to happen."""
+        self._note(f"  {stage}: another run makes the same artifact; waiting for it")
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Shows warnings, evaluations, and how far the stage is."""
+        for event in events:
+            if event["kind"] in ("warning", "note"):
+                self._note(f"  {stage}: {event['message']}")
+            elif event["kind"] == "metrics" and any(name.startswith("eval_") for name in event["values"]):
+                shown = ", ".join(f"{n.removeprefix('eval_')} {v:.4g}" for n, v in _told(event["values"]).items())
+                self._note(f"  {stage}: step {event['step']}: {shown}")
+        done = [event for event in events if event["kind"] == "progress" and event.get("total")]
+        if done:
+            self._progress(stage, done[-1])
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Prints the stage's line of the table."""
+        self._clear()
+        self._out.write(line(row.name, row.state, f"{row.seconds:7.1f} s", figure(row.name, result)) + "\n")
+        self._out.flush()
+
+    def run_ended(self, result: dict[str, Any]) -> None:
+        """Keeps the result for whoever started the run."""
+        self.result = result
+
+    def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
+        now, done, total = time.monotonic(), event["done"], event["total"]
+        since, before = self._first = self._first or (now, done)
+        if now - self._shown_at < (TERMINAL_S if self._live else FILE_S):
+            return
+        self._shown_at = now
+        # Counted from the first sign of progress: imports take seconds, and a resumed training starts in the middle.
+        left = f"  {(now - since) / (done - before) * (total - done):.0f} s left" if done > before else ""
+        loss = f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
+        bar = "█" * round(20 * done / total)
+        text = f"  {stage:<11}{bar:░<20} {done:,}/{total:,}{loss}{left}"
+        self._err.write(f"\r\033[K{text}" if self._live else f"{text}\n")
+        self._err.flush()
+
+    def _note(self, text: str) -> None:
+        self._clear()
+        self._err.write(text + "\n")
+        self._err.flush()
+
+    def _clear(self) -> None:
+        if self._live:
+            self._err.write("\r\033[K")
+            self._err.flush()
+
+
+def line(name: str, state: str, middle: str, end: str) -> str:
+    """One line of a table of stages."""
+    return f"  {name:<11} {state:<8} {middle:>9}   {end}".rstrip()
+
+
+def figure(stage: str, result: Any) -> str:
+    """The one figure that says most about a stage's result."""
+    if isinstance(result, Ref):
+        describe = _FIGURES.get(stage)
+        return describe(result.figures) if describe else ""
+    if isinstance(result, Verdict):
+        held = ", ".join(f"{check.figure} {check.value:.4g} ≥ {check.minimum:g}" for check in result.checks)
+        failed = ", ".join(
+            f"{check.figure} {check.value:.4g} < {check.minimum:g}" for check in result.checks if not check.held
+        )
+        return f"promote {held}".rstrip() if result.promote else f"keep: {failed}"
+    if isinstance(result, Version):
+        return f"{result.name} version {result.version}" + (f", {result.alias}" if result.promoted else "")
+    return ""
+
+
+def _told(values: Mapping[str, float]) -> dict[str, float]:
+    """An evaluation's own figures, without the seconds that it took."""
+    return {name: value for name, value in values.items() if not name.endswith(("_second", "_runtime"))}
+
+
+def _rows(figures: Mapping[str, Any]) -> str:
+    splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
+    return f"rows: {', '.join(splits)}; {figures['labels']} labels"
+
+
+def _size(figures: Mapping[str, Any]) -> str:
+    return f"{figures['megabytes']:g} MB" if "megabytes" in figures else f"{figures['parameters']:,} parameters"
+
+
+def _scores(figures: Mapping[str, Any]) -> str:
+    return "; ".join(
+        f"{split} " + ", ".join(f"{name} {entry['value']:.4f}" for name, entry in metrics.items())
+        for split, metrics in figures.items()
+    )
+
+
+_FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "load_data": _rows,
+    "load_model": _size,
+    "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
+    "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
+    "predict": lambda f: f"{f['rows']:,} rows, {f['rows_per_second']:.0f} rows/s",
+    "score": _scores,
+}

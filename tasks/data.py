@@ -1,0 +1,46 @@
+"""Stage: rows, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.runtime.refs import Pins
+from tasks.runtime.stage import Ingredients, Work, stage
+from training.recipe import Recipe
+
+# What a reader of this source imports, beside pyarrow.
+LIBRARIES = {"hub": ("pyarrow", "datasets"), "python": ("pyarrow",)}
+
+
+def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
+    """The columns and labels, and the content of the files, the commit, or the callable's code and fingerprint."""
+    data = recipe.data
+    read = data.model_dump(include={"source", "text", "label", "label_names"})
+    code = ["training.data"]
+    if data.source in ("hub", "python"):
+        read |= data.model_dump(include={"path", "config", "splits"})
+    if data.source == "python":
+        code.append(data.path.partition(":")[0])
+    files = {split: [pin.sha256 for pin in pinned] for split, pinned in pins.data_files.items()}
+    return Ingredients(
+        {"data": read, "files": files, "commit": pins.data_commit, "fingerprint": pins.data_fingerprint},
+        code=code,
+        libraries=LIBRARIES.get(data.source, ("pyarrow",)),
+        names={
+            "commit": f"{data.path} at {data.revision or 'main'}",
+            "fingerprint": f"what {data.path} is made from",
+            **{f"files.{split}": ", ".join(p.path for p in pinned) for split, pinned in pins.data_files.items()},
+        },
+    )
+
+
+@stage(ingredients)
+def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
+    """Reads every split into Arrow, checks it, and fixes the labels' names and order."""
+    from training.data import load
+
+    sources: dict[str, Any] = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
+    if pins.data_commit:
+        sources["commit"] = pins.data_commit
+    return load(recipe.data, sources, work.out)

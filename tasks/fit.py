@@ -1,0 +1,76 @@
+"""Stage: training, launched or continued."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.runtime.hardware import gpu_compute_capabilities
+from tasks.runtime.jobs import run_child
+from tasks.runtime.launch import accelerate_argv
+from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.stage import Ingredients, Work, stage
+from training.kinds import KINDS
+from training.recipe import Recipe
+
+# Decide when something is written or shown, not what is learnt.
+NOT_LEARNT_FROM = {"logging_steps", "checkpoint_interval_s"}
+
+
+def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
+    """The tokens, the base model, the labels, every training setting and what `auto` came to."""
+    return Ingredients(
+        {
+            "kind": recipe.kind,
+            "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
+            "compute": {
+                "strategy": recipe.compute.strategy,
+                "num_processes": pins.num_processes,
+                "mixed_precision": pins.mixed_precision,
+            },
+            "upstream": {
+                "tokenize": tokens.digest,
+                "load_model": model.digest,
+                "labels": data.parts["labels.json"],
+            },
+        },
+        code=["training.fit", KINDS[recipe.kind], *_choosing_code(recipe)],
+        libraries=("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
+    )
+
+
+def _choosing_code(recipe: Recipe) -> list[str]:
+    """The modules of the user's metrics, where one of them may choose the best model."""
+    if recipe.training.metric_for_best_model in (None, "loss"):
+        return []
+    return [name.partition(":")[0] for name in recipe.evaluation.metrics if ":" in name]
+
+
+@stage(ingredients)
+def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
+    """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
+    labels = json.loads((data.path / "labels.json").read_text())
+    return run_child(
+        work,
+        "training.fit",
+        accelerate_argv(
+            "training.fit",
+            num_processes=pins.num_processes,
+            mixed_precision=pins.mixed_precision,
+            use_cpu=not gpu_compute_capabilities(),
+        ),
+        settings={
+            "kind": recipe.kind,
+            "labels": labels,
+            "training": recipe.training.model_dump(mode="json"),
+            "compute": {
+                "strategy": recipe.compute.strategy,
+                "num_processes": pins.num_processes,
+                "mixed_precision": pins.mixed_precision,
+            },
+            "metrics": recipe.evaluation.metrics,
+        },
+        inputs={"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path},
+        stall_timeout_s=recipe.compute.stall_timeout_s,
+    )

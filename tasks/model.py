@@ -1,0 +1,74 @@
+"""Stage: the base model and its tokenizer, as a snapshot of files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime.jobs import run_child
+from tasks.runtime.launch import python_argv
+from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.stage import Ingredients, Work, stage
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+from training.snapshot import MODEL_FILES, TOKENIZER_FILES, missing_parts, part_of
+
+
+def ingredients(recipe: Recipe, pins: Pins, data: Ref) -> Ingredients:
+    """The commit, the files' content, or the configuration, the seed and the rows that the tokenizer learns from."""
+    model = recipe.model
+    if model.source == "scratch":
+        return Ingredients(
+            {"model": model.model_dump(include={"config", "seed"}), "upstream": {"load_data": data.digest}},
+            code=["training.scratch"],
+            libraries=("tokenizers", "transformers", "torch", "safetensors"),
+        )
+    files = {name: pin.sha256 for name, pin in pins.model_files.items()}
+    return Ingredients(
+        {
+            "model": {"commit": pins.model_commit, "path": model.path if pins.model_commit else None},
+            "files": files,
+        },
+        names={f"files.{name}": pin.path for name, pin in pins.model_files.items()},
+    )
+
+
+@stage(ingredients)
+def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref) -> Mapping[str, Any]:
+    """Fetches, copies or creates the model into `model/` and `tokenizer/`; weights in safetensors only."""
+    if recipe.model.source == "scratch":
+        return run_child(
+            work,
+            "training.scratch",
+            python_argv("training.scratch"),
+            settings={
+                "config": recipe.model.config,
+                "seed": recipe.model.seed,
+                "texts": ["text", "text_pair"][: len(recipe.data.text)],
+            },
+            inputs={"data": data.path},
+        )
+    if recipe.model.source == "folder":
+        files = {name: Path(pin.path) for name, pin in pins.model_files.items()}
+    else:
+        files = _downloaded(str(recipe.model.path), str(pins.model_commit), work.out / ".download")
+    for name, path in files.items():
+        part = work.out / str(part_of(name))
+        part.mkdir(exist_ok=True)
+        shutil.copyfile(path, part / name)
+    shutil.rmtree(work.out / ".download", ignore_errors=True)
+    size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
+    return {"megabytes": round(size / 1e6, 1)}
+
+
+def _downloaded(name: str, commit: str, folder: Path) -> dict[str, Path]:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=[*MODEL_FILES, *TOKENIZER_FILES])
+    found = {path.name: path for path in folder.iterdir() if path.is_file()}
+    if lacks := missing_parts(set(found)):
+        message = f"{name!r} at {commit[:12]} has {'; it has '.join(lacks)}."
+        raise UserError([Problem(kind="model", where="model.path", message=message)])
+    return found

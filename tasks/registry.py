@@ -1,0 +1,117 @@
+"""Stage: the model enters MLflow's registry, and the alias moves to it when it earned that."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from tasks.runtime import settings
+from tasks.runtime.code import library_versions
+from tasks.runtime.jobs import run_child
+from tasks.runtime.launch import python_argv
+from tasks.runtime.refs import Pins, Ref, Verdict, Version
+from tasks.runtime.stage import Ingredients, Work, action
+from tasks.runtime.tracking import MAX_LENGTH_TAG, connect, environment, exclusive, find_or_create_run
+from training.recipe import Recipe
+
+MODEL_TAG = "finetune.model_digest"
+SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
+PROBES = 8
+# A registered model answers in full precision, alone or in another batch: equal but for rounding.
+TOLERANCE = 1e-3
+MIXED_TOLERANCE = 3e-2
+
+
+def ingredients(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, verdict: Verdict) -> Ingredients:
+    """What is registered where, and whether it is promoted."""
+    return Ingredients(
+        {
+            "release": recipe.release.model_dump(include={"registry", "alias"}),
+            "registry": settings.tracking_uri() if not settings.tracking_is_local() else "home",
+            "upstream": {"fit": trained.parts["model"]},
+            "promote": verdict.promote,
+        }
+    )
+
+
+@action(ingredients)
+def register(
+    work: Work, recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, verdict: Verdict
+) -> Version | None:
+    """Registers the model once, whatever the number of runs; the alias moves last."""
+    name = recipe.release.registry
+    if name is None:
+        work.state = "skipped"
+        return None
+    client = connect()
+    # Two runs that end with the same model at once register it once.
+    with exclusive(f"registry-{name}"):
+        version = _registered(client, name, trained)
+        if version is None:
+            run_id = find_or_create_run(client, recipe.name, work.run)
+            version = _log_model(work, recipe, pins, run_id, data, trained, predictions)
+        if verdict.promote:
+            client.set_registered_model_alias(name, recipe.release.alias, version)
+    return Version(name=name, version=version, alias=recipe.release.alias, promoted=verdict.promote)
+
+
+def _log_model(work: Work, recipe: Recipe, pins: Pins, run_id: str, data: Ref, trained: Ref, predictions: Ref) -> str:
+    """The new version, logged, reloaded and asked by a child program."""
+    tags = {
+        MODEL_TAG: trained.parts["model"],
+        MAX_LENGTH_TAG: str(recipe.tokens.max_length),
+        "finetune.recipe": recipe.name,
+        "finetune.flow_run_id": work.run,
+        **{f"finetune.{ref.kind}.key": ref.key for ref in (data, trained, predictions)},
+        **{f"finetune.{ref.kind}.digest": ref.digest for ref in (data, trained, predictions)},
+    }
+    figures = run_child(
+        work,
+        "tasks.programs.log_model",
+        python_argv("tasks.programs.log_model"),
+        settings={
+            "experiment": recipe.name,
+            "run_id": run_id,
+            "registry": recipe.release.registry,
+            "task": "text-classification",
+            "requirements": [f"{k}=={v}" for k, v in library_versions(SERVED_WITH).items() if k != "python"],
+            "max_length": recipe.tokens.max_length,
+            "tags": tags,
+            "probes": _probes(data, predictions),
+            "tolerance": TOLERANCE if pins.mixed_precision == "no" else MIXED_TOLERANCE,
+        },
+        inputs={"model": trained.path / "model"},
+        env=environment(),
+    )
+    return str(figures["version"])
+
+
+def _registered(client: Any, name: str, trained: Ref) -> str | None:
+    found = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
+    return str(found[0].version) if found else None
+
+
+def _probes(data: Ref, predictions: Ref) -> list[dict[str, Any]]:
+    """The first rows of an evaluated split with the probabilities that were stored for them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    labels = json.loads((data.path / "labels.json").read_text())
+    stored = sorted(predictions.path.glob("*.parquet"))[0]
+    logits = pq.read_table(stored, columns=["logits"]).slice(0, PROBES)["logits"].to_pylist()
+    with pa.memory_map(str(data.path / f"{stored.stem}.arrow")) as file:
+        rows = pa.ipc.open_file(file).get_batch(0).slice(0, PROBES).to_pylist()
+    return [
+        {
+            "inputs": {"text": row["text"], "text_pair": row["text_pair"]} if "text_pair" in row else row["text"],
+            "probabilities": dict(zip(labels, _softmax(scores), strict=True)),
+        }
+        for row, scores in zip(rows, logits, strict=True)
+    ]
+
+
+def _softmax(logits: list[float]) -> list[float]:
+    top = max(logits)
+    powers = [math.exp(value - top) for value in logits]
+    return [power / sum(powers) for power in powers]

@@ -1,0 +1,110 @@
+"""Stage: names become content. Hub revisions into commits, files into digests, `auto` into values.
+
+What was resolved is kept under the flow run, so that a retried run sees what its first try saw, even if a branch has
+moved since.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime import settings
+from tasks.runtime.digests import Digests
+from tasks.runtime.hardware import mixed_precision
+from tasks.runtime.history import History
+from tasks.runtime.hub import commit_of
+from tasks.runtime.refs import FilePin, Pins
+from tasks.runtime.stage import Ingredients, Work, action
+from training.problems import Problem, UserError
+from training.protocol import write_atomically
+from training.recipe import Recipe
+from training.snapshot import missing_parts, part_of
+from training.sources import find_files, fingerprint, load_callable
+
+
+def ingredients(recipe: Recipe) -> Ingredients:
+    """Its key says whether the recipe's names mean what they meant; `make` computes it."""
+    return Ingredients({"recipe": recipe.model_dump(mode="json")})
+
+
+@action(ingredients, foreseeable=True)
+def resolve(work: Work, recipe: Recipe) -> Pins:
+    """Pins the data, the model and the machine's `auto` values. Raises UserError with all that cannot be found."""
+    kept = settings.home() / "runs" / work.run / "pins.json" if work.run else None
+    if kept is not None and kept.is_file():
+        return Pins.model_validate_json(kept.read_bytes())
+    pins = pin(recipe)
+    if kept is not None:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(kept, pins.model_dump_json().encode())
+        History(recipe.name).remember_pins(pins)
+        work.on_events([{"kind": "note", "message": note} for note in pins.notes])
+    return pins
+
+
+def pin(recipe: Recipe) -> Pins:
+    """What the recipe's names mean now, all that is wrong with them reported together."""
+    last = History(recipe.name).last_pins() or Pins()
+    found: dict[str, Any] = {"notes": []}
+    problems: list[Problem] = []
+    for look in (_pin_data, _pin_model):
+        try:
+            found |= look(recipe, last, found["notes"])
+        except UserError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise UserError(problems)
+    compute = recipe.compute
+    precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
+    processes = 1 if compute.num_processes == "auto" else compute.num_processes
+    return Pins(mixed_precision=precision, num_processes=processes, **found)
+
+
+def _pin_data(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:
+    data = recipe.data
+    if data.source == "hub":
+        name = f"{data.path}@{data.revision or 'main'}"
+        before = last.data_commit if last.data_name == name else None
+        commit, note = commit_of("dataset", data.path, data.revision or "main", before)
+        notes.extend(note)
+        return {"data_name": name, "data_commit": commit}
+    if data.source == "python":
+        return {"data_fingerprint": fingerprint(load_callable(data.path))}
+    files = find_files(data)
+    digests = Digests(settings.home())
+    return {
+        "data_files": {
+            split: [
+                FilePin(path=str(path), sha256=digest)
+                for path, digest in zip(paths, digests.of_many(list(paths)), strict=True)
+            ]
+            for split, paths in files.items()
+        }
+    }
+
+
+def _pin_model(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:
+    model = recipe.model
+    if model.source == "hub":
+        assert model.path is not None  # the recipe's own rule
+        name = f"{model.path}@{model.revision or 'main'}"
+        before = last.model_commit if last.model_name == name else None
+        commit, note = commit_of("model", model.path, model.revision or "main", before)
+        notes.extend(note)
+        return {"model_name": name, "model_commit": commit}
+    if model.source == "folder":
+        return {"model_files": _model_files(Path(model.path or "").expanduser().absolute())}
+    return {}
+
+
+def _model_files(folder: Path) -> dict[str, FilePin]:
+    if not folder.is_dir():
+        message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
+        raise UserError([Problem(kind="model", where="model.path", message=message)])
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
+    if lacks := missing_parts({path.name for path in paths}):
+        problems = [Problem(kind="model", where="model.path", message=f"{folder} has {lack}.") for lack in lacks]
+        raise UserError(problems)
+    digests = Digests(settings.home()).of_many(paths)
+    return {path.name: FilePin(path=str(path), sha256=d) for path, d in zip(paths, digests, strict=True)}

@@ -1,0 +1,116 @@
+"""Digests of the code behind a stage, so that an edit which can change its bytes is noticed, and a reformat is not.
+
+From the roots that a stage names, imports are followed through this project's own packages and through the user's
+modules in the working directory. Each file counts as its syntax tree without comments and docstrings. Installed
+libraries are not followed: their versions are ingredients of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+OWN_PACKAGES = ("flows", "tasks", "training")
+
+# Code that decides how a stage is run, shown or described, not what it makes. A recipe's values are ingredients
+# already, so the module that reads them is not.
+NOT_INGREDIENTS = (
+    "flows",
+    "tasks.runtime",
+    "training.problems",
+    "training.processes",
+    "training.protocol",
+    "training.recipe",
+    "training.supervise",
+)
+
+
+def code_digests(roots: Iterable[str]) -> dict[str, str]:
+    """`{"training/tokens.py": digest, …}` of the roots' files and of all that they import from here.
+
+    Args:
+        roots: dotted module names. Raises ModuleNotFoundError for one that has no source file here.
+    """
+    found: dict[str, str] = {}
+    waiting = list(roots)
+    for root in waiting:
+        if _source(root) is None:
+            raise ModuleNotFoundError(f"no source file for {root!r} in {PROJECT} or {Path.cwd()}", name=root)
+    while waiting:
+        name = waiting.pop()
+        source = _source(name)
+        if source is None or _is_left_out(name):
+            continue
+        base, path = source
+        shown = path.relative_to(base).as_posix()
+        if shown in found:
+            continue
+        status = path.stat()
+        digest, imports = _read(path, name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        found[shown] = digest
+        waiting.extend(imports)
+        # Importing a.b.c runs a/__init__ and a/b/__init__ first.
+        waiting.extend(name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1))
+    return dict(sorted(found.items()))
+
+
+def library_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions of distributions, and Python's own `major.minor`."""
+    versions = {name: importlib.metadata.version(name) for name in names}
+    versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    return versions
+
+
+def _is_left_out(name: str) -> bool:
+    return any(name == out or name.startswith(out + ".") for out in NOT_INGREDIENTS)
+
+
+def _source(name: str) -> tuple[Path, Path] | None:
+    """The folder that the name is looked up in, and the module's file; None where it is not ours or the user's."""
+    # Installed as a wheel, the project lies beside every library: only its own packages are looked up there.
+    bases = (PROJECT,) if name.partition(".")[0] in OWN_PACKAGES else (Path.cwd(),)
+    for base in bases:
+        stem = base.joinpath(*name.split("."))
+        for path in (stem.with_name(stem.name + ".py"), stem / "__init__.py"):
+            if path.is_file():
+                return base, path
+    return None
+
+
+@cache
+def _read(path: Path, name: str, state: tuple[int, int, int]) -> tuple[str, tuple[str, ...]]:
+    """A file's digest and the names it imports; `state` makes an edited file a new question."""
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    imports = tuple(dict.fromkeys(_imports(tree, package)))
+    for node in ast.walk(tree):
+        _drop_docstring(node)
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports
+
+
+def _imports(tree: ast.AST, package: str) -> Iterable[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            yield base
+            # `from package import name` may mean a module of that package.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+        return
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        node.body[0] = ast.Pass()

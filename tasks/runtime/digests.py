@@ -1,0 +1,93 @@
+"""Digests of files, remembered by inode so that an unchanged file is not read twice.
+
+A remembered digest counts only while device, inode, size, mtime and ctime are all as they were. The kernel sets
+ctime, so an edit that restores size and mtime is still noticed; a moved folder keeps its inodes and stays known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# A file changed this shortly before it is read may change again within the same clock tick, unseen by its
+# timestamps; it is hashed but not remembered.
+SETTLED_S = 0.05
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a JSON value, hex; the same for equal values in every process."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Digests:
+    """sha256 of files, with a memory in `<home>/digests.db`. Losing the memory costs time, nothing else."""
+
+    def __init__(self, home: Path) -> None:
+        self._database = home / "digests.db"
+
+    def of(self, path: Path) -> str:
+        """The sha256 of the file's bytes, hex. Raises OSError where it cannot be read."""
+        return self.of_many([path])[0]
+
+    def of_many(self, paths: list[Path]) -> list[str]:
+        """One digest a path, in order."""
+        with self._memory() as memory:
+            return [self._digest(path, memory) for path in paths]
+
+    def _digest(self, path: Path, memory: sqlite3.Connection | None) -> str:
+        before = path.stat()
+        known = self._recall(memory, before)
+        if known:
+            return known
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        settled = time.time_ns() - before.st_ctime_ns > SETTLED_S * 1e9
+        if settled and _identity(path.stat()) == _identity(before):
+            self._remember(memory, before, digest)
+        return digest
+
+    @contextlib.contextmanager
+    def _memory(self) -> Iterator[sqlite3.Connection | None]:
+        try:
+            memory = sqlite3.connect(self._database, timeout=5)
+        except sqlite3.Error:
+            yield None
+            return
+        try:
+            with contextlib.suppress(sqlite3.Error):
+                memory.execute("PRAGMA synchronous=OFF")
+                memory.execute("CREATE TABLE IF NOT EXISTS digests (file TEXT PRIMARY KEY, state TEXT, sha256 TEXT)")
+            yield memory
+            with contextlib.suppress(sqlite3.Error):
+                memory.commit()
+        finally:
+            memory.close()
+
+    def _recall(self, memory: sqlite3.Connection | None, status: os.stat_result) -> str | None:
+        if memory is None:
+            return None
+        try:
+            row = memory.execute("SELECT sha256 FROM digests WHERE file=? AND state=?", _identity(status)).fetchone()
+        except sqlite3.Error:
+            return None
+        return row[0] if row else None
+
+    def _remember(self, memory: sqlite3.Connection | None, status: os.stat_result, digest: str) -> None:
+        if memory is not None:
+            with contextlib.suppress(sqlite3.Error):
+                memory.execute("INSERT OR REPLACE INTO digests VALUES (?,?,?)", (*_identity(status), digest))
+
+
+def _identity(status: os.stat_result) -> tuple[str, str]:
+    """Which file, and which state of it."""
+    return (
+        f"{status.st_dev}:{status.st_ino}",
+        f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}",
+    )

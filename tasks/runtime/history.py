@@ -1,0 +1,59 @@
+"""What is remembered of a recipe, by its name: the last artifact of each stage, and the last completed run.
+
+    <home>/recipes/<name>/stages/<stage>    a key
+    <home>/recipes/<name>/pins.json         what its names last meant
+    <home>/recipes/<name>/completed.json    the result of the last completed run
+
+Only explanations and the check that nothing changed read it; no artifact is named by it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime import settings
+from tasks.runtime.refs import Pins
+from training.protocol import write_atomically
+
+
+class History:
+    """The memory of one recipe name."""
+
+    def __init__(self, recipe: str) -> None:
+        self._folder: Path = settings.home() / "recipes" / recipe
+
+    def last_key(self, stage: str) -> str | None:
+        """The key that the stage had when it last ended well."""
+        path = self._folder / "stages" / stage
+        return path.read_text().strip() if path.is_file() else None
+
+    def remember_key(self, stage: str, key: str) -> None:
+        """Notes that the stage ended well under this key."""
+        (self._folder / "stages").mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / "stages" / stage, key.encode())
+
+    def last_pins(self) -> Pins | None:
+        """What the recipe's names last meant."""
+        try:
+            return Pins.model_validate_json((self._folder / "pins.json").read_bytes())
+        except (OSError, ValueError):  # none yet, damaged, or of another version: only a help is lost
+            return None
+
+    def remember_pins(self, pins: Pins) -> None:
+        """Notes what the recipe's names mean now."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / "pins.json", pins.model_dump_json().encode())
+
+    def last_completed(self) -> dict[str, Any] | None:
+        """The result of the last completed run."""
+        try:
+            return dict(json.loads((self._folder / "completed.json").read_bytes()))
+        except (OSError, ValueError):
+            return None
+
+    def remember_completed(self, result: dict[str, Any]) -> None:
+        """Keeps the result of a completed run."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / "completed.json", json.dumps(result, indent=1).encode())

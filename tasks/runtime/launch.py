@@ -1,0 +1,275 @@
+"""Where jobs run: start, poll, stop, logs. This engine is the machine itself, through training.supervise.
+
+A handle is plain JSON, so whoever holds it may be another process than the one that started the job
+(on Linux; elsewhere only the starter can poll or stop it). Another engine, a cluster's scheduler, would offer
+the same four functions. `run_job` follows a job to its end over them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+import training
+from training.problems import UserError
+from training.processes import send, start_ticks
+from training.protocol import (
+    EVENTS,
+    LOGS,
+    Failure,
+    FailureKind,
+    Outcome,
+    crash_file,
+    finished_output,
+    read_events,
+    read_outcome,
+)
+
+STOP_GRACE_S = 20.0
+"""What training may take to save a checkpoint; below the 30 s after which Prefect kills a cancelled run."""
+STALLED_GRACE_S = 5.0
+SHOWN_LOG_LINES = 20
+
+# The other ends of the supervisors' standard inputs: they close when this process ends, however it ends.
+_started: dict[int, subprocess.Popen[bytes]] = {}
+
+
+class Handle(BaseModel):
+    """One started job, wherever it is asked about."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job: str
+    """The job's directory, absolute."""
+    pid: int
+    """Its supervisor."""
+    started: int
+    """When the supervisor started, in clock ticks since boot: a pid alone is used again."""
+
+
+class JobFailed(Exception):
+    """A job ended without its result, and not by the user's mistake."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.message)
+
+    def __reduce__(self) -> tuple[type[JobFailed], tuple[Failure]]:
+        # Exception's own pickling would hand the message back to __init__.
+        return type(self), (self.failure,)
+
+
+def require_finished(outcome: Outcome) -> Outcome:
+    """The outcome itself when it is good; else raises UserError with the problems, or JobFailed."""
+    if outcome.failure is None:
+        return outcome
+    if outcome.failure.kind == "user_error":
+        raise UserError(outcome.failure.problems)
+    raise JobFailed(outcome.failure)
+
+
+def accelerate_argv(program: str, *, num_processes: int, mixed_precision: str, use_cpu: bool) -> list[str]:
+    """The command that runs a module under `accelerate launch`; the job's directory is to follow.
+
+    Every value is said, and a configuration file of ours is named, so that nothing comes from the one that
+    `accelerate config` may have left in the user's cache: that is read even when every value is given here.
+    """
+    # accelerate runs a single process, silently, when it is given --cpu and more.
+    if num_processes != 1:
+        raise ValueError(f"num_processes={num_processes}: one process is what can be launched now")
+    argv = [sys.executable, "-m", "accelerate.commands.launch"]
+    argv += ["--config_file", str(Path(__file__).with_name("accelerate.yaml"))]
+    argv += ["--num_processes", str(num_processes), "--num_machines", "1"]
+    argv += ["--mixed_precision", mixed_precision, "--dynamo_backend", "no"]
+    return [*argv, *(["--cpu"] if use_cpu else []), "-m", program]
+
+
+def python_argv(program: str) -> list[str]:
+    """The command that runs a module as a single process; the job's directory is to follow."""
+    return [sys.executable, "-m", program]
+
+
+def start(job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle:
+    """Start `argv` with the job's directory as its last argument, under a supervisor.
+
+    `env` is added to this process's environment and wins over it; secrets travel here and never in argv. The
+    job is stopped when this process ends.
+    """
+    job = job.resolve()
+    (job / LOGS).mkdir(parents=True, exist_ok=True)
+    with open(job / LOGS / "supervisor.log", "ab") as log:
+        supervisor = subprocess.Popen(
+            [
+                *python_argv("training.supervise"),
+                "--grace-s",
+                str(STOP_GRACE_S),
+                str(job),
+                "--",
+                *argv,
+                str(job),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=_environment(env),
+            start_new_session=True,
+        )
+    _started[supervisor.pid] = supervisor
+    return Handle(job=str(job), pid=supervisor.pid, started=start_ticks(supervisor.pid))
+
+
+def poll(handle: Handle) -> bool:
+    """Whether the job still runs. False means that its supervisor is gone and all below it."""
+    supervisor = _started.get(handle.pid)
+    if supervisor is None:
+        return start_ticks(handle.pid) == handle.started != 0
+    if supervisor.poll() is None:
+        return True
+    _let_go(handle)
+    return False
+
+
+def stop(handle: Handle, grace_s: float) -> None:
+    """Ask the job to stop, kill what is left of it after `grace_s`, and return when all is gone."""
+    deadline = time.monotonic() + grace_s
+    if poll(handle):
+        send(handle.pid, signal.SIGTERM)
+    while poll(handle) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if poll(handle):
+        send(handle.pid, signal.SIGTERM)
+    while poll(handle):
+        time.sleep(0.05)
+
+
+def logs(handle: Handle) -> Path:
+    """What the job printed, in its newest try."""
+    return max((Path(handle.job) / LOGS).glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def run_job(
+    job: Path,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    on_events: Callable[[list[dict[str, Any]]], None],
+    stall_timeout_s: float,
+    poll_s: float = 0.2,
+) -> Outcome:
+    """Run the job to its end and give its outcome; a job that had finished before is not run again.
+
+    `on_events` gets every event once, those of earlier tries first. A job that says nothing for
+    `stall_timeout_s` is stopped. Any exception here, a cancellation or one of `on_events`, stops the job
+    before it goes on its way.
+    """
+    follow = _Follower(job / EVENTS, on_events)
+    earlier = finished_output(job)
+    follow.read()
+    if earlier is not None:
+        return earlier
+    tries_before = follow.tries
+    handle = start(job, argv, env or {})
+    stalled = False
+    try:
+        while poll(handle) and not stalled:
+            time.sleep(poll_s)
+            follow.read()
+            stalled = follow.silent_s() > stall_timeout_s
+    except BaseException:
+        stop(handle, STOP_GRACE_S)
+        raise
+    if stalled:
+        stop(handle, STALLED_GRACE_S)
+    follow.read()
+    return _outcome(handle, stalled_s=stall_timeout_s if stalled else None, began=follow.tries > tries_before)
+
+
+def _outcome(handle: Handle, *, stalled_s: float | None, began: bool) -> Outcome:
+    """What the job's programs told, or else what can be said without them."""
+    outcome = read_outcome(Path(handle.job))
+    # A program that is stopped says "interrupted"; anything else was told before and is the cause.
+    told = outcome is not None and (outcome.failure is None or outcome.failure.kind != "interrupted")
+    if outcome is not None and (told or stalled_s is None):
+        return outcome
+    if stalled_s is not None:
+        message = f"No sign of life for {stalled_s:g} s (compute.stall_timeout_s), so the job was stopped."
+        return _failed("stalled", message, handle)
+    return _untold(handle, began=began)
+
+
+class _Follower:
+    """Delivers a job's events, each once, and knows how long none has come."""
+
+    def __init__(self, path: Path, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
+        self._path = path
+        self._on_events = on_events
+        self._offset = 0
+        self._last = time.monotonic()
+        self.tries = 0
+
+    def read(self) -> None:
+        events, self._offset = read_events(self._path, self._offset)
+        if events:
+            self._last = time.monotonic()
+            self.tries += sum(event["kind"] == "started" for event in events)
+            self._on_events(events)
+
+    def silent_s(self) -> float:
+        return time.monotonic() - self._last
+
+
+def _untold(handle: Handle, *, began: bool) -> Outcome:
+    """The failure of a job that left no outcome. Its exit code does not tell: accelerate's is always 1."""
+    crash = crash_file(Path(handle.job), 0)
+    if began and crash.is_file() and (where := crash.read_text(errors="replace")):
+        return _failed("internal", "The program crashed in native code.", handle, where)
+    if began:
+        message = "The program was killed (the system does so, too, when memory runs out)."
+        return _failed("interrupted", message, handle)
+    return _failed("internal", "The program ended before it began its work.", handle)
+
+
+def _failed(kind: FailureKind, message: str, handle: Handle, where: str = "") -> Outcome:
+    log = logs(handle)
+    lines = log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:]
+    tail = "\n".join([f"{message} The end of {log}:", *lines]) if lines else message
+    return Outcome(state="failed", failure=Failure(kind=kind, message=tail, traceback=where))
+
+
+def _let_go(handle: Handle) -> None:
+    supervisor = _started.pop(handle.pid)
+    if supervisor.stdin is not None:
+        supervisor.stdin.close()
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    """What a job's processes see: this process's environment without what would make them another run."""
+    # A rank number or a launcher's setting left over from a shell, a notebook or a scheduler's step.
+    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_")
+    env = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(prefixes)}
+    # The number of threads changes how sums are rounded: fixed, so that a later try rounds alike.
+    env.setdefault("OMP_NUM_THREADS", str(_cores()))
+    # Threads that spin while they wait starve each other as soon as anything else runs: beside one busy process,
+    # a training step on two cores took three times as long.
+    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # This project's root first: no `training` folder of the user's may be taken for ours. The working
+    # directory is not on the path here; a program adds it, last.
+    root = str(Path(training.__path__[0]).resolve().parent)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))
+    env |= {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    return {**env, **added}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

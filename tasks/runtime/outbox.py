@@ -1,0 +1,144 @@
+"""What a run wants tracked, written down first and delivered to MLflow when MLflow answers.
+
+    <home>/runs/<flow run>/outbox.jsonl    entries, append-only, in order
+    <home>/runs/<flow run>/delivered       how many bytes of it MLflow has
+    <home>/runs/<flow run>/lock            held by the process that runs, or delivers
+
+A tracker that is down costs a run nothing: entries wait here, with their own times, for the next try, which may be
+the next run's. Every entry may be delivered twice without harm: MLflow drops a point that it has, and the rest is
+set, not added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime import settings
+from training.protocol import write_atomically
+
+OUTBOX = "outbox.jsonl"
+DELIVERED = "delivered"
+
+
+class Outbox:
+    """The entries of one flow run."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.folder: Path = settings.home() / "runs" / run
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def put(self, kind: str, **fields: Any) -> None:
+        """Adds an entry, in one system call."""
+        line = json.dumps({"entry": kind, "time": time.time(), **fields}) + "\n"
+        descriptor = os.open(self.folder / OUTBOX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def waiting(self) -> list[tuple[dict[str, Any], int]]:
+        """Entries not delivered yet, each with the offset behind it."""
+        path = self.folder / OUTBOX
+        if not path.is_file():
+            return []
+        offset = self._offset()
+        entries = []
+        with path.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                offset += len(line)
+                # A line torn by a kill is passed over; one still being written has no newline yet.
+                with contextlib.suppress(ValueError):
+                    entries.append((json.loads(line), offset))
+        return entries
+
+    def experiment(self) -> str:
+        """The experiment that the run belongs to, as its start says. Raises LookupError before there is a start."""
+        with (self.folder / OUTBOX).open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    entry = json.loads(line)
+                    if entry["entry"] == "start":
+                        return str(entry["experiment"])
+        raise LookupError(f"{self.folder / OUTBOX} has no start")
+
+    def mark(self, offset: int) -> None:
+        """Notes that everything before `offset` bytes is delivered."""
+        write_atomically(self.folder / DELIVERED, str(offset).encode())
+
+    def is_open(self) -> bool:
+        """Whether the run was begun and its last entry is not its end."""
+        last = self._last()
+        return last is not None and last["entry"] != "end"
+
+    @contextlib.contextmanager
+    def claimed(self, wait_s: float = 0.0) -> Iterator[bool]:
+        """Whether this process may write and deliver it: False while, for `wait_s`, another one does."""
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            mine = _locked(descriptor, wait_s)
+            if mine:
+                self._close_torn_line()
+            yield mine
+        finally:
+            os.close(descriptor)
+
+    def _last(self) -> dict[str, Any] | None:
+        """The last whole entry. Read from the end: most runs ended long ago, and there may be many of them."""
+        path = self.folder / OUTBOX
+        size = path.stat().st_size if path.is_file() else 0
+        read = 4096
+        while size:
+            with path.open("rb") as file:
+                file.seek(max(0, size - read))
+                lines = file.read().splitlines()
+            # The first line is a whole one only where the file begins.
+            for line in reversed(lines if read >= size else lines[1:]):
+                with contextlib.suppress(ValueError):
+                    return dict(json.loads(line))
+            if read >= size:
+                break
+            read *= 16
+        return None
+
+    def _close_torn_line(self) -> None:
+        """Ends the line that a killed process left, or the next entry would be lost with it."""
+        path = self.folder / OUTBOX
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb+", buffering=0) as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+
+    def _offset(self) -> int:
+        try:
+            return int((self.folder / DELIVERED).read_text())
+        except (OSError, ValueError):
+            return 0
+
+
+def _locked(descriptor: int, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+
+
+def left_by_others(run: str) -> list[Outbox]:
+    """Outboxes of other runs in which something waits or whose run was never ended."""
+    runs = settings.home() / "runs"
+    others = [path.name for path in sorted(runs.iterdir()) if path.is_dir() and path.name != run]
+    boxes = [Outbox(name) for name in others]
+    return [box for box in boxes if box.waiting() or box.is_open()]

@@ -1,0 +1,76 @@
+"""Where things live, and the environment that every command and child of ours starts with.
+
+| variable | meaning | default |
+|---|---|---|
+| FINETUNE_HOME | the store, jobs, locks, and the default tracking database | `.finetune` in the working directory |
+| MLFLOW_TRACKING_URI | where runs and models are tracked | `sqlite:///<home>/mlflow.db` |
+| PREFECT_API_URL | the Prefect server | the active profile's, else one embedded for the run |
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from training.problems import Problem, UserError
+
+ENVIRONMENT = {
+    # Nothing about a user's runs leaves the machine unasked.
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # A cold machine needs more than the default 20 s to start the embedded server.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "60",
+    "TOKENIZERS_PARALLELISM": "true",
+}
+
+
+def prepare_environment() -> None:
+    """Sets what must be set before prefect, mlflow or huggingface_hub is imported; the user's own values win."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def home() -> Path:
+    """The home folder, absolute, made with mode 0700 where missing.
+
+    Raises UserError where somebody else may write there: Prefect's records in it are code to whoever reads them.
+    """
+    folder = Path(os.environ.get("FINETUNE_HOME") or ".finetune").absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise UserError([_home_problem(f"{folder} cannot be used: {error.strerror}. Name another folder")]) from error
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.getuid(), 0):
+        message = f"{folder} may be written by others, and what it holds is trusted: chmod 700 it, or name another"
+        raise UserError([_home_problem(message)])
+    return folder
+
+
+def _home_problem(message: str) -> Problem:
+    return Problem(kind="home", where="FINETUNE_HOME", message=message)
+
+
+def tracking_uri() -> str:
+    """MLflow's tracking and registry URI."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def without_credentials(text: str) -> str:
+    """The text without the user names and passwords of the URLs in it."""
+    return re.sub(r"(?<=://)[^/@\s]+@", "", text)
+
+
+def mlflow_artifacts() -> Path:
+    """Where MLflow's files go when the tracking database is the one in the home folder."""
+    return home() / "mlartifacts"
+
+
+def tracking_is_local() -> bool:
+    """Whether the tracking database is the home folder's own."""
+    return not os.environ.get("MLFLOW_TRACKING_URI")

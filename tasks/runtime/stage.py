@@ -1,0 +1,160 @@
+"""What a stage is: a function that fills a folder, and the ingredients that name the folder.
+
+No Prefect here: `plan` and the check that nothing changed read keys without importing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from tasks.runtime import settings
+from tasks.runtime.code import code_digests, library_versions
+from tasks.runtime.digests import digest_of
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """All that can change a stage's output, and nothing else.
+
+    Left out on purpose: where things lie, names of recipes and registries, log levels, trackers, the runtime.
+    """
+
+    values: Mapping[str, Any]
+    """Recipe fields, digests of files and of upstream artifacts; JSON values, nested as the recipe nests them."""
+    code: Sequence[str] = ()
+    """Dotted modules whose code shapes the output, beside the stage's own."""
+    libraries: Sequence[str] = ()
+    """Distributions whose version shapes the output."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What to call an ingredient when it changed, by its flat name: a file's path, which is no ingredient itself."""
+
+
+class Watcher(Protocol):
+    """Follows a run's stages: the terminal, MLflow, Prefect's progress."""
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """A stage is about to be looked up and, where missing, made."""
+
+    def stage_waits(self, stage: str) -> None:
+        """Another process makes the same artifact; this one waits for it."""
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """A child program wrote these, in order."""
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """A stage ended, well or not; `result` is a Ref, another value, or None when it failed."""
+
+
+class Follower(Watcher, Protocol):
+    """A watcher that is told the run's result too."""
+
+    def run_ended(self, result: dict[str, Any]) -> None:
+        """The run ended, well or not."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a run's table."""
+
+    name: str
+    key: str | None
+    state: str
+    """cached, ran, resumed, skipped or failed."""
+    seconds: float
+    artifact: str | None = None
+    """The artifact's folder, relative to the home."""
+
+
+@dataclass
+class Work:
+    """What a stage's function is given beside its inputs."""
+
+    key: str
+    out: Path
+    """The folder to fill."""
+    run: str
+    """The flow run."""
+    watchers: Sequence[Watcher] = ()
+    stage: str = ""
+    state: str = "ran"
+    """What the table says of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
+
+    @property
+    def job(self) -> Path:
+        """Where a child program of this stage works: the same folder for the same key, in whichever run."""
+        return settings.home() / "jobs" / self.key
+
+    def on_events(self, events: list[dict[str, Any]]) -> None:
+        """Hands a child's events to all who follow the run."""
+        for watcher in self.watchers:
+            watcher.stage_events(self.stage, events)
+
+    def progress(self, done: int, total: int) -> None:
+        """Shows how far a stage without a child program is, in rows."""
+        self.on_events([{"kind": "progress", "done": done, "total": total}])
+
+
+@dataclass(frozen=True)
+class Stage(Generic[Result]):
+    """One step of a flow. Made by `@stage` and `@action`."""
+
+    name: str
+    make: Callable[..., Any]
+    ingredients: Callable[..., Ingredients]
+    cached: bool
+    """Whether the output is an artifact; an action's output is a plain value."""
+    foreseeable: bool
+    """Whether `plan` may call it: it reads, and acts on nothing."""
+
+    def flat_ingredients(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """Ingredients under flat names, JSON values; and what to call them. Raises what the code digest raises."""
+        given = self.ingredients(*inputs)
+        flat = dict(_flat(given.values))
+        if self.cached:
+            for path, digest in code_digests([self.make.__module__, *given.code]).items():
+                flat[f"code.{path}"] = digest
+            for library, version in library_versions(given.libraries).items():
+                flat[f"library.{library}"] = version
+        return dict(sorted(flat.items())), dict(given.names)
+
+    def key(self, flat: Mapping[str, Any]) -> str:
+        """The artifact's name: safe for file systems, without dots."""
+        return digest_of({"stage": self.name, "ingredients": dict(flat)})[:40]
+
+
+def stage(
+    ingredients: Callable[..., Ingredients], *, name: str | None = None
+) -> Callable[[Callable[..., Mapping[str, Any]]], Stage[Any]]:
+    """A cached stage. The function takes `Work` and the inputs, fills `work.out`, and returns a few figures."""
+
+    def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
+        return Stage(name or make.__name__, make, ingredients, cached=True, foreseeable=False)
+
+    return decorate
+
+
+def action(
+    ingredients: Callable[..., Ingredients], *, foreseeable: bool = False
+) -> Callable[[Callable[..., Result]], Stage[Result]]:
+    """A stage that is not cached: it looks at the outside world or acts on it, and can be repeated without harm.
+
+    Its key says whether it would do again what the last completed run did.
+    """
+
+    def decorate(make: Callable[..., Result]) -> Stage[Result]:
+        return Stage(make.__name__, make, ingredients, cached=False, foreseeable=foreseeable)
+
+    return decorate
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value

@@ -1,0 +1,333 @@
+"""MLflow: one run a flow run, found by the flow run's id, fed from the outbox by a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.runtime import settings
+from tasks.runtime.locks import FlockManager
+from tasks.runtime.outbox import Outbox, left_by_others
+from tasks.runtime.refs import Ref
+from tasks.runtime.stage import Row
+from training.protocol import EVENTS, read_events
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+FLOW_RUN_TAG = "finetune.flow_run_id"
+# On a registered version: the tokens after which it cuts a text.
+MAX_LENGTH_TAG = "finetune.max_length"
+RETRY_S = 3.0
+LAST_RETRY_S = 0.5
+# How long a retried run waits for whoever just delivers what its earlier try had left.
+CLAIM_WAIT_S = 5.0
+# How long a run that has ended waits for a tracker that answers slowly, or not.
+LAST_WAIT_S = 30.0
+DEAD_WAIT_S = 3.0
+# What people look at; weights and tables of rows stay in the store.
+SHOWN = {".json", ".csv", ".png", ".jsonl", ".log", ".yaml", ".txt"}
+MAX_SHOWN_BYTES = 20_000_000
+# What MLflow will answer to the same entry again however often it is sent: a parameter that has another value, an
+# odd name, a run that somebody deleted.
+REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
+
+_logger = logging.getLogger(__name__)
+
+
+class Tracker:
+    """Watches a run and tells MLflow.
+
+    Args:
+        experiment: MLflow experiment, the recipe's name.
+        run: the flow run's id.
+    """
+
+    def __init__(self, experiment: str, run: str) -> None:
+        self.mlflow_run_id: str | None = None
+        self.trouble: str | None = None
+        """Why the last delivery failed; None while all is well."""
+        self._outbox = Outbox(run)
+        self._claim = self._outbox.claimed(CLAIM_WAIT_S)
+        self._claim.__enter__()
+        self._outbox.put("start", experiment=experiment)
+        self._ended = threading.Event()
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._deliver_until_ended, name="mlflow-delivery", daemon=True)
+        self._thread.start()
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Logs the recipe's fields, flat."""
+        self._outbox.put("params", values={name: str(value)[:6000] for name, value in values.items()})
+
+    def text(self, name: str, content: str) -> None:
+        """Logs a small text file, kept with the run."""
+        path = self._outbox.folder / name
+        path.write_text(content)
+        self._file(path, "")
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Sets tags of the MLflow run."""
+        self._outbox.put("tags", values={name: str(value)[:8000] for name, value in values.items()})
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Tags the run with the stage's key."""
+        self.tags({f"{stage}.key": key})
+
+    def stage_waits(self, stage: str) -> None:
+        """Nothing to track."""
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Passes a child's figures on, under the stage's name and with their own times."""
+        points = [
+            [f"{stage}/{name}", value, int(event["time"] * 1000), event["step"]]
+            for event in events
+            if event["kind"] == "metrics"
+            for name, value in event["values"].items()
+        ]
+        if points:
+            self._outbox.put("metrics", points=points)
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Tracks how the stage ended, its figures and its files; a cached training brings its curve along."""
+        self.tags({f"{row.name}.state": row.state})
+        figures = {"seconds": row.seconds}
+        if isinstance(result, Ref):
+            self.tags({f"{row.name}.digest": result.digest})
+            figures |= dict(_numbers(result.figures))
+            self._artifact(result, row)
+        now = int(time.time() * 1000)
+        self._outbox.put("metrics", points=[[f"{row.name}/{name}", v, now, 0] for name, v in figures.items()])
+
+    def end(self, status: str) -> None:
+        """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits, within reason, until MLflow has it all."""
+        self._outbox.put("end", status=status)
+        self._ended.set()
+        deadline = time.monotonic() + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.1)
+            if self.trouble:
+                deadline = min(deadline, time.monotonic() + DEAD_WAIT_S)
+        self._given_up.set()
+        self._claim.__exit__(None, None, None)
+
+    def _artifact(self, ref: Ref, row: Row) -> None:
+        events = ref.path / "log" / EVENTS
+        if row.state == "cached" and events.is_file():
+            self.stage_events(row.name, read_events(events, 0)[0])
+        files = [*ref.path.glob("*.*"), *(ref.path / "log").rglob("*.*")]
+        for path in files:
+            small = path.is_file() and path.suffix in SHOWN and path.stat().st_size <= MAX_SHOWN_BYTES
+            if small and path.name != "manifest.json":
+                inside = path.parent.relative_to(ref.path).parts
+                self._file(path, "/".join([row.name, *(part for part in inside if part != "log")]))
+        if row.name == "load_data":
+            self._outbox.put("dataset", name="data", digest=ref.digest[:36], source=ref.location, profile=ref.figures)
+
+    def _file(self, path: Path, to: str) -> None:
+        self._outbox.put("file", path=path.relative_to(settings.home()).as_posix(), to=to)
+
+    def _deliver_until_ended(self) -> None:
+        delivery: Delivery | None = None
+        others_waiting = True
+        with contextlib.ExitStack() as monitoring:
+            while True:
+                last = self._ended.wait(RETRY_S if delivery or self.trouble else 0)
+                try:
+                    delivery = delivery or Delivery()
+                    delivery.deliver(self._outbox)
+                    if self.mlflow_run_id is None:
+                        self.mlflow_run_id = delivery.run_of(self._outbox)
+                        monitoring.enter_context(_system_metrics(self.mlflow_run_id))
+                    if others_waiting:
+                        delivery.deliver_left_by_others(self._outbox.run)
+                        others_waiting = False
+                    self.trouble = None
+                except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
+                    self.trouble = settings.without_credentials(f"{type(error).__name__}: {_first_line(error)}")
+                if last and (self.trouble is None or self._given_up.wait(LAST_RETRY_S)):
+                    return
+
+
+class Delivery:
+    """Carries entries from outboxes to MLflow. Raises what MLflow's client raises."""
+
+    def __init__(self) -> None:
+        self._client = connect()
+        self._runs: dict[str, str] = {}  # flow run -> MLflow run
+
+    def deliver(self, outbox: Outbox) -> None:
+        """Delivers what waits, in order, marking each step. What MLflow refuses is logged and passed over."""
+        from mlflow.exceptions import MlflowException
+
+        for entry, offset in outbox.waiting():
+            run_id = self.run_of(outbox)
+            try:
+                self._deliver(entry, run_id)
+            except MlflowException as error:
+                del self._runs[outbox.run]  # somebody may have deleted it
+                if error.error_code not in REFUSALS:
+                    raise
+                _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, _first_line(error))
+            outbox.mark(offset)
+
+    def deliver_left_by_others(self, run: str) -> None:
+        """Delivers what dead runs left, and ends them as KILLED. Raises the first error after trying them all."""
+        errors: list[Exception] = []
+        for outbox in left_by_others(run):
+            with outbox.claimed() as mine:
+                if not mine:
+                    continue
+                if outbox.is_open():
+                    outbox.put("end", status="KILLED")
+                try:
+                    self.deliver(outbox)
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def run_of(self, outbox: Outbox) -> str:
+        """The MLflow run's id."""
+        if outbox.run not in self._runs:
+            self._runs[outbox.run] = find_or_create_run(self._client, outbox.experiment(), outbox.run)
+        return self._runs[outbox.run]
+
+    def _deliver(self, entry: dict[str, Any], run_id: str) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        kind = entry["entry"]
+        if kind == "start":
+            self._client.update_run(run_id, status="RUNNING")
+        elif kind == "params":
+            self._log(run_id, "params", [Param(name, value) for name, value in entry["values"].items()], 100)
+        elif kind == "tags":
+            self._log(run_id, "tags", [RunTag(name, value) for name, value in entry["values"].items()], 100)
+        elif kind == "metrics":
+            self._log(run_id, "metrics", [Metric(*point) for point in entry["points"]], 1000)
+        elif kind == "file":
+            path = settings.home() / entry["path"]
+            if path.is_file():
+                self._client.log_artifact(run_id, str(path), entry["to"] or None)
+        elif kind == "dataset":
+            self._client.log_inputs(run_id, datasets=[_dataset(entry)])
+        elif kind == "end":
+            self._client.set_terminated(run_id, entry["status"], int(entry["time"] * 1000))
+
+    def _log(self, run_id: str, kind: str, values: list[Any], at_once: int) -> None:
+        """Logs them in batches; one that is refused does not take the others of its batch along."""
+        from mlflow.exceptions import MlflowException
+
+        for first in range(0, len(values), at_once):
+            batch = values[first : first + at_once]
+            try:
+                self._client.log_batch(run_id, **{kind: batch})
+            except MlflowException as error:
+                if error.error_code not in REFUSALS:
+                    raise
+                if len(batch) > 1:
+                    self._log(run_id, kind, batch, 1)
+                else:
+                    _logger.warning("MLflow refuses %s of %s: %s", batch[0].key, kind, _first_line(error))
+
+
+def connect() -> MlflowClient:
+    """A client of the tracking server, or of the database in the home folder, made ready to be used by many."""
+    # The outbox tries again by itself; minutes of retries inside one call would only delay the end of a run.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+
+    uri = settings.tracking_uri()
+    # Two processes that migrate a fresh SQLite file at once both fail; a server does that by itself.
+    with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def environment() -> dict[str, str]:
+    """What a child that talks to MLflow by itself is given: the server, and time to store a large model there."""
+    return {
+        "MLFLOW_TRACKING_URI": settings.tracking_uri(),
+        "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "600",
+    }
+
+
+def find_or_create_run(client: MlflowClient, experiment: str, run: str) -> str:
+    """The id of the MLflow run that belongs to the flow run."""
+    with exclusive(f"mlflow-run-{run}"):
+        experiment_id = _experiment_id(client, experiment)
+        found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        created = client.create_run(experiment_id, tags={FLOW_RUN_TAG: run}, run_name=f"{experiment}-{run[-8:]}")
+        return str(created.info.run_id)
+
+
+def _experiment_id(client: MlflowClient, name: str) -> str:
+    with exclusive(f"mlflow-experiment-{name}"):
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        place = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
+        return str(client.create_experiment(name, artifact_location=place))
+
+
+@contextlib.contextmanager
+def exclusive(name: str) -> Iterator[None]:
+    """Keeps other threads and processes that use this home folder out of the block of the same name."""
+    locks = FlockManager(settings.home() / "locks")
+    holder = f"{os.getpid()}-{threading.get_ident()}"
+    locks.acquire_lock(name, holder)
+    try:
+        yield
+    finally:
+        locks.release_lock(name, holder)
+
+
+@contextlib.contextmanager
+def _system_metrics(run_id: str) -> Iterator[None]:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=settings.tracking_uri())
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+def _dataset(entry: Mapping[str, Any]) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    dataset = Dataset(
+        name=entry["name"],
+        digest=entry["digest"],
+        source_type="local",
+        source=json.dumps({"uri": entry["source"]}),
+        profile=json.dumps(entry["profile"]),
+    )
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
+
+
+def _numbers(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{above}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield above + name, float(value)

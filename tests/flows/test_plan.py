@@ -1,0 +1,123 @@
+"""`finetune plan`: what it foresees after an edit, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import main
+from tests.flows.small import FinishedRun, command, environment, write_project
+
+ROOT = Path(__file__).parents[2]
+BELOW_TOKENS = ["fit", "predict", "score", "gate", "register"]
+
+
+@pytest.fixture
+def project(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The finished run's home, and the same project written again somewhere else."""
+    monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
+    return write_project(tmp_path / "project")
+
+
+def plan(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> dict[str, str]:
+    """Stage to the reason for which it will run."""
+    assert main(["plan", str(file), *arguments]) == 0
+    return _reasons(capsys.readouterr().out)
+
+
+def _reasons(printed: str) -> dict[str, str]:
+    lines = [line.split(maxsplit=3) for line in printed.splitlines()[:-1]]
+    return {words[0]: words[3] for words in lines if words[1:3] == ["will", "run"]}
+
+
+def test_the_same_content_in_another_folder_is_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.utime(project.parent / "train.csv")
+    # Only what the recipe says of itself differs: where its rows lie.
+    assert "load_data" not in plan(capsys, project)
+    assert plan(capsys, project) == {}
+
+
+def test_a_learning_rate_leaves_data_model_and_tokens_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = plan(capsys, project, "--set", "training.learning_rate=1e-3")
+    assert list(reasons) == BELOW_TOKENS
+    assert reasons["fit"] == "training.learning_rate 0.005 → 0.001"
+    assert reasons["predict"] == "fit runs before it"
+
+
+def test_a_length_leaves_data_and_model_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = plan(capsys, project, "--set", "tokens.max_length=16")
+    assert list(reasons) == ["tokenize", *BELOW_TOKENS]
+    assert reasons["tokenize"] == "tokens.max_length 32 → 16"
+
+
+def test_a_metric_recomputes_the_score_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = plan(capsys, project, "--set", "evaluation.metrics=[accuracy, f1]")
+    assert list(reasons) == ["score", "gate", "register"]
+
+
+def test_one_cell_changed_with_size_and_mtime_kept_is_noticed(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = project.parent / "train.csv"
+    before, content = rows.stat(), rows.read_bytes()
+    rows.write_bytes(content.replace(b"film", b"flim", 1))
+    os.utime(rows, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (rows.stat().st_size, rows.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    reasons = plan(capsys, project)
+    assert next(iter(reasons)) == "load_data"
+    assert reasons["load_data"] == f"{rows} changed"
+
+
+def test_planning_stores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
+    reasons = plan(capsys, write_project(tmp_path / "project"))
+    assert reasons["load_data"] == "it has not run before"
+    assert {path.name for path in (tmp_path / "home").iterdir()} <= {"digests.db"}
+
+
+def checkout(tmp_path: Path) -> Path:
+    """The project's own code, somewhere else."""
+    for package in ("flows", "tasks", "training"):
+        shutil.copytree(ROOT / package, tmp_path / "checkout" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "checkout"
+
+
+def plan_from(checkout: Path, finished: FinishedRun) -> dict[str, str]:
+    """What a checkout's own `finetune plan` says."""
+    env = environment(finished.home, PYTHONPATH=str(checkout))
+    run = subprocess.run(
+        [sys.executable, *command("plan", str(finished.file))[1:]],
+        cwd=checkout,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    return _reasons(run.stdout)
+
+
+def test_a_moved_checkout_a_reformat_and_an_edit_of_the_runtime_change_nothing(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    moved = checkout(tmp_path)
+    assert plan_from(moved, finished) == {}
+    for name, line in (("training/tokens.py", "# a comment\n"), ("tasks/runtime/launch.py", "CHANGED = True\n")):
+        module = moved / name
+        module.write_text(module.read_text() + "\n\n" + line)
+    assert plan_from(moved, finished) == {}
+
+
+def test_one_line_of_a_stages_helper_is_noticed_and_named(finished: FinishedRun, tmp_path: Path) -> None:
+    moved = checkout(tmp_path)
+    module = moved / "training" / "tokens.py"
+    module.write_text(module.read_text() + "\nCHANGED = True\n")
+    reasons = plan_from(moved, finished)
+    assert list(reasons) == ["tokenize", *BELOW_TOKENS]
+    assert reasons["tokenize"] == "training/tokens.py changed"

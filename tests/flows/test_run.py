@@ -1,0 +1,249 @@
+"""`finetune run`, whole: what it leaves, what it repeats, what it survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.flows.small import FinishedRun, command, environment, finetune, states, write_project
+
+STAGES = ["resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "gate", "register"]
+CACHED = STAGES[1:7]
+
+
+def test_a_run_tells_its_stages_its_metrics_and_its_model(finished: FinishedRun) -> None:
+    result = finished.result
+    assert result["state"] == "completed" and result["problems"] == []
+    assert [stage["name"] for stage in result["stages"]] == STAGES
+    assert {stage["state"] for stage in result["stages"]} == {"ran"}
+    for stage in result["stages"]:
+        assert (stage["artifact"] is not None) == (stage["name"] in CACHED)
+        assert stage["artifact"] is None or (finished.home / stage["artifact"] / "manifest.json").is_file()
+    accuracy = result["metrics"]["validation"]["accuracy"]
+    assert accuracy["value"] > 0.8 and accuracy["low"] is None and accuracy["high"] is None
+    assert set(result["metrics"]["validation"]) == {"accuracy", "f1", "precision", "recall"}
+    model = Path(result["model"]["path"])
+    assert sorted(p.name for p in model.iterdir()) >= ["config.json", "model.safetensors"]
+    assert result["model"]["registered"] == "small/1"
+    assert all(name in finished.printed for name in STAGES)
+
+
+def test_a_run_is_tracked_in_one_mlflow_run_with_curve_figures_and_files(finished: FinishedRun) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{finished.home / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == finished.result["mlflow_run_id"] and run.info.status == "FINISHED"
+    assert run.data.tags["finetune.flow_run_id"] == finished.result["flow_run_id"]
+    assert run.data.params["training.learning_rate"] == "0.005"
+    keys = {stage["name"]: stage["key"] for stage in finished.result["stages"]}
+    assert all(run.data.tags[f"{name}.key"] == keys[name] for name in STAGES)
+    curve = client.get_metric_history(run.info.run_id, "fit/eval_accuracy")
+    assert [point.step for point in curve] == list(range(15, 121, 15))
+    value = finished.result["metrics"]["validation"]["accuracy"]["value"]
+    assert run.data.metrics["score/validation/accuracy/value"] == value
+    assert [entry.dataset.name for entry in run.inputs.dataset_inputs] == ["data"]
+    files = {f.path for top in ("", "load_data", "fit", "score") for f in client.list_artifacts(run.info.run_id, top)}
+    expected = {"recipe.yaml", "load_data/report.json", "fit/events.jsonl", "score/confusion_validation.png"}
+    assert expected | {"fit/loss.png", "score/predictions_sample.csv"} <= files
+
+
+def test_the_registered_version_is_safetensors_tagged_with_what_made_it(finished: FinishedRun) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{finished.home / 'mlflow.db'}")
+    version = client.get_model_version_by_alias("small", "champion")
+    assert str(version.version) == "1"
+    keys = {stage["name"]: stage["key"] for stage in finished.result["stages"]}
+    assert version.tags["finetune.fit.key"] == keys["fit"]
+    assert version.tags["finetune.load_data.key"] == keys["load_data"]
+    stored = [path for path in (finished.home / "mlartifacts").rglob("*") if path.is_file()]
+    assert any(path.name == "model.safetensors" for path in stored)
+    assert not [path for path in stored if path.suffix in (".bin", ".pkl", ".pt", ".pth", ".pickle")]
+
+
+def test_a_second_run_says_that_nothing_changed_without_loading_what_it_does_not_need(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]);"
+        "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'datasets', 'evaluate',"
+        " 'prefect', 'mlflow', 'pyarrow'}), file=sys.stderr); sys.exit(code)"
+    )
+    argv = [command()[0], "-c", program, "run", str(finished.file), "--json", str(tmp_path / "out.json")]
+    run = subprocess.run(argv, env=environment(finished.home), capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert "Nothing changed" in run.stdout
+    assert run.stderr.split() == []
+    assert set(states(tmp_path / "out.json").values()) == {"cached"}
+    assert json.loads((tmp_path / "out.json").read_text())["model"] == finished.result["model"]
+
+
+def test_a_forced_stage_runs_and_the_others_are_cached(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    run = finetune(home, "run", str(finished.file), "--force", "score", "--json", str(tmp_path / "out.json"), **server)
+    assert run.returncode == 0, run.stderr
+    ran = [name for name, state in states(tmp_path / "out.json").items() if state == "ran" and name in CACHED]
+    assert ran == ["score"]
+
+
+def test_damage_to_every_artifact_is_rebuilt_to_the_same_bytes(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    artifacts = [home / stage["artifact"] for stage in finished.result["stages"] if stage["artifact"]]
+    for harm, artifact in zip([_delete, _truncate, _flip] * 2, artifacts, strict=True):
+        harm(max((p for p in artifact.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size))
+    run = finetune(home, "run", str(finished.file), "--json", str(tmp_path / "out.json"), **server)
+    assert run.returncode == 0, run.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert {name for name, state in states(tmp_path / "out.json").items() if state == "ran"} >= set(CACHED)
+    assert result["model"]["sha256"] == finished.result["model"]["sha256"]
+    assert [s["key"] for s in result["stages"]] == [s["key"] for s in finished.result["stages"]]
+    assert len(list((home / "quarantine").iterdir())) == len(artifacts)
+
+
+def _delete(file: Path) -> None:
+    file.unlink()
+
+
+def _truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_interrupted_then_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    home, file = tmp_path / "home", write_project(tmp_path / "project")
+
+    interrupted = _start(home, file, tmp_path / "interrupted.json")
+    _wait_for_checkpoint(home, interrupted, after=0)
+    os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
+    printed = interrupted.communicate(timeout=60)[0]
+    assert interrupted.returncode == 130, printed
+    assert "Run the same command again" in printed and "Traceback" not in printed
+    assert json.loads((tmp_path / "interrupted.json").read_text())["state"] == "interrupted"
+
+    killed = _start(home, file, tmp_path / "killed.json")
+    _wait_for_checkpoint(home, killed, after=_newest_checkpoint(home))
+    killed.kill()
+    killed.communicate()
+    _assert_nothing_runs_within_5_s(home)
+
+    first, second = (_start(home, file, tmp_path / f"{n}.json", **server) for n in ("first", "second"))
+    for run in (first, second):
+        printed = run.communicate(timeout=200)[0]
+        assert run.returncode == 0, printed
+    fits = sorted(states(tmp_path / f"{n}.json")["fit"] for n in ("first", "second"))
+    assert fits == ["cached", "resumed"]
+    for n in ("first", "second"):
+        result = json.loads((tmp_path / f"{n}.json").read_text())
+        assert result["model"]["sha256"] == finished.result["model"]["sha256"]
+        assert result["metrics"] == finished.result["metrics"]
+        assert result["model"]["registered"] == "small/1"
+
+
+def _start(home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command("run", str(file), "--json", str(out)),
+        env=environment(home, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _newest_checkpoint(home: Path) -> int:
+    steps = [int(path.name.split("-")[1]) for path in home.glob("jobs/*/checkpoints/checkpoint-*")]
+    return max(steps, default=0)
+
+
+def _wait_for_checkpoint(home: Path, run: subprocess.Popen[str], after: int) -> None:
+    deadline = time.monotonic() + 120
+    while _newest_checkpoint(home) <= after:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _assert_nothing_runs_within_5_s(home: Path) -> None:
+    mark = f"FINETUNE_HOME={home}".encode()
+    deadline = time.monotonic() + 5
+    while True:
+        left = [pid for pid in os.listdir("/proc") if pid.isdigit() and mark in _environ(pid)]
+        if not left:
+            return
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def _environ(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_six_mistakes_give_six_messages_and_store_nothing(tmp_path: Path) -> None:
+    file = write_project(tmp_path / "project")
+    document = yaml.safe_load(file.read_text())
+    recipe = document["deployments"][0]["parameters"]["recipe"]
+    recipe["training"] |= {"learning_rat": 1, "lr_scheduler_type": "cosin", "num_train_epochs": -1}
+    recipe["evaluation"]["metrics"] = ["acuracy"]
+    recipe["data"]["text"] = []
+    del recipe["kind"]
+    file.write_text(yaml.safe_dump(document))
+    out = tmp_path / "out.json"
+    run = finetune(tmp_path / "home", "run", str(file), "--json", str(out))
+    assert run.returncode == 2
+    assert "Traceback" not in run.stderr
+    assert len(run.stderr.splitlines()) == 6
+    for said in ("learning_rate", "'cosine'", "num_train_epochs", "'accuracy'", "data.text", "kind"):
+        assert said in run.stderr
+    assert len(json.loads(out.read_text())["problems"]) == 6
+    assert not list((tmp_path / "home").rglob("*/*"))
+
+
+def test_bad_rows_are_the_users_mistake_told_with_file_and_row(server: dict[str, str], tmp_path: Path) -> None:
+    file = write_project(tmp_path / "project")
+    rows = tmp_path / "project" / "train.csv"
+    rows.write_text(rows.read_text() + ",pos\nfine film,\n")
+    run = finetune(tmp_path / "home", "run", str(file), "--json", str(tmp_path / "out.json"), **server)
+    assert run.returncode == 2, run.stderr
+    assert "Traceback" not in run.stderr
+    assert "train.csv" in run.stderr and "242" in run.stderr and "243" in run.stderr
+    assert not list((tmp_path / "home" / "artifacts" / "load_data").iterdir())
+
+
+def test_a_registered_model_answers_with_labels_and_probabilities(finished: FinishedRun) -> None:
+    asked = finetune(finished.home, "predict", "small", "a great film", "the plot was awful")
+    assert asked.returncode == 0, asked.stderr
+    lines = asked.stdout.splitlines()
+    assert lines[0] == "a great film" and lines[1].endswith("pos")
+    assert lines[3] == "the plot was awful" and lines[4].endswith("neg")
+    assert sum(float(line.split("%")[0]) for line in lines[1:3]) == pytest.approx(100, abs=0.2)
+
+
+def test_asking_a_model_that_is_not_registered_names_those_that_are(finished: FinishedRun) -> None:
+    asked = finetune(finished.home, "predict", "smal", "a great film")
+    assert asked.returncode == 2
+    assert "Did you mean 'small'?" in asked.stderr and "Traceback" not in asked.stderr

@@ -1,0 +1,88 @@
+"""Which edits of the code are noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime import code
+from tasks.runtime.code import code_digests
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a module that imports a helper of a package."""
+    (tmp_path / "rows.py").write_text("from lib.clean import strip\n\ndef rows(split):\n    return strip(split)\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    (tmp_path / "lib" / "clean.py").write_text('def strip(x):\n    """Strips."""\n    return x.strip()\n')
+    (tmp_path / "lib" / "unused.py").write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_users_module_is_followed_through_its_own_imports_only(work: Path) -> None:
+    assert list(code_digests(["rows"])) == ["lib/__init__.py", "lib/clean.py", "rows.py"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        'def strip(x):\n    """Another docstring."""\n    return x.strip()\n',
+        'def strip(\n    x\n):  # a comment\n    """Strips."""\n\n    return (x.strip())\n',
+    ],
+    ids=["docstring", "reformat"],
+)
+def test_a_reformat_or_a_docstring_is_not_noticed(work: Path, edit: str) -> None:
+    before = code_digests(["rows"])
+    (work / "lib" / "clean.py").write_text(edit)
+    assert code_digests(["rows"]) == before
+
+
+def test_one_changed_line_of_a_helper_is_noticed_and_named(work: Path) -> None:
+    before = code_digests(["rows"])
+    (work / "lib" / "clean.py").write_text('def strip(x):\n    """Strips."""\n    return x.lstrip()\n')
+    after = code_digests(["rows"])
+    assert [name for name in after if after[name] != before[name]] == ["lib/clean.py"]
+
+
+def test_a_module_that_is_not_imported_does_not_count(work: Path) -> None:
+    before = code_digests(["rows"])
+    (work / "lib" / "unused.py").write_text("x = 2\n")
+    assert code_digests(["rows"]) == before
+
+
+def test_a_moved_folder_is_not_noticed(
+    work: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = code_digests(["rows"])
+    moved = tmp_path_factory.mktemp("moved") / "work"
+    work.rename(moved)
+    monkeypatch.chdir(moved)
+    assert code_digests(["rows"]) == before
+
+
+def test_relative_imports_are_followed(work: Path) -> None:
+    (work / "lib" / "clean.py").write_text("from . import unused\nfrom .more import y\n")
+    (work / "lib" / "more.py").write_text("y = 1\n")
+    assert {"lib/unused.py", "lib/more.py"} <= set(code_digests(["rows"]))
+
+
+def test_a_root_without_source_is_an_error_and_not_silence(work: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such"):
+        code_digests(["no_such"])
+
+
+def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> None:
+    counted = set(code_digests(["tasks.fit", "training.fit", "training.kinds.sequence_classification"]))
+    assert {"training/fit.py", "training/trainer.py", "training/batching.py", "tasks/fit.py"} <= counted
+    assert not any(name.startswith(("tasks/runtime", "flows", "training/recipe")) for name in counted)
+    assert counted.isdisjoint(
+        {"training/protocol.py", "training/supervise.py", "training/data.py", "training/tokens.py"}
+    )
+
+
+def test_installed_libraries_count_by_version_not_by_source() -> None:
+    assert all(name.startswith(("tasks/", "training/")) for name in code_digests(["training.fit"]))
+    assert set(code.library_versions(["numpy"])) == {"numpy", "python"}

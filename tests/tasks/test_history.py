@@ -1,0 +1,32 @@
+"""What is remembered of a recipe: a help for explanations, never a condition of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime.history import History
+from tasks.runtime.refs import Pins
+
+
+def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:
+    history = History("sst2")
+    history.remember_key("fit", "k")
+    history.remember_pins(Pins(data_name="glue@main", data_commit="c"))
+    history.remember_completed({"state": "completed"})
+    again = History("sst2")
+    assert again.last_key("fit") == "k" and again.last_completed() == {"state": "completed"}
+    assert again.last_pins() == Pins(data_name="glue@main", data_commit="c")
+    other = History("demo")
+    assert (other.last_key("fit"), other.last_pins(), other.last_completed()) == (None, None, None)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"mixed_precision": "int3"}', b"\xff"])
+def test_a_damaged_memory_is_no_memory(home: Path, damage: bytes) -> None:
+    history = History("sst2")
+    history.remember_pins(Pins())
+    (home / "recipes" / "sst2" / "pins.json").write_bytes(damage)
+    assert history.last_pins() is None
+    (home / "recipes" / "sst2" / "completed.json").write_bytes(damage[:1])
+    assert history.last_completed() is None

@@ -1,0 +1,137 @@
+"""A stage's work in a child program: its output brought home, tried again where that may help."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.runtime.jobs import TRIES, run_child
+from tasks.runtime.launch import JobFailed
+from tasks.runtime.stage import Row, Work
+from training.problems import UserError
+from training.protocol import read_events
+
+
+class Told:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def stage_started(self, stage: str, key: str) -> None: ...
+
+    def stage_waits(self, stage: str) -> None: ...
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        self.events += events
+
+    def stage_ended(self, row: Row, result: Any) -> None: ...
+
+
+@pytest.fixture
+def work(home: Path, tmp_path: Path) -> Work:
+    out = tmp_path / "out"
+    out.mkdir()
+    return Work("k" * 40, out, "run", (Told(),), "child")
+
+
+def kinds(work: Work) -> list[str]:
+    (told,) = work.watchers
+    assert isinstance(told, Told)
+    return [event["kind"] for event in told.events]
+
+
+def run(work: Work, folder: Path, main: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Runs a real program whose `main` has these lines."""
+    body = "\n    ".join(main.splitlines())
+    program = folder / "program.py"
+    program.write_text(
+        "import os, signal\n"
+        "from training.problems import Problem, UserError\n"
+        "from training.protocol import run_program\n"
+        f"def main(job_dir, job, events):\n    {body}\n"
+        "run_program(main)\n"
+    )
+    argv = [sys.executable, str(program)]
+    return run_child(work, "program", argv, settings={"rows": 3}, inputs={"data": folder}, env=env)
+
+
+WRITE = """
+(job_dir / "output" / "model").mkdir()
+(job_dir / "output" / "model" / "config.json").write_text(str(job.settings["rows"]))
+print("printed")
+events.metrics(1, {"loss": 0.5})
+return {"rows": job.settings["rows"]}
+"""
+
+
+def test_the_output_the_events_and_what_was_printed_are_brought_home(work: Work, tmp_path: Path) -> None:
+    assert run(work, tmp_path, WRITE) == {"rows": 3} and work.state == "ran"
+    assert (work.out / "model" / "config.json").read_text() == "3"
+    assert [event["kind"] for event in read_events(work.out / "log" / "events.jsonl", 0)[0]] == ["started", "metrics"]
+    assert "printed" in (work.out / "log" / "1.log").read_text()
+    assert kinds(work) == ["started", "metrics"]
+
+
+KILLED_ONCE = """
+events.metrics(1, {"loss": 0.5})
+if not (job_dir / "checkpoints" / "mark").exists():
+    (job_dir / "checkpoints" / "mark").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+events.metrics(1, {"loss": 0.5})
+events.metrics(2, {"loss": 0.25})
+return {}
+"""
+
+
+def test_a_program_killed_from_outside_goes_on_and_each_event_is_told_once(work: Work, tmp_path: Path) -> None:
+    assert run(work, tmp_path, KILLED_ONCE) == {} and work.state == "resumed"
+    assert kinds(work) == ["started", "metrics", "warning", "started", "metrics"]
+    assert {"1.log", "2.log", "events.jsonl"} <= {path.name for path in (work.out / "log").iterdir()}
+
+
+def test_a_program_that_is_killed_again_and_again_is_given_up(work: Work, tmp_path: Path) -> None:
+    with pytest.raises(JobFailed) as failed:
+        run(work, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert failed.value.failure.kind == "interrupted"
+    assert kinds(work).count("started") == TRIES and list(work.out.iterdir()) == []
+
+
+def test_the_users_mistakes_are_raised_with_all_their_problems_and_not_tried_again(work: Work, tmp_path: Path) -> None:
+    mistakes = "raise UserError([Problem(kind='data', where=w, message='m') for w in ('row 1', 'row 2')])"
+    with pytest.raises(UserError) as refused:
+        run(work, tmp_path, mistakes)
+    assert [problem.where for problem in refused.value.problems] == ["row 1", "row 2"]
+    assert kinds(work).count("started") == 1
+
+
+def test_an_error_in_the_program_is_not_tried_again(work: Work, tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match="ZeroDivisionError"):
+        run(work, tmp_path, "1 / 0")
+    assert kinds(work).count("started") == 1
+
+
+def test_a_job_with_a_checkpoint_is_said_to_be_resumed(work: Work, tmp_path: Path) -> None:
+    (work.job / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    run(work, tmp_path, WRITE)
+    assert work.state == "resumed"
+
+
+def test_a_finished_job_is_not_run_again(work: Work, tmp_path: Path) -> None:
+    run(work, tmp_path, WRITE)
+    again = Work(work.key, tmp_path / "again", "run", (Told(),), "child")
+    again.out.mkdir()
+    assert run(again, tmp_path, "raise AssertionError") == {"rows": 3} and again.state == "resumed"
+    assert (again.out / "model" / "config.json").read_text() == "3"
+
+
+def test_secrets_travel_in_the_environment_and_not_in_the_jobs_files(work: Work, tmp_path: Path) -> None:
+    read = "return {'length': len(os.environ['MY_TOKEN'])}"
+    assert run(work, tmp_path, read, env={"MY_TOKEN": "hf_secret"}) == {"length": 9}
+    assert json.loads((work.job / "job.json").read_text())["settings"] == {"rows": 3}
+    written = [path for path in work.job.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+    assert written == []

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import training
+from tasks.runtime.launch import (
+    Handle,
+    JobFailed,
+    accelerate_argv,
+    logs,
+    poll,
+    require_finished,
+    run_job,
+    start,
+    stop,
+)
+from training.problems import UserError
+from training.processes import LINUX, start_ticks
+from training.protocol import Failure, Job, Outcome, finished_output, read_events
+
+ROOT = str(Path(training.__path__[0]).parent)
+
+
+def write_job(folder: Path, main: str, *, before: str = "", after: str = "") -> tuple[Path, list[str]]:
+    """A job and the command of a real program whose `main` has these lines as its body."""
+    body = "\n    ".join(main.splitlines())
+    (folder / "program.py").write_text(
+        f"{before}\n"
+        "import os, sys, time\n"
+        "from training.problems import Problem, UserError\n"
+        "from training.protocol import run_program\n"
+        f"def main(job_dir, job, events):\n    {body}\n"
+        "try:\n"
+        "    run_program(main)\n"
+        f"finally:\n    pass; {after}\n"
+    )
+    Job(program="test", key="k").write(folder / "job")
+    return folder / "job", [sys.executable, str(folder / "program.py")]
+
+
+def run(
+    folder: Path, main: str, *, before: str = "", after: str = "", env: dict[str, str] | None = None
+) -> tuple[Outcome, list[dict[str, Any]]]:
+    job, argv = write_job(folder, main, before=before, after=after)
+    events: list[dict[str, Any]] = []
+    return run_job(job, argv, env=env, on_events=events.extend, stall_timeout_s=20, poll_s=0.02), events
+
+
+def failure(outcome: Outcome) -> Failure:
+    assert outcome.state == "failed" and outcome.failure is not None
+    return outcome.failure
+
+
+def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def pid_at_work(job: Path) -> int:
+    """Wait for a program to start; its pid."""
+    until(lambda: any(event["kind"] == "started" for event in read_events(job / "events.jsonl", 0)[0]))
+    return int(read_events(job / "events.jsonl", 0)[0][0]["pid"])
+
+
+def test_a_job_gives_its_outcome_and_every_event_once(tmp_path: Path) -> None:
+    main = """
+for step in range(50):
+    events.metrics(step, {"loss": 1.0})
+    time.sleep(0.005)
+events.note("the last words")
+(job_dir / "output" / "a").write_text("a")
+return {"steps": 50}
+"""
+    outcome, events = run(tmp_path, main)
+    assert (outcome.state, outcome.figures, list(outcome.files)) == ("finished", {"steps": 50}, ["a"])
+    assert [event["step"] for event in events if event["kind"] == "metrics"] == list(range(50))
+    assert events[-1]["message"] == "the last words"
+    assert events == read_events(tmp_path / "job" / "events.jsonl", 0)[0]
+
+
+def test_a_finished_job_is_not_run_again_but_tells_its_events(tmp_path: Path) -> None:
+    first, told = run(tmp_path, "return {'pid': os.getpid()}")
+    assert run(tmp_path, "raise AssertionError('run again')") == (first, told)
+
+
+def test_a_finished_job_whose_output_was_damaged_is_run_again(tmp_path: Path) -> None:
+    main = "(job_dir / 'output' / 'a').write_text('a')\nreturn {'pid': os.getpid()}"
+    first, _ = run(tmp_path, main)
+    (tmp_path / "job" / "output" / "a").write_text("b")
+    second, _ = run(tmp_path, main)
+    assert first.files == second.files
+    assert first.figures != second.figures
+    assert finished_output(tmp_path / "job") == second
+
+
+def test_a_job_that_told_that_it_finished_has_finished_whatever_its_exit_code(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, "return {}", after="os.abort()")
+    assert outcome.state == "finished"
+
+
+def test_exit_code_0_without_an_outcome_is_a_failure_that_shows_the_log(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, "return {}", before="print('who am I?'); raise SystemExit(0)")
+    assert failure(outcome).kind == "internal"
+    assert "who am I?" in failure(outcome).message
+
+
+def test_a_program_that_cannot_even_start_is_a_failure_that_shows_the_log(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, "return {}", before="import nowhere_to_be_found")
+    assert failure(outcome).kind == "internal"
+    assert "No module named 'nowhere_to_be_found'" in failure(outcome).message
+
+
+def test_a_killed_program_was_interrupted(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, "os.kill(os.getpid(), 9)")
+    assert failure(outcome).kind == "interrupted"
+
+
+def test_a_crash_in_native_code_is_told_with_the_line_that_led_there(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, "os.abort()")
+    assert failure(outcome).kind == "internal"
+    assert "in main" in failure(outcome).traceback
+
+
+def test_the_users_mistakes_are_raised_as_such_and_other_failures_as_job_failed(tmp_path: Path) -> None:
+    mistaken, _ = run(tmp_path, "raise UserError([Problem(kind='data', where='a.csv:3', message='is empty')])")
+    with pytest.raises(UserError, match=r"a\.csv:3: is empty"):
+        require_finished(mistaken)
+    failed, _ = run(tmp_path, "raise MemoryError")
+    with pytest.raises(JobFailed) as caught:
+        require_finished(failed)
+    assert pickle.loads(pickle.dumps(caught.value)).failure == failed.failure
+    finished = Outcome(state="finished")
+    assert require_finished(finished) is finished
+
+
+def test_a_job_that_gives_no_sign_of_life_is_stopped(tmp_path: Path) -> None:
+    job, argv = write_job(tmp_path, "time.sleep(60)")
+    outcome = run_job(job, argv, on_events=lambda events: None, stall_timeout_s=1.0)
+    assert failure(outcome).kind == "stalled"
+    assert start_ticks(pid_at_work(job)) == 0
+
+
+def test_an_exception_while_following_stops_the_job_first(tmp_path: Path) -> None:
+    job, argv = write_job(tmp_path, "time.sleep(60)")
+
+    def cancelled(events: list[dict[str, Any]]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, argv, on_events=cancelled, stall_timeout_s=60)
+    assert start_ticks(pid_at_work(job)) == 0
+
+
+def test_when_the_follower_is_killed_the_job_is_gone_soon_after(tmp_path: Path) -> None:
+    job, argv = write_job(tmp_path, "time.sleep(60)")
+    code = (
+        "import sys; from pathlib import Path; from tasks.runtime.launch import run_job\n"
+        "run_job(Path(sys.argv[1]), sys.argv[2:], on_events=lambda e: None, stall_timeout_s=60)"
+    )
+    follower = subprocess.Popen([sys.executable, "-c", code, str(job), *argv], cwd=ROOT)
+    pid = pid_at_work(job)
+    assert start_ticks(pid)
+    follower.kill()
+    follower.wait()
+    until(lambda: not start_ticks(pid), 5.0)
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere only the process that started a job can ask about it")
+def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> None:
+    job, argv = write_job(tmp_path, "print('here', flush=True)\ntime.sleep(60)")
+    handle = start(job, argv, {})
+    pid_at_work(job)
+    code = (
+        "import sys; from tasks.runtime.launch import Handle, logs, poll, stop\n"
+        "handle = Handle.model_validate_json(sys.argv[1])\n"
+        "before = poll(handle); stop(handle, 10); print(before, poll(handle), logs(handle).name)\n"
+    )
+    other = [sys.executable, "-c", code, handle.model_dump_json()]
+    # Until its starter has collected it, the stopped supervisor is a zombie: that counts as gone.
+    done = subprocess.run(other, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False", "1.log"]
+    assert not poll(handle)
+    assert logs(handle).read_text().startswith("here\n")
+
+
+def test_a_pid_used_again_is_not_taken_for_the_job(tmp_path: Path) -> None:
+    assert not poll(Handle(job=str(tmp_path), pid=os.getpid(), started=1))
+
+
+def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
+    job, argv = write_job(tmp_path, "os.kill(os.getpid(), 19)")
+    handle = start(job, argv, {})
+    pid = pid_at_work(job)
+    stop(handle, 0.2)
+    assert not poll(handle)
+    assert start_ticks(pid) == 0
+
+
+def test_the_users_own_modules_can_be_imported_and_shadow_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "training").mkdir()
+    for name in ("training/__init__.py", "training/protocol.py", "json.py", "pydantic.py"):
+        (tmp_path / name).write_text("raise AssertionError('shadowed')")
+    (tmp_path / "my_rows.py").write_text("COUNT = 3")
+    monkeypatch.chdir(tmp_path)
+    outcome, _ = run(tmp_path, "import json, pydantic, my_rows\nreturn {'rows': my_rows.COUNT}")
+    assert outcome.figures == {"rows": 3}
+
+
+def test_a_job_sees_no_rank_of_another_launcher_and_the_environment_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    names = ("RANK", "ACCELERATE_USE_FSDP", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "MY_SECRET")
+    outcome, _ = run(tmp_path, f"return {{n: os.environ.get(n) for n in {names}}}", env={"MY_SECRET": "s"})
+    assert outcome.figures == dict(zip(names, (None, None, "1", "1", "s"), strict=True))
+
+
+def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration_says(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 4\nmixed_precision: fp16\ngpu_ids: '7'\ndebug: true\n"
+    )
+    shown = ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "CUDA_VISIBLE_DEVICES", "ACCELERATE_DEBUG_MODE")
+    job, _ = write_job(tmp_path, f"return {{n: os.environ.get(n) for n in {shown}}}")
+    argv = accelerate_argv("program", num_processes=1, mixed_precision="no", use_cpu=False)
+    env = {"HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])}
+    outcome = run_job(job, argv, env=env, on_events=lambda events: None, stall_timeout_s=60)
+    assert require_finished(outcome).figures == dict(zip(shown, (None, "no", None, None), strict=True))

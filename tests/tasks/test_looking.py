@@ -1,0 +1,162 @@
+"""The walk that only looks: what would run, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.runtime import store
+from tasks.runtime.history import History
+from tasks.runtime.looking import UNKNOWN, Foreseen, Looking, differences
+from tasks.runtime.stage import Ingredients, Stage, Work, action, stage
+
+calls: list[str] = []
+
+
+def ingredients(length: int) -> Ingredients:
+    return Ingredients({"tokens": {"max_length": length}})
+
+
+@stage(ingredients)
+def tokenize(work: Work, length: int) -> Mapping[str, Any]:
+    raise AssertionError("looking makes nothing")
+
+
+@stage(lambda above: Ingredients({"upstream": {"tokenize": above.digest}}))
+def fit(work: Work, above: Any) -> Mapping[str, Any]:
+    raise AssertionError("looking makes nothing")
+
+
+@action(lambda: Ingredients({"recipe": 1}), foreseeable=True)
+def resolve(work: Work) -> int:
+    calls.append(work.run)
+    return 128
+
+
+@action(lambda value: Ingredients({"value": value}))
+def publish(work: Work, value: Any) -> str:
+    raise AssertionError("looking acts on nothing")
+
+
+def publish_tokens(length: int) -> Any:
+    """What a run of `tokenize` would have left."""
+    flat, _ = tokenize.flat_ingredients(length)
+    key = tokenize.key(flat)
+    with store.filling("tokenize", key) as aside:
+        (aside / "train.arrow").write_text(str(length))
+        ref = store.publish(aside, "tokenize", key, flat, {"tokens": length})
+    History("recipe").remember_key("tokenize", key)
+    return ref
+
+
+def look(of: Stage[Any], *inputs: Any, force: frozenset[str] = frozenset()) -> tuple[Any, Foreseen]:
+    looking = Looking("recipe", force)
+    result = looking(of, *inputs)
+    return result, looking.rows[0]
+
+
+def test_a_stage_that_never_ran_will_run(home: Path) -> None:
+    result, row = look(tokenize, 128)
+    assert result is UNKNOWN
+    assert (row.state, row.reasons) == ("will run", ("it has not run before",)) and row.key is not None
+
+
+def test_a_whole_artifact_is_cached_and_handed_on_with_its_figures(home: Path) -> None:
+    ref = publish_tokens(128)
+    result, row = look(tokenize, 128)
+    assert result == ref and (row.state, row.key, row.figures) == ("cached", ref.key, {"tokens": 128})
+
+
+def test_a_changed_ingredient_is_named_with_both_values(home: Path) -> None:
+    publish_tokens(128)
+    assert look(tokenize, 256)[1].reasons == ("tokens.max_length 128 → 256",)
+
+
+def test_a_deleted_artifact_is_said_to_be_gone(home: Path) -> None:
+    ref = publish_tokens(128)
+    store.discard("tokenize", ref.key, "test")
+    assert look(tokenize, 128)[1].reasons == ("its artifact is gone",)
+
+
+def test_a_damaged_artifact_will_be_made_again_and_looking_leaves_it_where_it_is(home: Path) -> None:
+    ref = publish_tokens(128)
+    (ref.path / "train.arrow").write_text("x")
+    result, row = look(tokenize, 128)
+    assert result is UNKNOWN and row.state == "will run"
+    assert row.reasons[0].startswith("damaged: ") and "train.arrow" in row.reasons[0]
+    assert (ref.path / "train.arrow").read_text() == "x" and not (home / "quarantine").exists()
+
+
+def test_a_forced_stage_will_run_and_what_it_gives_is_not_known(home: Path) -> None:
+    publish_tokens(128)
+    result, row = look(tokenize, 128, force=frozenset({"tokenize"}))
+    assert result is UNKNOWN and (row.state, row.reasons) == ("will run", ("forced",))
+
+
+def test_everything_below_a_stage_that_will_run_runs_too_and_says_so(home: Path) -> None:
+    looking = Looking("recipe")
+    tokens = looking(tokenize, 128)
+    trained = looking(fit, tokens)
+    looking(publish, trained)
+    assert [(row.name, row.state, row.key is None) for row in looking.rows] == [
+        ("tokenize", "will run", False),
+        ("fit", "will run", True),
+        ("publish", "will run", True),
+    ]
+    assert looking.rows[1].reasons == ("tokenize runs before it",)
+
+
+def test_a_foreseeable_action_is_called_without_a_run(home: Path) -> None:
+    calls.clear()
+    result, row = look(resolve)
+    assert (result, row.state, calls) == (128, "ran", [""])
+
+
+def test_an_action_is_done_when_the_last_run_did_the_same(home: Path) -> None:
+    _, row = look(publish, 1)
+    assert (row.state, row.reasons) == ("will run", ("it acts on the outside world",))
+    assert row.key is not None
+    History("recipe").remember_key("publish", row.key)
+    assert look(publish, 1)[1].state == "cached"
+    assert look(publish, 2)[1].state == "will run"
+
+
+def test_looking_creates_nothing(home: Path) -> None:
+    looking = Looking("recipe")
+    length = looking(resolve)
+    looking(fit, looking(tokenize, length))
+    assert list(home.iterdir()) == []
+    ref = publish_tokens(128)
+    before = sorted(home.rglob("*"))
+    assert Looking("recipe")(tokenize, 128) == ref
+    assert sorted(home.rglob("*")) == before
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({"tokens.max_length": 128}, {"tokens.max_length": 256}, ["tokens.max_length 128 → 256"]),
+    ({"model.path": None}, {"model.path": "m"}, ["model.path none → m"]),
+    ({"code.training/tokens.py": "a"}, {"code.training/tokens.py": "b"}, ["training/tokens.py changed"]),
+    ({}, {"code.training/new.py": "b"}, ["training/new.py added"]),
+    ({"code.training/old.py": "a"}, {}, ["training/old.py removed"]),
+    ({"library.torch": "2.12.0"}, {"library.torch": "2.13.0"}, ["torch 2.12.0 → 2.13.0"]),
+    ({"files.train": ["a"]}, {"files.train": ["b"]}, ["data/train.csv changed"]),
+    ({"files.train": ["a"]}, {}, ["data/train.csv is gone"]),
+    ({"upstream.fit": "a"}, {"upstream.fit": "b"}, ["fit gave something else"]),
+    ({"commit": "a"}, {"commit": "b"}, ["glue at main a → b"]),
+    ({"kind": "x" * 60}, {"kind": "y"}, [f"kind {'x' * 37}… → y"]),
+    ({"same": 1}, {"same": 1}, []),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "said"), CHANGES)
+def test_a_change_is_told_in_one_phrase(before: dict[str, Any], now: dict[str, Any], said: list[str]) -> None:
+    assert differences(before, now, {"files.train": "data/train.csv", "commit": "glue at main"}) == said
+
+
+def test_the_users_own_changes_come_before_code_and_libraries() -> None:
+    before = {"code.training/fit.py": 1, "library.torch": 1, "training.seed": 1}
+    now = {"code.training/fit.py": 2, "library.torch": 2, "training.seed": 2}
+    assert differences(before, now, {}) == ["training.seed 1 → 2", "training/fit.py changed", "torch 1 → 2"]

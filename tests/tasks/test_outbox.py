@@ -1,0 +1,106 @@
+"""What a run wants tracked, kept until it is delivered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime.outbox import OUTBOX, Outbox, left_by_others
+
+
+def entries(outbox: Outbox) -> list[str]:
+    return [entry["entry"] for entry, _ in outbox.waiting()]
+
+
+def begun(run: str = "run") -> Outbox:
+    outbox = Outbox(run)
+    outbox.put("start", experiment="recipe")
+    return outbox
+
+
+def test_entries_wait_in_order_until_they_are_marked(home: Path) -> None:
+    outbox = begun()
+    outbox.put("tags", values={"a": "1"})
+    assert entries(outbox) == ["start", "tags"]
+    outbox.mark(outbox.waiting()[0][1])
+    assert entries(Outbox("run")) == ["tags"]
+    outbox.mark(outbox.waiting()[0][1])
+    assert entries(outbox) == []
+
+
+def test_a_lost_or_damaged_mark_delivers_again_and_loses_nothing(home: Path) -> None:
+    outbox = begun()
+    outbox.mark(outbox.waiting()[-1][1])
+    (outbox.folder / "delivered").write_text("x")
+    assert entries(outbox) == ["start"]
+
+
+def test_a_run_is_open_from_its_start_to_its_end_and_again_when_it_is_retried(home: Path) -> None:
+    outbox = Outbox("run")
+    assert not outbox.is_open()
+    outbox.put("start", experiment="recipe")
+    assert outbox.is_open()
+    outbox.put("end", status="FAILED")
+    assert not outbox.is_open()
+    outbox.put("start", experiment="recipe")
+    assert outbox.is_open()
+
+
+def test_a_last_entry_of_any_size_tells_whether_the_run_is_open(home: Path) -> None:
+    outbox = begun()
+    outbox.put("metrics", points=["x" * 100_000])
+    assert outbox.is_open()
+
+
+@pytest.mark.parametrize("torn", [b'{"entry": "tags", "val', b"{"])
+def test_a_line_torn_by_a_kill_takes_no_later_entry_along(home: Path, torn: bytes) -> None:
+    outbox = begun()
+    with (outbox.folder / OUTBOX).open("ab") as file:
+        file.write(torn)
+    assert entries(outbox) == ["start"] and outbox.is_open()
+    with outbox.claimed() as mine:
+        assert mine
+        outbox.put("end", status="KILLED")
+    assert entries(outbox) == ["start", "end"] and not outbox.is_open()
+
+
+def test_a_run_killed_within_its_first_line_is_no_run(home: Path) -> None:
+    outbox = Outbox("run")
+    (outbox.folder / OUTBOX).write_text('{"entry": "sta')
+    assert not outbox.is_open() and left_by_others("another") == []
+    with outbox.claimed():
+        outbox.put("start", experiment="recipe")
+    assert outbox.experiment() == "recipe"
+
+
+def test_an_outbox_is_claimed_by_one_at_a_time(home: Path) -> None:
+    with Outbox("run").claimed() as mine, Outbox("run").claimed(wait_s=0.1) as other:
+        assert (mine, other) == (True, False)
+    with Outbox("run").claimed() as mine:
+        assert mine
+
+
+def test_a_claim_is_not_handed_on_to_children(home: Path) -> None:
+    with Outbox("run").claimed():
+        held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _inheritable(int(fd))]
+    assert not any(str(home) in path for path in held)
+
+
+def _inheritable(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:
+        return False
+
+
+def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
+    begun("mine")
+    begun("open").mark(10_000)
+    done = begun("done")
+    done.put("end", status="FINISHED")
+    done.mark((done.folder / OUTBOX).stat().st_size)
+    begun("waiting").put("end", status="FINISHED")
+    (home / "runs" / "pins only").mkdir()
+    assert [box.run for box in left_by_others("mine")] == ["open", "waiting"]

@@ -1,0 +1,380 @@
+"""The walk that runs stages as Prefect tasks: made once, found again, made anew where damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import TaskRun
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+import tasks
+from tasks.runtime import store
+from tasks.runtime.history import History
+from tasks.runtime.jobs import run_child
+from tasks.runtime.launch import JobFailed, python_argv
+from tasks.runtime.refs import Ref
+from tasks.runtime.running import Running
+from tasks.runtime.stage import Ingredients, Row, Stage, Work, action, stage
+from training.problems import Problem, UserError
+from training.protocol import Job, Outcome, sha256, write_atomically
+
+ROOT = str(Path(tasks.__path__[0]).parent)
+calls: list[str] = []
+
+
+def ingredients(text: str) -> Ingredients:
+    return Ingredients({"text": text})
+
+
+@stage(ingredients)
+def write(work: Work, text: str) -> Mapping[str, Any]:
+    calls.append(text)
+    (work.out / "text.txt").write_text(text)
+    (work.out / "inner").mkdir()
+    (work.out / "inner" / "more.txt").write_text(text * 2)
+    if text == "raise":
+        raise OSError("disk full")
+    if text == "mistake":
+        raise UserError([Problem(kind="data", where="data.path", message="there is no such file.")])
+    return {"characters": len(text)}
+
+
+@action(ingredients)
+def act(work: Work, text: str) -> str:
+    calls.append(text)
+    if text == "nothing to do":
+        work.state = "skipped"
+    return text.upper()
+
+
+@stage(ingredients)
+def child(work: Work, text: str) -> Mapping[str, Any]:
+    calls.append(text)
+    return run_child(work, "no.such.program", python_argv("no.such.program"), settings={"text": text}, inputs={})
+
+
+def incomputable(text: str) -> Ingredients:
+    return Ingredients({"text": object()})
+
+
+@stage(incomputable)
+def keyless(work: Work, text: str) -> Mapping[str, Any]:
+    calls.append(text)
+    return {}
+
+
+class Log:
+    """Remembers what a watcher is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def stage_started(self, stage: str, key: str) -> None:
+        self.told.append(("started", stage))
+
+    def stage_waits(self, stage: str) -> None:
+        self.told.append(("waits", stage))
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        self.told.append(("events", stage, events))
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        self.told.append(("ended", row.name, row.state))
+
+
+class Broken(Log):
+    """A watcher in which everything fails."""
+
+    def stage_started(self, stage: str, key: str) -> None:
+        raise BrokenPipeError("nobody reads this")
+
+    stage_waits = stage_events = stage_ended = stage_started  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def quick_flows(prefect_server: None) -> Iterator[None]:
+    calls.clear()
+    # The heartbeat's thread is joined for a second at the end of each flow.
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+def run(
+    *steps: tuple[Stage[Any], str], force: tuple[str, ...] = (), watchers: tuple[Any, ...] = ()
+) -> tuple[list[Any], list[Row], dict[str, tuple[str, bool]]]:
+    """The stages' results, the rows, and for each task what Prefect shows and whether it keeps the result."""
+    walks, ids, results = [], [], []
+
+    def body() -> None:
+        ids.append(str(flow_run.get_id()))
+        walk = Running("recipe", ids[0], watchers, frozenset(force))
+        walks.append(walk)
+        results.extend(walk(stage, text) for stage, text in steps)
+
+    try:
+        flow(name="walk")(body)()
+    finally:
+        rows[:] = walks[0].rows
+    shown = {task.name.rsplit("-", 1)[0]: (task.state_name or "", _is_persisted(task.state)) for task in shown_by(*ids)}
+    return results, walks[0].rows, shown
+
+
+rows: list[Row] = []
+
+
+def shown_by(run_id: str) -> list[TaskRun]:
+    """The run's tasks as Prefect shows them, once it has taken in their ends."""
+    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)]))
+    deadline = time.monotonic() + 20
+    with get_client(sync_client=True) as client:
+        while True:
+            found = client.read_task_runs(flow_run_filter=wanted)
+            if found and all(task.state and task.state.is_final() for task in found):
+                return found
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+
+
+def _is_persisted(state: Any) -> bool:
+    return bool(getattr(state.data, "storage_key", None) and Path(state.data.storage_key).is_file())
+
+
+def states(of: list[Row]) -> list[str]:
+    return [row.state for row in of]
+
+
+def test_a_second_run_is_shown_as_cached_and_calls_nothing(home: Path) -> None:
+    (first,), made, shown_first = run((write, "hello"))
+    (second,), found, shown_second = run((write, "hello"))
+    assert (states(made), states(found)) == (["ran"], ["cached"])
+    assert (shown_first["write"][0], shown_second["write"][0]) == ("Completed", "Cached")
+    assert calls == ["hello"] and first == second
+    assert isinstance(first, Ref) and (first.path / "text.txt").read_text() == "hello"
+    assert made[0].artifact == found[0].artifact == first.location
+    assert History("recipe").last_key("write") == first.key
+
+
+def test_the_record_lies_in_the_artifacts_own_folder(home: Path) -> None:
+    (ref,), _, shown = run((write, "hello"))
+    assert json.loads((ref.path / store.RECORD).read_text()) and shown["write"] == ("Completed", True)
+    assert sorted(path.name for path in (home / "artifacts").iterdir()) == ["write"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty_the_folder(place: Path) -> None:
+    for path in sorted(place.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a flipped byte": lambda place: flip(place / "text.txt"),
+    "a truncated file": lambda place: os.truncate(place / "inner" / "more.txt", 3),
+    "a missing file": lambda place: (place / "inner" / "more.txt").unlink(),
+    "an added file": lambda place: (place / "odd.txt").write_text("x"),
+    "a flipped byte in the manifest": lambda place: flip(place / store.MANIFEST),
+    "a missing manifest": lambda place: (place / store.MANIFEST).unlink(),
+    "missing ingredients": lambda place: (place / store.INGREDIENTS).unlink(),
+    "an emptied folder": empty_the_folder,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_made_again_and_the_damaged_is_kept_for_a_look(home: Path, damage: str) -> None:
+    (ref,), _, _ = run((write, "hello"))
+    DAMAGES[damage](ref.path)
+    (again,), made, _ = run((write, "hello"))
+    assert states(made) == ["ran"] and calls == ["hello", "hello"] and again == ref
+    assert (ref.path / "inner" / "more.txt").read_text() == "hellohello"
+    (kept,) = (home / "quarantine").iterdir()
+    assert (kept / "quarantined.txt").read_text().strip()
+    assert states(run((write, "hello"))[1]) == ["cached"]
+
+
+def test_a_deleted_artifact_is_made_again(home: Path) -> None:
+    (ref,), _, _ = run((write, "hello"))
+    for path in sorted(ref.path.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    ref.path.rmdir()
+    assert states(run((write, "hello"))[1]) == ["ran"]
+    assert not (home / "quarantine").exists()
+
+
+@pytest.mark.parametrize("record", [None, b"", b"{", b'{"metadata": {}, "result": "bm8="}', b"flip"])
+def test_an_artifact_without_a_good_record_is_taken_and_shown_as_cached(home: Path, record: bytes | None) -> None:
+    (ref,), _, _ = run((write, "hello"))
+    if record is None:
+        (ref.path / store.RECORD).unlink()
+    elif record == b"flip":
+        flip(ref.path / store.RECORD)
+    else:
+        (ref.path / store.RECORD).write_bytes(record)
+    (found,), again, shown = run((write, "hello"))
+    assert states(again) == ["cached"] and shown["write"][0] == "Cached" and calls == ["hello"] and found == ref
+    # And from then on by Prefect itself.
+    assert run((write, "hello"))[2]["write"][0] == "Cached"
+
+
+@pytest.mark.parametrize(("text", "error"), [("raise", OSError), ("mistake", UserError)])
+def test_a_stage_that_fails_leaves_nothing_and_is_tried_again(home: Path, text: str, error: type[Exception]) -> None:
+    for _ in range(2):
+        with pytest.raises(error):
+            run((write, text))
+        assert states(rows) == ["failed"]
+    assert calls == [text, text]
+    assert list((home / "artifacts" / "write").iterdir()) == []
+    assert History("recipe").last_key("write") is None
+
+
+def test_a_forced_stage_is_made_anew_though_it_is_whole(home: Path) -> None:
+    run((write, "hello"))
+    _, forced, shown = run((write, "hello"), force=("write",))
+    assert states(forced) == ["ran"] and shown["write"][0] == "Completed" and calls == ["hello", "hello"]
+    assert states(run((write, "hello"))[1]) == ["cached"]
+
+
+def finish(key: str, home: Path) -> Path:
+    """What a child leaves that finished, where the run was killed before it could publish."""
+    job = home / "jobs" / key
+    Job(program="no.such.program", key=key).write(job)
+    (job / "output").mkdir()
+    (job / "output" / "model.txt").write_text("weights")
+    digest = sha256(job / "output" / "model.txt")
+    outcome = Outcome(state="finished", figures={"steps": 3}, files={"model.txt": digest})
+    write_atomically(job / "outcome.json", outcome.model_dump_json().encode())
+    return job
+
+
+def key_of(of: Stage[Any], text: str) -> str:
+    return of.key(of.flat_ingredients(text)[0])
+
+
+def test_a_job_that_had_finished_is_published_as_resumed_and_its_folder_removed(home: Path) -> None:
+    job = finish(key_of(child, "hello"), home)
+    (ref,), made, _ = run((child, "hello"))
+    assert states(made) == ["resumed"] and ref.figures == {"steps": 3}
+    assert (ref.path / "model.txt").read_text() == "weights"
+    assert not job.exists()
+    assert states(run((child, "hello"))[1]) == ["cached"]
+
+
+def test_a_forced_stage_does_not_take_what_its_finished_job_left(home: Path) -> None:
+    finish(key_of(child, "hello"), home)
+    with pytest.raises(JobFailed, match="ended before it began"):
+        run((child, "hello"), force=("child",))
+
+
+def test_an_action_runs_each_time_and_nothing_of_it_is_kept(home: Path) -> None:
+    for _ in range(2):
+        (result,), acted, shown = run((act, "hello"))
+        assert (result, states(acted), shown["act"]) == ("HELLO", ["ran"], ("Completed", False))
+    assert calls == ["hello", "hello"] and not (home / "artifacts").exists()
+    assert states(run((act, "nothing to do"))[1]) == ["skipped"]
+
+
+def test_a_key_that_cannot_be_computed_fails_the_run_and_makes_nothing(home: Path) -> None:
+    with pytest.raises(TypeError, match="JSON"):
+        run((keyless, "hello"))
+    assert calls == [] and states(rows) == ["failed"]
+
+
+def test_watchers_are_told_of_each_stage_in_order(home: Path) -> None:
+    log = Log()
+    run((write, "hello"), (act, "hello"), watchers=(log,))
+    assert log.told == [
+        ("started", "write"),
+        ("ended", "write", "ran"),
+        ("started", "act"),
+        ("ended", "act", "ran"),
+    ]
+
+
+def test_a_watcher_that_fails_fails_no_run_and_hides_no_error(home: Path) -> None:
+    log = Log()
+    assert states(run((write, "hello"), watchers=(Broken(), log))[1]) == ["ran"]
+    assert log.told[-1] == ("ended", "write", "ran")
+    with pytest.raises(OSError, match="disk full"):
+        run((write, "raise"), watchers=(Broken(), log))
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from prefect import flow
+from tasks.runtime.running import Running
+from tasks.runtime.stage import Ingredients, stage
+
+@stage(lambda: Ingredients({"slow": True}))
+def slow(work):
+    with open("made", "a") as made:
+        made.write("x")
+    Path("making").touch()
+    time.sleep(float(sys.argv[1]))
+    (work.out / "text.txt").write_text("hello")
+    return {}
+
+class Say:
+    def stage_started(self, stage, key): pass
+    def stage_waits(self, stage): print("waits", flush=True)
+    def stage_events(self, stage, events): pass
+    def stage_ended(self, row, result): print(row.state, flush=True)
+
+@flow(name="slow")
+def main():
+    Running("recipe", sys.argv[2], (Say(),))(slow)
+"""
+
+
+def start_slow(folder: Path, home: Path, seconds: float, name: str) -> subprocess.Popen[str]:
+    (folder / "slow_stage.py").write_text(SLOW)
+    settings = {"PREFECT_API_URL": str(PREFECT_API_URL.value()), "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT}
+    return subprocess.Popen(
+        [sys.executable, "-c", "import slow_stage; slow_stage.main()", str(seconds), name],
+        cwd=folder,
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def wait_until(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, "the process ended before it made the artifact"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+
+
+def test_of_two_processes_one_makes_it_and_the_other_waits_and_finds_it(home: Path, tmp_path: Path) -> None:
+    first, second = (start_slow(tmp_path, home, 4, name) for name in ("first", "second"))
+    said = [process.communicate(timeout=90)[0].split() for process in (first, second)]
+    assert sorted(said) == [["ran"], ["waits", "cached"]]
+    assert (tmp_path / "made").read_text() == "x"
+
+
+def test_when_the_one_that_makes_it_is_killed_the_next_makes_it(home: Path, tmp_path: Path) -> None:
+    first = start_slow(tmp_path, home, 60, "first")
+    wait_until(tmp_path / "making", first)
+    first.kill()
+    first.communicate(timeout=10)
+    second = start_slow(tmp_path, home, 0, "second")
+    assert second.communicate(timeout=60)[0].split() == ["ran"]
+    assert (tmp_path / "made").read_text() == "xx"

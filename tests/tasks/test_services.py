@@ -1,0 +1,78 @@
+"""The Prefect server of a run that has none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+import tasks
+from tasks.runtime.services import ensure_prefect_server
+from training.processes import LINUX
+
+ROOT = str(Path(tasks.__path__[0]).parent)
+START = """
+import sys, time
+from tasks.runtime.services import ensure_prefect_server
+print(ensure_prefect_server(), flush=True)
+sys.stdin.read()
+"""
+
+
+def start(prefect_home: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PREFECT_HOME": str(prefect_home), "PYTHONPATH": ROOT}
+    return subprocess.Popen(
+        [sys.executable, "-c", START], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def gone_within(url: str, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while answers(url):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere nothing dies with its parent")
+def test_two_runs_start_a_server_each_on_a_fresh_database_and_neither_outlives_its_run(tmp_path: Path) -> None:
+    killed, ended = start(tmp_path), start(tmp_path)
+    try:
+        urls = [url_of(process) for process in (killed, ended)]
+        assert len(set(urls)) == 2 and all(answers(url) for url in urls)
+        killed.send_signal(signal.SIGKILL)
+        assert gone_within(urls[0], 5)
+        assert answers(urls[1])
+        ended.communicate(timeout=30)
+        assert ended.returncode == 0 and gone_within(urls[1], 1)
+    finally:
+        for process in (killed, ended):
+            process.kill()
+            process.wait()
+
+
+def test_a_server_that_the_settings_name_is_used_and_none_is_started() -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
+        assert ensure_prefect_server() == "http://127.0.0.1:1/api"

@@ -1,0 +1,61 @@
+"""Where things live."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime import settings
+from training.problems import UserError
+
+
+def test_the_home_is_made_for_its_owner_alone(home: Path) -> None:
+    assert settings.home() == home and stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_the_home_is_in_the_working_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert settings.home() == tmp_path / ".finetune"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_home_that_others_may_write_is_refused(home: Path, mode: int) -> None:
+    home.mkdir()
+    home.chmod(mode)
+    with pytest.raises(UserError, match="chmod 700"):
+        settings.home()
+
+
+def test_a_home_that_is_a_file_is_refused(home: Path) -> None:
+    home.write_text("x")
+    with pytest.raises(UserError, match="Name another folder"):
+        settings.home()
+
+
+def test_the_tracker_is_the_homes_own_unless_one_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.tracking_is_local() and settings.tracking_uri() == f"sqlite:///{home}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    assert not settings.tracking_is_local() and settings.tracking_uri() == "http://tracker:5000"
+
+
+def test_what_the_user_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    settings.prepare_environment()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:secret@host:5000/api failed", "http://host:5000/api failed"),
+        ("postgresql://me:s:e:c@host/db", "postgresql://host/db"),
+        ("https://token@host", "https://host"),
+        ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
+        ("mail me@host about http://host", "mail me@host about http://host"),
+    ],
+)
+def test_names_and_passwords_in_urls_are_not_shown(text: str, shown: str) -> None:
+    assert settings.without_credentials(text) == shown

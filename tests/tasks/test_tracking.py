@@ -1,0 +1,312 @@
+"""MLflow: one run a flow run, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+import tasks
+from tasks.runtime import settings, store
+from tasks.runtime.outbox import Outbox
+from tasks.runtime.refs import Ref
+from tasks.runtime.stage import Row
+from tasks.runtime.tracking import FLOW_RUN_TAG, Delivery, Tracker, connect, environment
+
+ROOT = str(Path(tasks.__path__[0]).parent)
+
+
+@pytest.fixture(scope="module")
+def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated, empty database: making one takes seconds."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments(max_results=1)
+    return path
+
+
+@pytest.fixture
+def tracked(home: Path, fresh_database: Path) -> Path:
+    shutil.copyfile(fresh_database, settings.home() / "mlflow.db")
+    return home
+
+
+def runs() -> list[Run]:
+    client = connect()
+    return list(client.search_runs([found.experiment_id for found in client.search_experiments()]))
+
+
+def the_run() -> Run:
+    (run,) = runs()
+    return run
+
+
+def history(name: str) -> list[tuple[float, int, int]]:
+    points = connect().get_metric_history(the_run().info.run_id, name)
+    return [(point.value, point.timestamp, point.step) for point in points]
+
+
+def files(run: Run, under: str = "") -> list[str]:
+    found = []
+    for entry in connect().list_artifacts(run.info.run_id, under or None):
+        found += files(run, entry.path) if entry.is_dir else [entry.path]
+    return sorted(found)
+
+
+EVENTS = [
+    {"time": 1000.5, "kind": "metrics", "step": 10, "values": {"loss": 0.5, "learning_rate": 1e-5}},
+    {"time": 1001.0, "kind": "progress", "done": 1, "total": 2},
+    {"time": 1002.5, "kind": "metrics", "step": 20, "values": {"loss": 0.25}},
+]
+
+
+def artifact(stage: str = "load_data") -> Ref:
+    with store.filling(stage, "k" * 40) as aside:
+        (aside / "report.json").write_text("{}")
+        (aside / "train.arrow").write_bytes(b"rows")
+        (aside / "log").mkdir()
+        (aside / "log" / "1.log").write_text("printed")
+        (aside / "log" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
+        return store.publish(aside, stage, "k" * 40, {}, {"train_rows": 3, "labels": 2, "inner": {"x": 1.5}})
+
+
+def test_a_run_has_its_parameters_tags_figures_files_and_data(tracked: Path) -> None:
+    tracker = Tracker("recipe", "flow-1")
+    tracker.params({"training.learning_rate": "3e-05", "name": "recipe"})
+    tracker.text("recipe.yaml", "name: recipe\n")
+    tracker.stage_started("load_data", "k" * 40)
+    ref = artifact()
+    tracker.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), ref)
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    run = the_run()
+    assert run.info.run_id == tracker.mlflow_run_id and run.info.status == "FINISHED"
+    assert run.data.params == {"training.learning_rate": "3e-05", "name": "recipe"}
+    assert run.data.tags[FLOW_RUN_TAG] == "flow-1"
+    assert run.data.tags["load_data.key"] == "k" * 40
+    assert (run.data.tags["load_data.state"], run.data.tags["load_data.digest"]) == ("ran", ref.digest)
+    assert run.data.metrics == {
+        "load_data/seconds": 1.25,
+        "load_data/train_rows": 3.0,
+        "load_data/labels": 2.0,
+        "load_data/inner/x": 1.5,
+    }
+    shown = ["1.log", "events.jsonl", "ingredients.json", "report.json"]
+    assert files(run) == [*(f"load_data/{name}" for name in shown), "recipe.yaml"]
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, json.loads(data.dataset.source)) == ("data", {"uri": ref.location})
+
+
+def test_a_childs_figures_keep_their_own_times_and_steps_and_a_replay_adds_nothing(tracked: Path) -> None:
+    for status in ("FAILED", "FINISHED"):
+        tracker = Tracker("recipe", "flow-1")
+        tracker.stage_events("fit", EVENTS[:1])
+        tracker.stage_events("fit", EVENTS)
+        tracker.end(status)
+    assert history("fit/loss") == [(0.5, 1_000_500, 10), (0.25, 1_002_500, 20)]
+    assert history("fit/learning_rate") == [(1e-5, 1_000_500, 10)]
+
+
+def test_an_outbox_delivered_twice_from_the_start_adds_nothing(tracked: Path) -> None:
+    tracker = Tracker("recipe", "flow-1")
+    tracker.params({"name": "recipe"})
+    tracker.stage_events("fit", EVENTS)
+    tracker.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
+    tracker.end("FINISHED")
+    before = the_run().to_dictionary()
+    outbox = Outbox("flow-1")
+    outbox.mark(0)
+    Delivery().deliver(outbox)
+    assert the_run().to_dictionary() == before
+    assert len(history("fit/loss")) == 2 and len(history("load_data/seconds")) == 1
+
+
+def test_a_cached_training_brings_its_curve_into_the_new_run(tracked: Path) -> None:
+    ref = artifact("fit")
+    tracker = Tracker("recipe", "flow-2")
+    tracker.stage_ended(Row("fit", "k" * 40, "cached", 0.1), ref)
+    tracker.end("FINISHED")
+    assert history("fit/loss") == [(0.5, 1_000_500, 10), (0.25, 1_002_500, 20)]
+
+
+def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
+    first = Tracker("recipe", "flow-1")
+    first.params({"name": "recipe"})
+    first.end("FAILED")
+    assert the_run().info.status == "FAILED"
+    second = Tracker("recipe", "flow-1")
+    second.params({"name": "recipe"})
+    wait_until(lambda: second.mlflow_run_id is not None)
+    assert the_run().info.status == "RUNNING"
+    second.end("FINISHED")
+    assert second.mlflow_run_id == first.mlflow_run_id == the_run().info.run_id
+    assert the_run().info.status == "FINISHED"
+
+
+def wait_until(happened: Any, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_what_mlflow_refuses_takes_nothing_else_along(tracked: Path) -> None:
+    first = Tracker("recipe", "flow-1")
+    first.params({"name": "recipe", "kind": "a"})
+    first.end("FAILED")
+    second = Tracker("recipe", "flow-1")
+    # A parameter that changed, and a name that MLflow does not take, among good ones.
+    second.params({"name": "recipe", "kind": "b", "odd*name": "x", "more": "y"})
+    second.tags({"fit.key": "k"})
+    second.end("FINISHED")
+    run = the_run()
+    assert second.trouble is None and run.info.status == "FINISHED"
+    assert run.data.params == {"name": "recipe", "kind": "a", "more": "y"} and run.data.tags["fit.key"] == "k"
+
+
+def test_long_values_are_cut_to_what_mlflow_takes(tracked: Path) -> None:
+    tracker = Tracker("recipe", "flow-1")
+    tracker.params({"long": "x" * 10_000})
+    tracker.tags({"long": "x" * 10_000})
+    tracker.end("FINISHED")
+    run = the_run()
+    assert (len(run.data.params["long"]), len(run.data.tags["long"])) == (6000, 8000)
+
+
+def test_a_run_whose_process_died_is_closed_as_killed_while_the_next_one_runs(tracked: Path) -> None:
+    dead = Outbox("dead")
+    dead.put("start", experiment="recipe")
+    dead.put("tags", values={"fit.key": "k"})
+    alive = Tracker("other-recipe", "alive")
+    wait_until(lambda: len(runs()) == 2 and all(r.info.status != "RUNNING" for r in runs() if of(r) == "dead"))
+    assert {of(run): run.info.status for run in runs()} == {"dead": "KILLED", "alive": "RUNNING"}
+    alive.end("FINISHED")
+    assert {of(run): run.info.status for run in runs()} == {"dead": "KILLED", "alive": "FINISHED"}
+    assert [run.data.tags.get("fit.key") for run in runs() if of(run) == "dead"] == ["k"]
+
+
+def of(run: Run) -> str:
+    return str(run.data.tags[FLOW_RUN_TAG])
+
+
+def test_a_run_that_another_process_works_on_is_left_alone(tracked: Path) -> None:
+    other = Outbox("other")
+    other.put("start", experiment="recipe")
+    with other.claimed():
+        tracker = Tracker("recipe", "mine")
+        tracker.end("FINISHED")
+    assert {of(run): run.info.status for run in runs()} == {"mine": "FINISHED"}
+
+
+def test_a_run_that_cannot_be_delivered_does_not_hold_up_the_others(tracked: Path) -> None:
+    client = connect()
+    gone = client.create_experiment("gone")
+    client.delete_experiment(gone)
+    for name, experiment in (("a-dead", "gone"), ("b-dead", "recipe")):
+        Outbox(name).put("start", experiment=experiment)
+    tracker = Tracker("recipe", "mine")
+    wait_until(lambda: tracker.trouble is not None)
+    tracker.end("FINISHED")
+    assert {of(run): run.info.status for run in runs()} == {"b-dead": "KILLED", "mine": "FINISHED"}
+    assert tracker.trouble is not None and "active" in tracker.trouble
+
+
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{closed_port()}")
+    started = time.monotonic()
+    tracker = Tracker("recipe", "flow-1")
+    tracker.stage_events("fit", EVENTS)
+    tracker.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
+    assert time.monotonic() - started < 2
+    tracker.end("FINISHED")
+    assert time.monotonic() - started < 15
+    assert tracker.mlflow_run_id is None
+    assert tracker.trouble is not None and "secret" not in tracker.trouble and "127.0.0.1" in tracker.trouble
+    assert len(Outbox("flow-1").waiting()) > 5
+
+
+@pytest.fixture
+def server(tmp_path: Path, fresh_database: Path) -> Iterator[tuple[str, list[str]]]:
+    """Where an MLflow server will answer, and the command that starts it."""
+    shutil.copyfile(fresh_database, tmp_path / "server.db")
+    port = closed_port()
+    argv = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    argv += ["--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}"]
+    argv += ["--artifacts-destination", str(tmp_path / "artifacts")]
+    yield f"http://127.0.0.1:{port}", argv
+
+
+def test_what_waits_for_a_server_that_is_down_is_delivered_by_the_next_run(
+    home: Path, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, argv = server
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    first = Tracker("recipe", "flow-1")
+    first.stage_events("fit", EVENTS)
+    first.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
+    first.end("FINISHED")
+    assert first.mlflow_run_id is None
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        second = Tracker("recipe", "flow-2")  # begins while the server still starts
+        wait_until(lambda: second.mlflow_run_id is not None and second.trouble is None, timeout_s=60)
+        second.end("FINISHED")
+        by_flow = {of(run): run for run in runs()}
+        assert {name: run.info.status for name, run in by_flow.items()} == {"flow-1": "FINISHED", "flow-2": "FINISHED"}
+        late = by_flow["flow-1"]
+        assert late.data.metrics["fit/loss"] == 0.25 and late.data.metrics["load_data/seconds"] == 1.25
+        assert late.info.end_time is not None and late.info.end_time < by_flow["flow-2"].info.end_time
+        assert "load_data/report.json" in files(late)
+        points = connect().get_metric_history(late.info.run_id, "fit/loss")
+        assert [(p.timestamp, p.step) for p in points] == [(1_000_500, 10), (1_002_500, 20)]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+TRACK = """
+import sys
+from tasks.runtime.tracking import Tracker
+tracker = Tracker("recipe", sys.argv[1])
+tracker.tags({"fit.key": sys.argv[1]})
+tracker.end("FINISHED")
+sys.exit(tracker.trouble)
+"""
+
+
+def test_two_processes_that_meet_at_a_fresh_database_both_track(home: Path) -> None:
+    quiet = {"MLFLOW_LOGGING_LEVEL": "WARNING"}
+    environment = {**os.environ, **quiet, "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT}
+    both = [
+        subprocess.Popen([sys.executable, "-c", TRACK, name], env=environment, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two")
+    ]
+    for process in both:
+        assert process.communicate(timeout=90)[1] == "" and process.returncode == 0
+    assert sorted(of(run) for run in runs()) == ["one", "two"]
+    assert {run.info.status for run in runs()} == {"FINISHED"}
+
+
+def test_a_child_is_told_of_the_server_by_its_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment()["MLFLOW_TRACKING_URI"] == f"sqlite:///{home / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@host")
+    assert environment()["MLFLOW_REGISTRY_URI"] == "http://me:secret@host"

@@ -1,0 +1,77 @@
+"""What the README shows is true: its examples run, its tree is the tree."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import yaml
+
+from training.recipe import parse
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def example(name: str) -> str:
+    """The code block behind `<!-- test: name -->`."""
+    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found, name
+    return found[1]
+
+
+def module(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example as a module that can be imported by name."""
+    made = ModuleType(name)
+    exec(source, made.__dict__)
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def test_the_recipe_for_your_own_csv_is_valid() -> None:
+    document = yaml.safe_load(example("recipe"))
+    assert parse(document["deployments"][0]["parameters"]["recipe"]).data.source == "csv"
+
+
+def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from training.data import load
+    from training.recipe import Data
+    from training.sources import fingerprint, load_callable
+
+    module("my_rows", example("rows"), monkeypatch)
+    figures = load(Data(source="python", path="my_rows:rows", text=["text"], label="label"), {}, tmp_path)
+    assert figures == {"train_rows": 100, "validation_rows": 20, "labels": 2}
+    assert fingerprint(load_callable("my_rows:rows")) == "one to a hundred, second edition"
+
+
+def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from training import metrics
+
+    module("my_metrics", example("metric"), monkeypatch)
+    predictions, references = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
+    found = metrics.compute(["accuracy", "my_metrics:Errors"], predictions, references, ["no", "yes"])
+    assert found == {"accuracy": 0.75, "errors": 0.25}
+
+
+def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
+    tree = re.search(r"<!-- tree -->\n```\n(.*?)```", README, re.DOTALL)
+    assert tree
+    folder, named = "", set()
+    for line in tree[1].splitlines():
+        words = line.split()
+        if not line.startswith(" "):
+            folder = words[0]
+            assert (ROOT / folder).is_dir(), folder
+        for word in words:
+            if line.startswith(" ") and (word.endswith(".py") or (word.endswith("/") and word == words[0])):
+                assert (ROOT / folder / word).exists(), folder + word
+                named.add(folder + word)
+    stages = {f"tasks/{path.name}" for path in (ROOT / "tasks").glob("*.py") if path.name != "__init__.py"}
+    assert stages <= named
+    assert {path.name + "/" for path in ROOT.iterdir() if path.is_dir() and path.name in tree[1]} <= {
+        line.split()[0] for line in tree[1].splitlines()
+    }

@@ -1,0 +1,318 @@
+"""Rows of every source become the same Arrow files, or a list of all that is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from training.data import label_places, load
+from training.problems import Problem, UserError
+from training.reading import from_dataset
+from training.recipe import Data
+from training.sources import find_files
+
+ROWS: dict[str, list[tuple[str, str]]] = {
+    "train": [("good, really", "pos"), ("NA", "neg"), ('say "no"\nand leave', "neg"), ("1.0", "pos")],
+    "validation": [("fine", "pos"), ("äußerst schlecht", "neg")],
+}
+
+
+def write_csv(folder: Path, rows: dict[str, list[tuple[str, str]]] = ROWS) -> Path:
+    for split, pairs in rows.items():
+        lines = [",".join(f'"{value.replace(chr(34), chr(34) * 2)}"' for value in pair) for pair in pairs]
+        (folder / f"{split}.csv").write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_json(folder: Path, rows: dict[str, list[tuple[Any, Any]]]) -> Path:
+    for split, pairs in rows.items():
+        lines = [json.dumps({"text": text, "label": label}) + "\n" for text, label in pairs]
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def write_parquet(
+    folder: Path, rows: dict[str, list[tuple[Any, Any]]], names: list[str] | None = None, **options: Any
+) -> Path:
+    for split, pairs in rows.items():
+        table = pa.table({"text": [text for text, _ in pairs], "label": [label for _, label in pairs]})
+        if names:
+            features = {"label": {"names": names, "_type": "ClassLabel"}}
+            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        pq.write_table(table, folder / f"{split}.parquet", **options)
+    return folder
+
+
+def recipe(source: str, path: Path | str, **more: Any) -> Data:
+    return Data(**{"source": source, "path": str(path), "text": ["text"], "label": "label", **more})
+
+
+def run(data: Data, out: Path) -> dict[str, int]:
+    pinned = {split: [str(file) for file in files] for split, files in find_files(data).items()}
+    return load(data, pinned, out)
+
+
+def problems(data: Data, out: Path) -> tuple[Problem, ...]:
+    with pytest.raises(UserError) as raised:
+        run(data, out)
+    return raised.value.problems
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(out.iterdir())}
+
+
+def rows_of(out: Path, split: str = "train") -> list[dict[str, Any]]:
+    return pa.ipc.open_file(out / f"{split}.arrow").read_all().to_pylist()
+
+
+def labels_of(out: Path, split: str = "train") -> list[str]:
+    names = json.loads((out / "labels.json").read_text())
+    return [names[row["label"]] for row in rows_of(out, split)]
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> dict[str, Data]:
+    """The same rows in four sources."""
+    module = tmp_path / f"rows_{tmp_path.name}.py"
+    module.write_text(
+        f"ROWS = {ROWS!r}\n"
+        "def rows(split):\n"
+        "    for text, label in ROWS[split]:\n"
+        "        yield {'text': text, 'label': label}\n"
+    )
+    return {
+        "csv": recipe("csv", write_csv(folder(tmp_path / "csv"))),
+        "json": recipe("json", write_json(folder(tmp_path / "json"), ROWS)),
+        "parquet": recipe("parquet", write_parquet(folder(tmp_path / "parquet"), ROWS)),
+        "python": recipe("python", f"{module.stem}:rows"),
+    }
+
+
+def test_the_same_rows_give_the_same_bytes_from_every_source(
+    mixed: dict[str, Data], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    load(mixed["python"], {}, tmp_path / "from-python")
+    for source in ("csv", "json", "parquet"):
+        run(mixed[source], tmp_path / f"from-{source}")
+        assert contents(tmp_path / f"from-{source}") == contents(tmp_path / "from-python"), source
+    assert list(contents(tmp_path / "from-csv")) == [
+        "labels.json",
+        "report.json",
+        "train.arrow",
+        "validation.arrow",
+    ]
+
+
+def test_csv_values_stay_the_text_they_are(tmp_path: Path) -> None:
+    run(recipe("csv", write_csv(folder(tmp_path / "in"))), tmp_path / "out")
+    assert [row["text"] for row in rows_of(tmp_path / "out")] == [text for text, _ in ROWS["train"]]
+
+
+def test_the_report_counts_rows_labels_and_characters(tmp_path: Path) -> None:
+    figures = run(recipe("csv", write_csv(folder(tmp_path / "in"))), tmp_path / "out")
+    assert figures == {"train_rows": 4, "validation_rows": 2, "labels": 2}
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == {
+        "rows": {"train": 4, "validation": 2},
+        "labels": {"train": {"neg": 2, "pos": 2}, "validation": {"neg": 1, "pos": 1}},
+        "characters": {
+            "train": {"min": 2, "median": 3, "max": 18},
+            "validation": {"min": 4, "median": 4, "max": 16},
+        },
+        "problems": [],
+    }
+
+
+def test_record_batches_hold_ten_thousand_rows_whatever_the_row_groups(tmp_path: Path) -> None:
+    many = {"train": [(f"text {i}", i % 3) for i in range(25_001)], "validation": [("a", 0), ("b", 1)]}
+    for size in (700, 30_000):
+        run(
+            recipe("parquet", write_parquet(folder(tmp_path / f"in{size}"), many, row_group_size=size)),
+            tmp_path / f"out{size}",
+        )
+    assert contents(tmp_path / "out700") == contents(tmp_path / "out30000")
+    reader = pa.ipc.open_file(tmp_path / "out700" / "train.arrow")
+    assert [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)] == [10_000, 10_000, 5_001]
+
+
+def test_a_pair_has_two_text_columns(tmp_path: Path) -> None:
+    source = folder(tmp_path / "in")
+    for split in ("train", "validation"):
+        (source / f"{split}.csv").write_text("a,b,y\none,two,1\nthree,four,0\n")
+    run(recipe("csv", source, text=["a", "b"], label="y"), tmp_path / "out")
+    assert rows_of(tmp_path / "out") == [
+        {"text": "one", "text_pair": "two", "label": 1},
+        {"text": "three", "text_pair": "four", "label": 0},
+    ]
+
+
+def test_the_names_in_parquet_metadata_are_kept_in_their_order(tmp_path: Path) -> None:
+    rows = {"train": [("a", 0), ("b", 1)], "validation": [("c", 1)]}
+    run(
+        recipe("parquet", write_parquet(folder(tmp_path / "in"), rows, names=["zebra", "ape"])),
+        tmp_path / "out",
+    )
+    assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["zebra", "ape"]
+    assert labels_of(tmp_path / "out", "validation") == ["ape"]
+
+
+def test_splits_that_number_their_names_differently_are_told_apart(tmp_path: Path) -> None:
+    source = folder(tmp_path / "in")
+    write_parquet(source, {"train": [("a", 0), ("b", 1)]}, names=["no", "yes"])
+    write_parquet(source, {"validation": [("c", 0)]}, names=["yes", "no"])
+    run(recipe("parquet", source), tmp_path / "out")
+    assert labels_of(tmp_path / "out", "validation") == ["yes"]
+
+
+def test_a_dataset_of_the_hub_brings_its_label_names() -> None:
+    import datasets
+
+    features = datasets.Features(
+        text=datasets.Value("string"),
+        label=datasets.ClassLabel(names=["bad", "good"]),
+        id=datasets.Value("int64"),
+    )
+    rows = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 0], "id": [7, 8]}, features=features)
+    (block,) = from_dataset(rows, recipe("hub", "somebody/something"), "somebody/something (train)")
+    assert block.rows.to_pydict() == {"text": ["x", "y"], "label": ["good", "bad"]}
+    assert block.label_names == ("bad", "good")
+
+
+def test_a_folder_is_never_taken_for_a_dataset_of_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="choose the source csv, json or parquet"):
+        load(recipe("hub", tmp_path), {"commit": "0" * 40}, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stored", "seen", "names", "places"),
+    [
+        (None, [], ["b", "a"], ["a", "b"], {"a": 0, "b": 1}),
+        (None, [], ["10", "9"], ["9", "10"], {"9": 0, "10": 1}),
+        (None, ["b", "a"], ["a"], ["b", "a"], {"b": 0, "a": 1}),
+        (["b", "a"], [], ["a", "b"], ["b", "a"], {"b": 0, "a": 1}),
+        (["no", "yes"], ["yes", "no"], ["no"], ["no", "yes"], {"no": 0, "yes": 1}),
+        (["no", "maybe", "yes"], [], ["2", "0"], ["no", "maybe", "yes"], {"0": 0, "1": 1, "2": 2}),
+        (["bad", "good"], [], ["-1", "1"], ["bad", "good"], {"-1": 0, "1": 1}),
+        (["bad", "good"], [], ["ugly", "good"], ["bad", "good"], {"bad": 0, "good": 1}),
+    ],
+)
+def test_labels_find_their_places(
+    wanted: list[str] | None, stored: list[str], seen: list[str], names: list[str], places: dict[str, int]
+) -> None:
+    assert label_places(wanted, stored, dict.fromkeys(seen, 1)) == (names, places)
+
+
+def test_all_faults_of_all_splits_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.csv").write_bytes(
+        b'text,label\nfine,pos\n  ,neg\nbad\xe9,neg\ntoo,many,fields\nno label,\n"",pos\ngood,neg\n'
+    )
+    (tmp_path / "dev.csv").write_text("text,label\nodd,posi\n")
+    found = {problem.where: problem.message for problem in problems(recipe("csv", "."), tmp_path / "out")}
+    assert found == {
+        "train.csv row 3": "has no text in column 'text' (2 rows like this: 3, 7): correct or remove them.",
+        "train.csv row 4": "is not UTF-8 text: correct or remove it.",
+        "train.csv row 5": "has 3 fields where the header has 2: correct or remove it.",
+        "train.csv row 6": "has no label in column 'label': correct or remove it.",
+        "dev.csv row 2": "label 'posi' (1 row of validation) is unknown: choose from neg, pos.",
+    }
+
+
+def test_a_quotation_mark_that_is_never_closed_is_named(tmp_path: Path) -> None:
+    write_csv(tmp_path)
+    (tmp_path / "train.csv").write_text('text,label\nfine,a\n"open,b\nmore,c\n')
+    assert "never closed" in problems(recipe("csv", tmp_path), tmp_path / "out")[0].message
+
+
+def test_many_rows_with_one_fault_are_one_problem(tmp_path: Path) -> None:
+    write_json(tmp_path, {"train": [("", "a")] * 9 + [("x", "b")], "validation": [("x", "a")]})
+    (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
+    assert "(9 rows like this: 1, 2, 3, …)" in problem.message
+
+
+def test_missing_columns_name_what_is_there_and_the_nearest(tmp_path: Path) -> None:
+    data = recipe("csv", write_csv(tmp_path), text=["texts"], label="lable")
+    found = problems(data, tmp_path / "out")
+    assert [problem.where for problem in found] == ["data.text", "data.label"] * 2
+    assert "it has text, label. Did you mean 'text'?" in found[0].message
+
+
+def test_json_lines_that_cannot_be_read_are_named_by_their_line(tmp_path: Path) -> None:
+    write_json(tmp_path, ROWS)
+    lines = [
+        b'{"text": "a", "label": 1}',
+        b"",
+        b'{"text": "b", label}',
+        b'["c", 0]',
+        b'{"text": 5, "label": 0}',
+        b'{"text": "d", "label": 0.5}',
+        b'{"text": "\\ud800", "label": 0}',
+        b'{"text": "e", "label": true}',
+    ]
+    (tmp_path / "train.jsonl").write_bytes(b"\n".join(lines))
+    whats = {p.where.rpartition(" ")[2]: p.message for p in problems(recipe("json", tmp_path), tmp_path / "out")}
+    assert "is not JSON" in whats["3"]
+    assert "of type list" in whats["4"]
+    assert "holds int in column 'text'" in whats["5"]
+    assert "holds float in column 'label'" in whats["6"]
+    assert "is not UTF-8 text" in whats["7"]
+
+
+def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    write_json(tmp_path, ROWS)
+    (tmp_path / "train.jsonl").write_text('[{"text": "a", "label": 1}]')
+    assert "one object a line" in problems(recipe("json", tmp_path), tmp_path / "out")[0].message
+
+
+def test_a_column_of_the_wrong_type_is_refused(tmp_path: Path) -> None:
+    rows: dict[str, list[tuple[Any, Any]]] = {"train": [("a", 0.0), ("b", None)], "validation": [("a", 1.0)]}
+    found = problems(recipe("parquet", write_parquet(tmp_path, rows)), tmp_path / "out")
+    assert "is of type double: it must hold text or whole numbers" in found[0].message
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path, ROWS)
+    (tmp_path / "train.parquet").write_text("text,label\n")
+    (problem,) = problems(recipe("parquet", tmp_path), tmp_path / "out")
+    assert "not readable as Parquet" in problem.message
+
+
+def test_one_label_alone_and_an_empty_split_are_refused(tmp_path: Path) -> None:
+    write_json(tmp_path, {"train": [("a", "x"), ("b", "x")], "validation": []})
+    found = {problem.where: problem.message for problem in problems(recipe("json", tmp_path), tmp_path / "out")}
+    assert "only the label 'x'" in found["data.label"]
+    assert "no rows" in found["data.splits.validation"]
+
+
+def test_labels_the_hub_keeps_back_are_explained(tmp_path: Path) -> None:
+    rows = {"train": [("a", 0), ("b", 1)], "validation": [("c", 0)], "test": [("d", -1)]}
+    data = recipe("parquet", write_parquet(tmp_path, rows, names=["no", "yes"]))
+    (problem,) = problems(data, tmp_path / "out")
+    assert problem.message.endswith("stands for a label kept back: leave this split out.")
+
+
+def test_a_column_of_texts_is_not_taken_for_labels(tmp_path: Path) -> None:
+    rows = {"train": [("a", f"text {i}") for i in range(10_001)], "validation": [("a", "b")]}
+    found = problems(recipe("parquet", write_parquet(tmp_path, rows)), tmp_path / "out")
+    assert "is it the column of labels?" in found[0].message
+
+
+def test_reading_imports_no_heavy_library() -> None:
+    heavy = "{'torch', 'transformers', 'datasets', 'evaluate'}"
+    code = f"import sys, training.data, training.tokens; print(sorted({heavy} & set(sys.modules)))"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "[]"

@@ -1,0 +1,273 @@
+"""What training promises: the same bytes, however often it was killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training import tiny
+from training import fit
+from training.protocol import Outcome, read_events, read_outcome, run_program, sha256
+
+# A process that has imported everything and is forked for each try: importing torch costs more than training.
+FORKS = multiprocessing.get_context("forkserver")
+
+
+def run_fit(job_dir: str) -> None:
+    sys.argv[1:] = [job_dir]
+    with open(Path(job_dir) / "log.txt", "a") as sys.stderr:
+        run_program(fit.main, stops_itself=True)
+
+
+def start(job_dir: Path) -> BaseProcess:
+    process = FORKS.Process(target=run_fit, args=(str(job_dir),))
+    process.start()
+    return process
+
+
+def finish(job_dir: Path) -> Outcome:
+    process = start(job_dir)
+    process.join(timeout=60)
+    outcome = read_outcome(job_dir)
+    assert outcome is not None, "it died without an outcome"
+    return outcome
+
+
+def weights(job_dir: Path) -> str:
+    return sha256(job_dir / "output/model/model.safetensors")
+
+
+def events(job_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(job_dir / "events.jsonl", 0)[0] if event["kind"] == kind]
+
+
+def curve(job_dir: Path) -> dict[int, dict[str, float]]:
+    points: dict[int, dict[str, float]] = {}
+    for event in events(job_dir, "metrics"):
+        points.setdefault(event["step"], {}).update(event["values"])
+    return points
+
+
+def kill_when(job_dir: Path, reached: Callable[[], bool], number: int = signal.SIGKILL) -> bool:
+    """Start the job and send the signal once `reached`; whether it was still running then."""
+    process = start(job_dir)
+    while process.is_alive() and not reached():
+        time.sleep(0.0005)
+    alive = process.is_alive()
+    if alive:
+        os.kill(process.pid or 0, number)
+    process.join(timeout=60)
+    return alive
+
+
+def checkpoints_written(job_dir: Path) -> int:
+    return len(events(job_dir, "checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more, and forks inherit it
+    FORKS.set_forkserver_preload(["training.trainer", "training.metrics", "training.model", "training.kinds"])
+    home = tmp_path_factory.mktemp("world")
+    maker = FORKS.Process(target=tiny.make_world, args=(home,))
+    maker.start()
+    maker.join(timeout=120)
+    yield home
+    os.environ.pop("OMP_NUM_THREADS")
+    if before is not None:
+        os.environ["OMP_NUM_THREADS"] = before
+
+
+EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job that nobody disturbed: 3 epochs, accumulation with a remainder, an evaluation each epoch."""
+    job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "undisturbed", **EPOCHS)
+    assert finish(job_dir).state == "finished"
+    return job_dir
+
+
+def assert_same(job_dir: Path, undisturbed: Path) -> None:
+    assert weights(job_dir) == weights(undisturbed)
+    assert curve(job_dir) == curve(undisturbed)
+
+
+def test_run_killed_at_many_instants_ends_with_the_same_weights_and_curve(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "killed", **EPOCHS)
+    kills = 0
+    for count in (1, 3, 7, 9, 12, 14):
+        kills += kill_when(job_dir, lambda count=count: checkpoints_written(job_dir) >= count)
+    assert finish(job_dir).state == "finished"
+    assert kills >= 4
+    assert_same(job_dir, undisturbed)
+
+
+def test_run_killed_while_saving_and_while_evaluating_ends_with_the_same_weights_and_curve(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "saving", **EPOCHS)
+    folder = job_dir / "checkpoints"
+
+    def evaluated(step: int) -> bool:
+        return any(event["step"] >= step and "eval_loss" in event["values"] for event in events(job_dir, "metrics"))
+
+    assert kill_when(job_dir, lambda: any(folder.glob(".writing-checkpoint-*/optimizer.pt")))
+    assert kill_when(job_dir, lambda: evaluated(7))  # the checkpoint of this evaluation is not written yet
+    assert kill_when(job_dir, lambda: evaluated(14))
+    assert finish(job_dir).state == "finished"
+    assert not list(folder.glob(".*"))
+    assert_same(job_dir, undisturbed)
+
+
+def test_asked_to_stop_it_saves_and_says_interrupted_and_the_next_run_goes_on_from_there(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "stopped", **EPOCHS | {"checkpoint_interval_s": 600.0})
+    assert kill_when(job_dir, lambda: bool(events(job_dir, "metrics")), signal.SIGTERM)
+    outcome = read_outcome(job_dir)
+    assert outcome is not None and outcome.failure is not None
+    assert (outcome.state, outcome.failure.kind) == ("failed", "interrupted")
+    (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
+    assert finish(job_dir).state == "finished"
+    assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
+    assert_same(job_dir, undisturbed)
+
+
+def test_damaged_checkpoints_are_put_aside_and_an_older_one_or_none_gives_the_same_weights(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job_dir = tmp_path / "damaged"
+    shutil.copytree(undisturbed, job_dir)
+    newest, older, *_ = sorted((job_dir / "checkpoints").glob("checkpoint-*"), key=step, reverse=True)
+    flip_one_bit(newest / "optimizer.pt")
+    assert finish(job_dir).state == "finished"
+    assert f"going on from {older.name}" in [event["message"] for event in events(job_dir, "note")]
+    assert_same(job_dir, undisturbed)
+
+    for checkpoint in (job_dir / "checkpoints").glob("checkpoint-*"):
+        (checkpoint / "rng_state.pth").unlink()
+    assert finish(job_dir).state == "finished"
+    assert_same(job_dir, undisturbed)
+    assert len(list((job_dir / "checkpoints/quarantine").iterdir())) >= 3
+
+
+def test_a_run_that_was_over_when_it_was_killed_only_exports(world: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """Also from another place: the folder of the checkpoints moved between the two."""
+    for name, ending in {"early": EARLY, "mid-epoch": MID_EPOCH}.items():
+        whole = tiny.fit_job(world, tmp_path / name, **ending)
+        before = finish(whole).figures
+        moved = tmp_path / "elsewhere" / name
+        shutil.copytree(whole, moved)
+        shutil.rmtree(moved / "output")
+        after = finish(moved).figures
+        assert after["steps"] == before["steps"] < 19 * 6
+        assert {k: after[k] for k in STABLE} == {k: before[k] for k in STABLE}
+        assert_same(moved, whole)
+
+
+def test_patience_of_early_stopping_is_remembered(world: Path, tmp_path: Path) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "patience", **EARLY)
+    assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= 2)
+    assert finish(job_dir).figures["steps"] == 3 * 19  # the best epoch, and two that are no better
+
+
+STABLE = ["steps", "epochs", "train_loss", "best_step", "best_metric"]
+EARLY = {  # the learning rate is so small that the accuracy does not change
+    "num_train_epochs": 6,
+    "learning_rate": 1e-9,
+    "metric_for_best_model": "accuracy",
+    "early_stopping_patience": 2,
+}
+MID_EPOCH = {"max_steps": 25, "eval_strategy": "steps", "eval_steps": 10}
+
+
+def step(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
+
+
+def flip_one_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_export_is_the_best_model_with_its_labels_the_tokenizer_and_no_trace_of_this_machine(
+    world: Path, undisturbed: Path
+) -> None:
+    output = undisturbed / "output/model"
+    tokenizer = {file.name: file.read_bytes() for file in (world / "base/tokenizer").iterdir()}
+    files = {file.name: file.read_bytes() for file in output.iterdir()}
+    assert files.keys() == {"config.json", "model.safetensors", *tokenizer}
+    assert tokenizer.items() <= files.items()
+    assert str(world).encode() not in b"".join(files.values())
+    config = json.loads(files["config.json"])
+    assert config["id2label"] == dict(zip("012", tiny.LABELS, strict=True))
+    assert config["label2id"] == {label: index for index, label in enumerate(tiny.LABELS)}
+    best = (read_outcome(undisturbed) or Outcome(state="failed")).figures["best_step"]
+    best_checkpoint = undisturbed / f"checkpoints/checkpoint-{best}"
+    assert (best_checkpoint / "model.safetensors").read_bytes() == files["model.safetensors"]
+
+
+def test_nothing_kept_holds_the_training_arguments_as_a_pickle(undisturbed: Path) -> None:
+    assert not list(undisturbed.rglob("training_args.bin"))
+
+
+def test_few_checkpoints_are_kept_and_the_best_is_among_them(undisturbed: Path) -> None:
+    best = (read_outcome(undisturbed) or Outcome(state="failed")).figures["best_step"]
+    kept = {step(path) for path in (undisturbed / "checkpoints").glob("checkpoint-*")}
+    assert best in kept and len(kept) <= 4  # the last but one may need what was best before
+
+
+def test_accumulated_micro_batches_train_like_one_batch(world: Path, tmp_path: Path) -> None:
+    base = world / "base-without-dropout"
+    shutil.copytree(world / "base", base)
+    config = json.loads((base / "model/config.json").read_text())
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "model/config.json").write_text(json.dumps(config | quiet))
+    losses = []
+    for batch, accumulation in ((10, 1), (5, 2)):
+        job_dir = tiny.fit_job(
+            world,
+            tmp_path / f"batch{batch}",
+            base=base.name,
+            num_train_epochs=1,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+        )
+        losses.append(finish(job_dir).figures["train_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_bf16_and_fields_of_training_arguments_are_passed_on(world: Path, tmp_path: Path) -> None:
+    extra = {"adam_beta1": 0.5, "logging_first_step": True}
+    job_dir = tiny.fit_job(world, tmp_path / "bf16", precision="bf16", max_steps=2, extra=extra)
+    assert finish(job_dir).state == "finished"
+    assert 1 in curve(job_dir)
+    checkpoint = next((job_dir / "checkpoints").glob("checkpoint-*"))
+    import torch
+
+    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    assert optimizer["param_groups"][0]["betas"][0] == 0.5
+    assert optimizer["param_groups"][0]["fused"]
+
+
+def test_value_that_training_arguments_refuses_is_the_users_mistake(world: Path, tmp_path: Path) -> None:
+    outcome = finish(tiny.fit_job(world, tmp_path / "wrong", extra={"torch_empty_cache_steps": -1}))
+    assert outcome.failure is not None and outcome.failure.kind == "user_error"
+    assert "torch_empty_cache_steps" in outcome.failure.problems[0].message

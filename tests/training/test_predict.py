@@ -1,0 +1,90 @@
+"""One stored row a prediction, in the rows' own order."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.training import tiny
+from training import predict
+from training.batching import TokenRows
+from training.kinds import load
+from training.model import export, load_for_training, load_tokenizer, load_trained
+from training.protocol import Events, Job
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as training exports it."""
+    tokenizer = load_tokenizer(world / "base/tokenizer")
+    model = load_for_training(load("sequence-classification"), world / "base/model", tiny.LABELS, tokenizer, seed=1)
+    export(model, world / "base/tokenizer", out := tmp_path_factory.mktemp("trained"))
+    return out
+
+
+def run(world: Path, model: Path, job_dir: Path, batch_size: int) -> Path:
+    settings = {
+        "kind": "sequence-classification",
+        "splits": ["train", "validation"],
+        "batch_size": batch_size,
+        "mixed_precision": "no",
+    }
+    (job_dir / "output").mkdir(parents=True)
+    inputs = {"model": str(model), "tokens": str(world / "tokens")}
+    job = Job(program="training.predict", key="predict", settings=settings, inputs=inputs)
+    assert predict.main(job_dir, job, Events(job_dir / "events.jsonl"))["rows"] == 210
+    return job_dir / "output"
+
+
+def test_rows_are_predicted_in_their_order_as_the_model_predicts_each(
+    world: Path, trained: Path, tmp_path: Path
+) -> None:
+    table = pq.read_table(run(world, trained, tmp_path / "job", batch_size=16) / "validation.parquet")
+    rows = TokenRows(world / "tokens/validation.arrow")
+    assert table["row"].to_pylist() == list(range(60))
+    assert table["label"].to_pylist() == rows.labels.tolist()
+    model = load_trained(load("sequence-classification"), trained)
+    for number in (0, 17, 59):
+        with torch.inference_mode():
+            expected = model(torch.tensor([rows[number]["input_ids"].tolist()])).logits[0].numpy()
+        logits = np.array(table["logits"][number].as_py())
+        assert logits == pytest.approx(expected, abs=1e-5)
+        assert table["prediction"][number].as_py() == logits.argmax()
+
+
+def test_two_runs_write_the_same_bytes(world: Path, trained: Path, tmp_path: Path) -> None:
+    first, second = (run(world, trained, tmp_path / name, batch_size=16) for name in "ab")
+    for split in ("train", "validation"):
+        assert (first / f"{split}.parquet").read_bytes() == (second / f"{split}.parquet").read_bytes()
+
+
+def test_export_beside_another_models_tokenizer_keeps_its_own_weights(world: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    for folder in ("model", "tokenizer"):
+        shutil.copytree(world / "base" / folder, both, dirs_exist_ok=True)
+    kind = load("sequence-classification")
+    model = load_for_training(kind, both, tiny.LABELS, load_tokenizer(both), seed=1)
+    export(model, both, tmp_path / "out")
+    again = load_trained(kind, tmp_path / "out")
+    assert torch.equal(again.classifier.weight, model.classifier.weight)
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (both / "tokenizer.json").read_bytes()
+
+
+def test_initial_head_is_drawn_by_the_seed(world: Path) -> None:
+    kind, tokenizer = load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
+
+    def head(seed: int) -> torch.Tensor:
+        return load_for_training(kind, world / "base/model", tiny.LABELS, tokenizer, seed).classifier.weight
+
+    assert torch.equal(head(1), head(1))
+    assert not torch.equal(head(1), head(2))

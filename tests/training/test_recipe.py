@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from training.problems import UserError
+from training.recipe import Recipe, Training, load, parse, parse_set
+from training.recipe_extra import arguments
+
+ROOT = Path(__file__).parents[2]
+
+PLAIN: dict[str, Any] = {
+    "name": "reviews",
+    "kind": "sequence-classification",
+    "data": {"source": "csv", "path": "reviews", "text": ["text"], "label": "label"},
+    "model": {"source": "folder", "path": "models/small"},
+}
+
+
+def changed(**overrides: Any) -> Recipe:
+    """The plain recipe with overrides, `__` for the dot."""
+    return parse(PLAIN, {name.replace("__", "."): value for name, value in overrides.items()})
+
+
+def problems(values: Any = PLAIN, overrides: dict[str, Any] | None = None) -> dict[str, str]:
+    """Where and message of everything that is wrong; every mistake is told once."""
+    with pytest.raises(UserError) as raised:
+        parse(values, overrides or {})
+    told = {problem.where: problem.message for problem in raised.value.problems}
+    assert len(told) == len(raised.value.problems)
+    assert {problem.kind for problem in raised.value.problems} == {"recipe"}
+    return told
+
+
+def deployment(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "deployment.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def file_problem(file: Path, entry: str | None = None) -> tuple[str, str]:
+    with pytest.raises(UserError) as raised:
+        load(file, entry=entry)
+    (problem,) = raised.value.problems
+    return problem.where.replace(str(file), "FILE"), problem.message
+
+
+# What a recipe is
+
+
+def test_what_is_left_out_has_the_documented_default() -> None:
+    recipe = parse(PLAIN)
+    assert recipe.tokens.max_length == 128
+    assert recipe.training.optim == "adamw_torch_fused"
+    assert recipe.compute.model_dump() == {
+        "strategy": "ddp",
+        "num_processes": "auto",
+        "mixed_precision": "auto",
+        "stall_timeout_s": 1800.0,
+    }
+    assert recipe.evaluation.splits == ["validation"]
+    assert recipe.release.registry is None
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        parse(PLAIN).training.seed = 1
+
+
+def test_a_recipe_survives_being_written_and_read() -> None:
+    recipe = changed(training__learning_rate=3e-5, release__minimum={"validation.accuracy": 0.7})
+    assert parse(recipe.model_dump(mode="json")) == recipe
+
+
+def test_every_field_says_what_it_does() -> None:
+    def undescribed(model: type[BaseModel]) -> list[str]:
+        inner = [field.annotation for field in model.model_fields.values()]
+        below = [kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        return [f for f, info in model.model_fields.items() if not info.description] + [
+            name for kind in below for name in undescribed(kind)
+        ]
+
+    assert undescribed(Recipe) == []
+
+
+def test_training_fields_are_those_of_the_installed_transformers() -> None:
+    ours = {"early_stopping_patience", "early_stopping_threshold", "checkpoint_interval_s", "extra"}
+    assert set(Training.model_fields) - ours <= set(arguments())
+
+
+def test_choices_of_scheduler_and_optimizer_are_those_of_the_installed_transformers() -> None:
+    program = (
+        "from typing import get_args\n"
+        "from transformers.trainer_utils import SchedulerType\n"
+        "from transformers.training_args import OptimizerNames\n"
+        "from training.recipe import Training\n"
+        "fields = Training.model_fields\n"
+        "assert set(get_args(fields['lr_scheduler_type'].annotation)) == {s.value for s in SchedulerType}\n"
+        "assert set(get_args(fields['optim'].annotation)) <= {o.value for o in OptimizerNames}\n"
+    )
+    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+
+
+@pytest.mark.parametrize("file", ["sst2.yaml", "demo.yaml"])
+def test_the_recipes_that_come_along_are_right(file: str) -> None:
+    assert load(ROOT / "deployments" / file).name == file.removesuffix(".yaml")
+
+
+def test_a_hub_recipe_is_pointed_at_files_and_a_folder_by_overrides_alone() -> None:
+    data = ["data.source=parquet", "data.path=d", "data.config=null", "data.text=[text]"]
+    model = ["model.source=folder", "model.path=m"]
+    recipe = load(ROOT / "deployments/sst2.yaml", parse_set(data + model))
+    assert (recipe.data.source, recipe.data.text, recipe.model.source) == ("parquet", ["text"], "folder")
+
+
+# Mistakes
+
+
+def test_six_different_mistakes_give_six_messages() -> None:
+    values = copy.deepcopy(PLAIN)
+    values["trainig"] = {"seed": 1}
+    values["data"]["text"] = "text"
+    values["training"] = {"lr_scheduler_type": "cosin", "learning_rate": -1, "eval_strategy": "steps"}
+    values["release"] = {"minimum": {"test.accuracy": 0.5}}
+    assert problems(values) == {
+        "trainig": "no such field. Did you mean 'training'?",
+        "data.text": "'text' is of the wrong type: it takes a list. Write [text].",
+        "training.lr_scheduler_type": (
+            "'cosin' is unknown: choose from linear, cosine, cosine_with_restarts, polynomial, constant, "
+            "constant_with_warmup, inverse_sqrt, reduce_lr_on_plateau, cosine_with_min_lr, "
+            "cosine_warmup_with_min_lr, warmup_stable_decay, greedy. Did you mean 'cosine'?"
+        ),
+        "training.learning_rate": "-1 is out of range: it must be above 0.",
+        "training.eval_steps": ("is missing: `eval_strategy: steps` needs the number of steps between evaluations."),
+        "release.minimum.test.accuracy": ("is not evaluated: choose from validation.accuracy, or widen evaluation."),
+    }
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("name", "My Reviews",
+         "'My Reviews' is not a name for it: use lower-case letters, digits and '-', beginning with "
+         "a letter or digit."),
+        ("kind", "regression", "'regression' is unknown: choose from sequence-classification."),
+        ("data.path", "", "is empty: it takes text."),
+        ("data.label", 3, "3 is of the wrong type: it takes text. Put it in quotes."),
+        ("data.text", ["a", "b", "c"], "['a', 'b', 'c'] has 3 entries: it takes at most 2."),
+        ("data.revision", "v2", "'v2' is for `source: hub` only; with csv, set it to null."),
+        ("data.config", "sst2", "'sst2' is for `source: hub` only; with csv, set it to null."),
+        ("data.label_names", ["a", "b", "a"], "'a' is listed twice; each label is listed once."),
+        ("model.path", None, "is missing: `source: folder` needs the folder of the model."),
+        ("model.config", {"a": 1},
+         "is for `source: scratch`; a folder model brings its own, so set it to null."),
+        ("tokens.max_length", True, "true is of the wrong type: it takes a whole number."),
+        ("tokens.max_length", 64.0, "64.0 is of the wrong type: it takes a whole number. Write 64."),
+        ("training", 5, "5 is of the wrong type: it takes a mapping of fields."),
+        ("training.weight_decay", float("nan"), "nan is of the wrong type: it takes a finite number."),
+        ("training.max_steps", 0,
+         "0 is out of range: it must be at least 1, or -1 for as many as the epochs take."),
+        ("training.warmup_steps", 10.5,
+         "10.5 is out of range: whole steps, or below 1 the share of all steps."),
+        ("training.max_length", 64, "no such field. Did you mean 'tokens.max_length'?"),
+        ("training.adam_beta1", 0.8, "has no place of its own: write it as training.extra.adam_beta1."),
+        ("training.bf16", True, "is not the recipe's to set: it follows from compute.mixed_precision."),
+        ("training.metric_for_best_model", "eval_accuracy",
+         "'eval_accuracy' is not evaluated: choose from accuracy, loss, or add it to "
+         "evaluation.metrics. Did you mean 'accuracy'?"),
+        ("training.lr_scheduler_type", "warmup_stable_decay",
+         "warmup_stable_decay needs num_decay_steps: set "
+         "training.extra.lr_scheduler_kwargs.num_decay_steps."),
+        ("training.extra.adam_beta3", 1.0, "no such field of TrainingArguments. Did you mean 'adam_beta2'?"),
+        ("training.extra.adam_beta2", "high", "'high' is of the wrong type: it takes float."),
+        ("training.extra.seed", 1, "has a field of its own: set training.seed."),
+        ("training.extra.output_dir", "x",
+         "is not the recipe's to set: the project chooses where a run writes and what it is called."),
+        ("compute.num_processes", 2, "2 is unknown: choose from auto, 1."),
+        ("evaluation.splits", [], "[] has 0 entries: it takes at least 1."),
+        ("release.minimum.validation.accuracy", 75, "75 is out of range: it must be at most 1."),
+        ("release.alias", "latest",
+         "'latest' is kept by MLflow for versions: choose another, such as champion."),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_value_and_what_is_allowed(where: str, value: Any, message: str) -> None:
+    assert problems(overrides={where: value}) == {where: message}
+
+
+def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
+    assert problems(overrides={"evaluation.metrics": ["f1", "acuracy"]}) == {
+        "evaluation.metrics[1]": (
+            "'acuracy' is unknown: choose from accuracy, f1, precision, recall, "
+            "or name a class of yours as module:Class. Did you mean 'accuracy'?"
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "advice"),
+    [
+        ("compute.tpu_num_cores", 8,
+         "is out of scope: TPUs are not supported; train on an NVIDIA GPU or a CPU."),
+        ("model.source", "tensorflow",
+         "'tensorflow' is out of scope: TensorFlow is not supported; name a PyTorch model with "
+         "safetensors weights."),
+        ("compute.strategy", "fairscale",
+         "'fairscale' is out of scope: FairScale is no longer developed; use compute.strategy: ddp."),
+        ("training.extra.fp16_opt_level", "O1",
+         "is out of scope: Apex is no longer needed; use compute.mixed_precision: bf16 or fp16."),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: str, value: Any, advice: str) -> None:
+    assert problems(overrides={where: value}) == {where: advice}
+
+
+def test_missing_fields_are_told_with_what_they_are_for() -> None:
+    values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
+    assert problems(values) == {"data.label": "is missing: The column of labels: names, or whole numbers."}
+
+
+def test_a_text_that_prefect_would_template_is_refused() -> None:
+    message = problems(overrides={"data.label": "{{ label }}"})["data.label"]
+    assert message.startswith("'{{ label }}' holds '{{': Prefect templates parameters")
+
+
+def test_evaluating_a_split_that_the_data_lacks_is_refused() -> None:
+    overrides = {"data.splits": {"train": "a", "validation": "b"}, "evaluation.splits": ["test"]}
+    assert problems(overrides=overrides) == {
+        "evaluation.splits[0]": "'test' is not in data.splits: add it there, or choose another."
+    }
+
+
+def test_a_misspelt_split_is_told_with_the_nearest() -> None:
+    assert problems(overrides={"data.splits": {"train": "a", "validaton": "b"}}) == {
+        "data.splits.validaton": ("no such split: choose from train, validation, test. Did you mean 'validation'?"),
+    }
+
+
+def test_a_missing_split_is_told() -> None:
+    assert problems(overrides={"data.splits": {"train": "a"}}) == {
+        "data.splits.validation": "is missing: training needs a train and a validation split.",
+    }
+
+
+def test_a_label_column_that_is_also_text_is_refused() -> None:
+    assert problems(overrides={"data.label": "text"}) == {
+        "data.label": "'text' is also a text column; the label has a column of its own."
+    }
+
+
+def test_a_python_source_names_a_function() -> None:
+    assert problems(overrides={"data.source": "python", "data.path": "rows.py"}) == {
+        "data.path": "'rows.py' is no function: with `source: python`, write module:function."
+    }
+
+
+def test_scratch_needs_a_config_that_fits_the_tokens() -> None:
+    config = {"model_type": "bert", "max_position_embeddings": 64}
+    assert problems({**PLAIN, "model": {"source": "scratch", "config": config}}) == {
+        "model.config.vocab_size": "is missing: `source: scratch` needs it, such as vocab_size: 8000.",
+        "tokens.max_length": (
+            "128 is out of range: the model has 64 positions (model.config.max_position_embeddings)."
+        ),
+    }
+
+
+def test_without_evaluations_nothing_may_depend_on_them() -> None:
+    overrides = {"training.eval_strategy": False, "training.early_stopping_patience": 2}
+    needs = "needs evaluations, but training.eval_strategy is no: set that to epoch or steps, or this to"
+    assert problems(overrides=overrides) == {
+        "training.load_best_model_at_end": f"{needs} false.",
+        "training.early_stopping_patience": f"{needs} null.",
+    }
+
+
+def test_a_bare_no_means_no() -> None:
+    recipe = changed(**yaml.safe_load("{compute__mixed_precision: no}"))
+    assert recipe.compute.mixed_precision == "no"
+
+
+def test_other_fields_of_training_arguments_go_through_extra() -> None:
+    extra = {"adam_beta2": 0.98, "lr_scheduler_kwargs": {"num_cycles": 2}, "optim_args": None}
+    assert changed(training__extra=extra).training.extra == extra
+
+
+# Overrides
+
+
+def test_set_reads_values_as_yaml_and_short_floats_as_numbers() -> None:
+    given = ["training.learning_rate=3e-5", "data.text=[a, b]", "data.config=null", "data.label=a=b", "x.y="]
+    assert parse_set(given) == {
+        "training.learning_rate": 3e-5,
+        "data.text": ["a", "b"],
+        "data.config": None,
+        "data.label": "a=b",
+        "x.y": None,
+    }
+
+
+def test_set_names_every_argument_that_cannot_be_read() -> None:
+    with pytest.raises(UserError) as raised:
+        parse_set(["training.seed", "=1", "data.text=[a", "tokens.max_length=64"])
+    told = [problem.message for problem in raised.value.problems]
+    assert [message.partition(":")[0] for message in told] == ["'training.seed'", "'=1'", "'data.text=[a'"]
+
+
+def test_an_override_changes_one_field_and_leaves_the_mapping_alone() -> None:
+    values = copy.deepcopy({**PLAIN, "training": {"seed": 7}})
+    recipe = parse(values, {"training.learning_rate": 1e-4})
+    assert (recipe.training.seed, recipe.training.learning_rate) == (7, 1e-4)
+    assert values == {**PLAIN, "training": {"seed": 7}}
+
+
+def test_an_override_reaches_into_mappings_whatever_dots_their_keys_have() -> None:
+    overrides = {
+        "release.minimum.validation.accuracy": 0.7,
+        "training.extra.lr_scheduler_kwargs.num_cycles": 2,
+        "data.splits.train": "a",
+        "data.splits.validation": "b",
+    }
+    recipe = parse(PLAIN, overrides)
+    assert recipe.release.minimum == {"validation.accuracy": 0.7}
+    assert recipe.training.extra == {"lr_scheduler_kwargs": {"num_cycles": 2}}
+    assert recipe.data.splits == {"train": "a", "validation": "b"}
+
+
+def test_an_override_of_an_unknown_field_is_told_with_the_nearest() -> None:
+    assert problems(overrides={"training.learning_rat": 1, "learning_rate": 1, "name.x": 1}) == {
+        "training.learning_rat": "no such field. Did you mean 'learning_rate'?",
+        "learning_rate": "no such field. Did you mean 'training.learning_rate'?",
+        "name.x": "cannot be set: 'name' has no fields of its own.",
+    }
+
+
+# Files
+
+ENTRY = """
+- name: {name}
+  entrypoint: flows.finetune:finetune
+  parameters:
+    overrides: {{training.seed: 5, tokens.max_length: 32}}
+    recipe:
+      name: reviews
+      kind: sequence-classification
+      data: {{source: csv, path: d, text: [text], label: label}}
+      model: {{source: folder, path: m}}
+      training: {{learning_rate: 1e-4}}
+"""
+
+
+def test_a_file_gives_its_recipe_then_its_own_overrides_then_those_given(tmp_path: Path) -> None:
+    recipe = load(deployment(tmp_path, f"deployments:{ENTRY.format(name='a')}"), {"tokens.max_length": 64})
+    assert (recipe.training.learning_rate, recipe.training.seed, recipe.tokens.max_length) == (1e-4, 5, 64)
+
+
+def test_of_several_entries_one_is_named(tmp_path: Path) -> None:
+    file = deployment(tmp_path, f"deployments:{ENTRY.format(name='a')}{ENTRY.format(name='b')}")
+    assert load(file, entry="b").name == "reviews"
+    assert file_problem(file) == ("FILE", "several entries deploy flows.finetune:finetune; name one of a, b.")
+    assert file_problem(file, "bb")[1].endswith("Did you mean 'b'?")
+
+
+def test_a_file_without_a_finetune_entry_lists_what_it_has(tmp_path: Path) -> None:
+    file = deployment(tmp_path, "deployments: [{name: other, entrypoint: 'flows.retrain:retrain'}]")
+    assert file_problem(file) == (
+        "FILE",
+        "no entry with `entrypoint: flows.finetune:finetune`; entries: other (flows.retrain:retrain).",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("deployments:\n- name: [a\n- b: {", ("FILE:3", "is not YAML: ")),
+        ("a: 1\nb: 2\na: 3\n", ("FILE:3", "is not YAML: 'a' is written twice.")),
+        ("just text", ("FILE", "not a Prefect deployment file: it needs a list `deployments:`.")),
+        ("deployments: [{name: a, entrypoint: 'flows.finetune:finetune'}]",
+         ("FILE", "entry 'a' has no `parameters.recipe` with the fields of a recipe.")),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_deployment_file_is_told_with_its_line(
+    tmp_path: Path, text: str, problem: tuple[str, str]
+) -> None:
+    where, message = file_problem(deployment(tmp_path, text))
+    assert where == problem[0]
+    assert message.startswith(problem[1])
+
+
+def test_a_missing_file_is_told_with_its_neighbour(tmp_path: Path) -> None:
+    neighbour = deployment(tmp_path, "{}")
+    missing = tmp_path / "deploymnt.yaml"
+    assert file_problem(missing) == ("FILE", f"no such file. Did you mean {str(neighbour)!r}?")
+
+
+def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "deployment.yaml"
+    file.write_bytes(b"name: caf\xe9")
+    assert file_problem(file) == ("FILE", "is not UTF-8 text (byte 9).")

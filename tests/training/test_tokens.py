@@ -1,0 +1,187 @@
+"""Token ids: those of AutoTokenizer, in files that say the same for the same rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from training.ipc import ipc_writer
+from training.problems import UserError
+from training.tokens import tokenize
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Fünf Äpfel — and naïve café tokens, 123 times over the moon!",
+    "short",
+    "[SEP] inside a text is a special token, and 日本語 is not known at all",
+    "a much longer text about foxes and dogs and moons and apples and cafés " * 3,
+]
+PAIRS = list(reversed(TEXTS))
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def word_pieces() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(vocab_size=150, special_tokens=SPECIAL, show_progress=False)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return tokenizer
+
+
+def byte_pairs() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=320,
+            special_tokens=[AddedToken(token, special=True) for token in ("<s>", "<pad>", "</s>")],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return tokenizer
+
+
+TOKENIZERS = {
+    "word pieces": (word_pieces, {"pad_token": "[PAD]", "unk_token": "[UNK]"}),
+    "byte pairs": (byte_pairs, {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}),
+}
+
+
+def save_tokenizer(folder: Path, kind: str = "word pieces", **settings: Any) -> Path:
+    from transformers import PreTrainedTokenizerFast
+
+    make, tokens = TOKENIZERS[kind]
+    PreTrainedTokenizerFast(tokenizer_object=make(), **tokens, **settings).save_pretrained(folder)
+    return folder
+
+
+def save_rows(folder: Path, texts: list[str] = TEXTS, pairs: list[str] | None = None) -> Path:
+    folder.mkdir()
+    columns = {"text": texts} | ({"text_pair": pairs} if pairs else {})
+    table = pa.table(columns | {"label": pa.array(range(len(texts)), pa.int64())})
+    for split in ("train", "validation"):
+        with ipc_writer(folder / f"{split}.arrow", table.schema) as writer:
+            writer.write(table)
+    return folder
+
+
+def rows_of(out: Path) -> pa.Table:
+    return pa.ipc.open_file(out / "train.arrow").read_all()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pairs", [None, PAIRS], ids=["single", "pairs"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_ids_are_those_of_auto_tokenizer(tmp_path: Path, kind: str, pairs: list[str] | None, side: str) -> None:
+    from transformers import AutoTokenizer
+
+    folder = save_tokenizer(tmp_path / "tokenizer", kind, truncation_side=side)
+    reference = AutoTokenizer.from_pretrained(folder)
+    data = save_rows(tmp_path / "data", TEXTS, pairs)
+    for max_length in (12, 40, 512):
+        tokenize(data, folder, tmp_path / str(max_length), max_length)
+        expected = reference(TEXTS, pairs, truncation=True, max_length=max_length, return_token_type_ids=bool(pairs))
+        found = rows_of(tmp_path / str(max_length)).to_pydict()
+        assert found["input_ids"] == expected["input_ids"]
+        assert found.get("token_type_ids") == expected.get("token_type_ids")
+        assert found["length"] == [len(ids) for ids in expected["input_ids"]]
+        assert found["label"] == list(range(len(TEXTS)))
+
+
+def test_columns_have_their_types(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    tokenize(save_rows(tmp_path / "data", pairs=PAIRS), folder, tmp_path / "out", 32)
+    assert {column.name: str(column.type) for column in rows_of(tmp_path / "out").schema} == {
+        "input_ids": "list<item: int32>",
+        "token_type_ids": "list<item: int8>",
+        "length": "int32",
+        "label": "int64",
+    }
+
+
+def test_lengths_that_the_tokenizer_was_saved_with_do_not_leak(tmp_path: Path) -> None:
+    data, folder = save_rows(tmp_path / "data"), save_tokenizer(tmp_path / "tokenizer")
+    tokenize(data, folder, tmp_path / "plain", 64)
+    used = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    used.enable_padding(length=100)
+    used.enable_truncation(5, strategy="only_first")
+    used.save(str(folder / "tokenizer.json"))
+    tokenize(data, folder, tmp_path / "used", 64)
+    assert (tmp_path / "used" / "train.arrow").read_bytes() == (tmp_path / "plain" / "train.arrow").read_bytes()
+
+
+def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    figures = tokenize(
+        save_rows(tmp_path / "data", ["the fox", "the", " ".join(["the"] * 9), " ".join(["the"] * 6)]),
+        save_tokenizer(tmp_path / "tokenizer"),
+        tmp_path / "out",
+        8,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    lengths = rows_of(tmp_path / "out").column("length").to_pylist()
+    assert lengths[1:] == [3, 8, 8]  # six words and two special tokens fit exactly, nine do not
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["truncated"] == {"train": 1, "validation": 1}
+    assert report["tokens"]["train"] == sum(lengths)
+    assert report["length"]["train"] == {"min": 3, "median": sorted(lengths)[1], "max": 8}
+    assert figures == {"rows": 8, "tokens": 2 * sum(lengths), "truncated": 2}
+    assert seen == [(4, 8), (8, 8)]
+
+
+def test_the_same_rows_give_the_same_bytes_however_they_are_batched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = save_rows(tmp_path / "data", [f"the fox {i} " * (i % 7 + 1) for i in range(5_003)])
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    tokenize(data, folder, tmp_path / "one", 16)
+    monkeypatch.setattr("training.tokens.ROWS_AT_ONCE", 37)
+    tokenize(data, folder, tmp_path / "two", 16)
+    for file in ("train.arrow", "validation.arrow", "report.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "vocab.txt").touch()
+    with pytest.raises(UserError, match=r"no tokenizer\.json: there is vocab\.txt"):
+        tokenize(save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer\.json is not readable"):
+        tokenize(save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
+
+
+def test_a_length_without_room_for_text_is_refused(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    with pytest.raises(UserError, match=r"^tokens\.max_length: 3 leaves no room beside the 3 special tokens"):
+        tokenize(save_rows(tmp_path / "data", pairs=PAIRS), folder, tmp_path / "out", 3)

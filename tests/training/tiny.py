@@ -1,0 +1,98 @@
+"""A data set, its tokens, a tokenizer and a model, so small that a step takes milliseconds; jobs on them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from training.protocol import Job
+from training.recipe import Training
+
+LABELS = ["animal", "tool", "food"]
+WORDS = {
+    "animal": ["cat", "dog", "horse", "cow", "sheep", "goat"],
+    "tool": ["hammer", "saw", "drill", "nail", "wrench", "plane"],
+    "food": ["bread", "cheese", "apple", "soup", "rice", "cake"],
+}
+CONFIG = {
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 120,
+    "max_position_embeddings": 64,
+}
+
+
+def write_data(out: Path, rows: dict[str, int]) -> Path:
+    """A data folder: rows of a few words that tell the label, and some that do not."""
+    out.mkdir(parents=True)
+    draw = random.Random(7)
+    schema = pa.schema([("text", pa.string()), ("label", pa.int64())])
+    for split, count in rows.items():
+        labels = [draw.randrange(len(LABELS)) for _ in range(count)]
+        everything = sorted(word for words in WORDS.values() for word in words)
+        texts = [
+            " ".join([*draw.choices(WORDS[LABELS[label]], k=2), *draw.choices(everything, k=draw.randrange(12))])
+            for label in labels
+        ]
+        with pa.OSFile(str(out / f"{split}.arrow"), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_table(pa.table([texts, labels], schema=schema), max_chunksize=50)
+    (out / "labels.json").write_text(json.dumps(LABELS))
+    return out
+
+
+def write_tokens(out: Path, rows: list[list[int]], labels: list[int], split: str = "train", block: int = 50) -> Path:
+    """A tokens folder with one split, in record batches of `block` rows."""
+    out.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32()), ("label", pa.int64())])
+    with pa.OSFile(str(out / f"{split}.arrow"), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for start in range(0, len(rows), block):
+            part = rows[start : start + block]
+            lengths = np.array([len(row) for row in part], dtype=np.int32)
+            columns = [pa.array(part, pa.list_(pa.int32())), lengths, labels[start : start + block]]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    return out
+
+
+def make_world(home: Path) -> Path:
+    """data/, tokens/, base/model/ and base/tokenizer/ under `home`."""
+    from training import scratch
+
+    data = write_data(home / "data", {"train": 150, "validation": 60})
+    tokenizer = scratch.train_wordpiece(lambda: scratch.texts(data / "train.arrow", ["text"]), CONFIG["vocab_size"])
+    model = scratch.create(CONFIG | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, seed=1)
+    scratch.save_tokenizer(tokenizer, 64, home / "base/tokenizer")
+    model.save_pretrained(home / "base/model")
+    for split in ("train", "validation"):
+        table = pa.ipc.open_file(str(data / f"{split}.arrow")).read_all()
+        rows = [encoding.ids for encoding in tokenizer.encode_batch(table["text"].to_pylist())]
+        write_tokens(home / "tokens", rows, table["label"].to_pylist(), split)
+    return home
+
+
+def fit_job(world: Path, job_dir: Path, *, base: str = "base", precision: str = "no", **training: Any) -> Path:
+    """Write a job that trains on the world; `training` changes the recipe's training section."""
+    chosen = {
+        "num_train_epochs": 3,
+        "learning_rate": 3e-3,
+        "per_device_train_batch_size": 8,
+        "logging_steps": 4,
+    }
+    settings = {
+        "kind": "sequence-classification",
+        "labels": LABELS,
+        "training": Training(**{**chosen, **training}).model_dump(),
+        "compute": {"strategy": "ddp", "num_processes": 1, "mixed_precision": precision},
+        "metrics": ["accuracy", "f1"],
+    }
+    inputs = {"model": f"{base}/model", "tokenizer": f"{base}/tokenizer", "tokens": "tokens"}
+    absolute = {name: str(world / path) for name, path in inputs.items()}
+    Job(program="training.fit", key=job_dir.name, settings=settings, inputs=absolute).write(job_dir)
+    return job_dir

@@ -1,0 +1,188 @@
+"""Token rows from a memory map, batches grouped by length, and the padding of a batch.
+
+The order of the rows is a pure function of (lengths, seed, epoch, rows an optimizer step): it needs no state
+in a checkpoint, every rank computes the same one, and halving the micro-batch while doubling the accumulation
+leaves each optimizer step its rows.
+
+N rows, E rows an optimizer step over all ranks, B rows of one micro-batch on one rank, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch.utils.data import Dataset, Sampler
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+from training.problems import Problem, UserError
+
+MEGABATCH = 50
+"""Optimizer steps' worth of random rows that are sorted together. More pads less and mixes lengths less."""
+
+
+class TokenRows(Dataset[dict[str, Any]]):
+    """The rows of one split's Arrow file, read where they lie in the memory map.
+
+    `lengths` is (N,) int32. A row is {"input_ids": (length,) int32, "label": int}, for pairs also
+    {"token_type_ids": (length,) int8}; the arrays are views of the file and must not be written to.
+    Raises pyarrow.ArrowInvalid where the file is not an Arrow file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        chunks = table.to_batches()
+        self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
+        self.labels: npt.NDArray[np.int64] = table["label"].to_numpy()
+        self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
+        self._tokens = {
+            name: [_flat(chunk.column(name)) for chunk in chunks]
+            for name in ("input_ids", "token_type_ids")
+            if name in table.column_names
+        }
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
+        within = row - self._starts[chunk]
+        features: dict[str, Any] = {"label": self.labels[row]}
+        for name, columns in self._tokens.items():
+            offsets, values = columns[chunk]
+            features[name] = values[offsets[within] : offsets[within + 1]]
+        return features
+
+
+def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.integer[Any]]]:
+    """A list column as the offsets of its rows in one array of values, nothing copied."""
+    return column.offsets.to_numpy(), column.values.to_numpy()
+
+
+class PadToLongest:
+    """Token features of B rows to tensors (B, T) int64, T the longest row rounded up to a multiple.
+
+    On a GPU a multiple of 8 fills its tensor cores and keeps shapes few; a CPU is fastest with no padding.
+    Pads with the tokenizer's pad token on the tokenizer's side. Gives input_ids, attention_mask (1 where
+    there is a token), token_type_ids where the features have them, and labels (B,) int64. Raises UserError
+    where the tokenizer has no pad token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
+        if tokenizer.pad_token_id is None:
+            message = (
+                "pad_token=null in tokenizer_config.json, but rows of unequal length share a batch: "
+                "name a token to fill up with, such as the tokenizer's eos_token."
+            )
+            raise UserError([Problem(kind="model", where="tokenizer", message=message)])
+        self.multiple = multiple
+        self.left = tokenizer.padding_side == "left"
+        self.fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        lengths = [len(row["input_ids"]) for row in rows]
+        width = -(-max(lengths) // self.multiple) * self.multiple
+        mask = np.zeros((len(rows), width), dtype=np.int64)
+        for line, length in zip(mask, lengths, strict=True):
+            line[self._place(length, width)] = 1
+        batch = {"attention_mask": torch.from_numpy(mask)}
+        for name, fill in self.fill.items():
+            if name in rows[0]:
+                batch[name] = torch.from_numpy(self._padded([row[name] for row in rows], width, fill))
+        batch["labels"] = torch.from_numpy(np.array([row["label"] for row in rows], dtype=np.int64))
+        return batch
+
+    def _padded(self, rows: list[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
+        padded = np.full((len(rows), width), fill, dtype=np.int64)
+        for line, row in zip(padded, rows, strict=True):
+            line[self._place(len(row), width)] = row
+        return padded
+
+    def _place(self, length: int, width: int) -> slice:
+        return slice(width - length, width) if self.left else slice(length)
+
+
+class LengthGroupedBatches(BatchRebalanceSampler):
+    """This rank's batches of row numbers: like lengths together, each row once an epoch over all ranks.
+
+    A random order is cut into stretches of MEGABATCH optimizer steps, each stretch sorted by length and cut
+    into steps of E rows; the steps come in random order, the one with the longest row first (what does not
+    fit into memory fails at once) and what is left over last. A step's rows are cut into micro-batches, and
+    each of these is dealt out to the ranks one by one, so that all ranks pad to about the same width.
+    Left-over rows that are fewer than the ranks join the step before.
+
+    A BatchRebalanceSampler by name, for the Trainer passes that class through to the DataLoader unsharded.
+    Raises ValueError where there are fewer rows than ranks.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.NDArray[np.int32],
+        batch_size: int,
+        *,
+        accumulation: int = 1,
+        world: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if len(lengths) < world:
+            raise ValueError(f"{len(lengths)} rows cannot be shared by {world} processes: give at least {world}.")
+        super().__init__(lengths.tolist(), batch_size * accumulation * world, world, accumulation, seed=seed, rank=rank)
+        self._lengths = lengths
+        self._micro = batch_size * world
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self._steps():
+            for micro in np.array_split(step, self._pieces(len(step))):
+                yield micro[self.rank :: self.dp_size].tolist()
+
+    def __len__(self) -> int:
+        """Micro-batches an epoch on this rank, the same on every rank."""
+        full, tail = divmod(len(self._lengths), self.effective_batch_size)
+        if full and tail < self.dp_size:
+            full, tail = full - 1, tail + self.effective_batch_size
+        return full * self.grad_accum + self._pieces(tail)
+
+    def _pieces(self, rows: int) -> int:
+        """The micro-batches of a step: no more than needed, and a row for every rank in each."""
+        return min(self.grad_accum, -(-rows // self._micro), rows // self.dp_size)
+
+    def _steps(self) -> list[npt.NDArray[np.int64]]:
+        """The epoch's optimizer steps, each the numbers of its rows, longest row first."""
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(len(self._lengths))
+        for stretch in _cut(order, MEGABATCH * self.effective_batch_size):
+            stretch[:] = stretch[np.argsort(-self._lengths[stretch], kind="stable")]
+        *full, last = _cut(order, self.effective_batch_size, least=self.dp_size)
+        shuffled = [full[i] for i in random.permutation(len(full))]
+        if shuffled:
+            longest = int(np.argmax([self._lengths[rows[0]] for rows in shuffled]))
+            shuffled[0], shuffled[longest] = shuffled[longest], shuffled[0]
+        return [*shuffled, last]
+
+
+def _cut(rows: npt.NDArray[np.int64], size: int, least: int = 1) -> list[npt.NDArray[np.int64]]:
+    """Views of `size` rows each; a last one of fewer than `least` rows joins the one before."""
+    starts = list(range(0, len(rows), size))
+    if len(starts) > 1 and len(rows) - starts[-1] < least:
+        starts.pop()
+    return np.split(rows, starts[1:])
+
+
+class LongestFirst(Sampler[int]):
+    """Every row number once, by falling length, for passes whose result does not depend on the order."""
+
+    def __init__(self, lengths: npt.NDArray[np.int32]) -> None:
+        self.order = np.argsort(-lengths, kind="stable").tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return len(self.order)

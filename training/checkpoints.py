@@ -1,0 +1,128 @@
+"""Checkpoints that are complete or absent, and the choice of the one to go on from.
+
+    checkpoints/checkpoint-40/            any files
+    checkpoints/checkpoint-40/manifest.json   written last: every file's path, bytes and sha256, and the names
+                                          of the other checkpoints that this one is of no use without
+    checkpoints/quarantine/               what was found damaged; nothing reads it
+    checkpoints/.writing-*, .removing-*   of a writer that lives, or died; removed by the next one's start
+
+One process at a time writes to such a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from training.protocol import fsync, sha256
+
+MANIFEST = "manifest.json"
+QUARANTINE = "quarantine"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def name(step: int) -> str:
+    """The name of the checkpoint made after this many optimizer steps."""
+    return f"checkpoint-{step}"
+
+
+@contextmanager
+def writing(final: Path, needs: Sequence[str] = ()) -> Iterator[Path]:
+    """Gives an empty folder to fill; on leaving, it appears as `final`, whole and on the disk.
+
+    `needs` names the other checkpoints beside it without which it is of no use, such as the best so far.
+    Raises OSError where `final` exists or the disk is full; on any error `final` does not appear.
+    """
+    aside = final.with_name(f".writing-{final.name}")
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        _write_manifest(aside, needs)
+        os.rename(aside, final)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    fsync(final.parent)
+
+
+def newest_good(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that verifies, with all that it needs; None where there is none.
+
+    Newer ones go to quarantine and `warn` is told why. Call it before anything is written to the folder:
+    it removes what dead writers left behind.
+    """
+    for leftover in folder.glob(".*"):
+        shutil.rmtree(leftover)
+    for checkpoint in sorted(_checkpoints(folder), key=_step, reverse=True):
+        damage = damage_of(checkpoint)
+        if damage is None:
+            return checkpoint
+        warn(f"{checkpoint.name} cannot be used ({damage}) and was put into {QUARANTINE}.")
+        _set_aside(checkpoint)
+    return None
+
+
+def damage_of(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or with one that it needs; None where every byte is as written."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+        for file in manifest["files"]:
+            path = checkpoint / file["path"]
+            if path.stat().st_size != file["bytes"] or sha256(path) != file["sha256"]:
+                return f"{file['path']} changed after it was written"
+        needs = [checkpoint.with_name(other) for other in manifest["needs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    for other in needs:
+        if damage := damage_of(other):
+            return f"it needs {other.name}: {damage}"
+    return None
+
+
+def rotate(folder: Path, newest: int = 2) -> None:
+    """Remove all checkpoints but the newest and those that these need."""
+    newest_first = sorted(_checkpoints(folder), key=_step, reverse=True)
+    kept = {name for checkpoint in newest_first[:newest] for name in [checkpoint.name, *_needs(checkpoint)]}
+    for checkpoint in newest_first:
+        if checkpoint.name not in kept:
+            # Out of sight in one step: a kill half-way through must not look like damage.
+            aside = checkpoint.with_name(f".removing-{checkpoint.name}")
+            os.rename(checkpoint, aside)
+            shutil.rmtree(aside)
+
+
+def _needs(checkpoint: Path) -> list[str]:
+    return json.loads((checkpoint / MANIFEST).read_bytes())["needs"]
+
+
+def _write_manifest(folder: Path, needs: Sequence[str]) -> None:
+    files = []
+    for path in sorted(folder.rglob("*")):
+        fsync(path)
+        if path.is_file():
+            relative = path.relative_to(folder).as_posix()
+            files.append({"path": relative, "bytes": path.stat().st_size, "sha256": sha256(path)})
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"files": files, "needs": list(needs)}, indent=1))
+    fsync(manifest)
+    fsync(folder)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*") if _NAME.fullmatch(path.name)]
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _set_aside(checkpoint: Path) -> None:
+    quarantine = checkpoint.parent / QUARANTINE
+    quarantine.mkdir(exist_ok=True)
+    taken = len(list(quarantine.iterdir()))
+    os.rename(checkpoint, quarantine / f"{taken}-{checkpoint.name}")

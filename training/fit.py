@@ -1,0 +1,141 @@
+"""The program that trains: `python -m training.fit JOB`, usually through `accelerate launch`.
+
+inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow)
+settings   kind, labels, training (the recipe's), compute (strategy, mixed_precision), metrics
+output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves
+figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.problems import Problem, UserError
+from training.protocol import (
+    CHECKPOINTS,
+    EVENTS,
+    OUTPUT,
+    Events,
+    Interrupted,
+    Job,
+    read_events,
+    run_program,
+    stop_requested,
+)
+
+if TYPE_CHECKING:
+    from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+
+    from training.trainer import ExactTrainer
+
+OURS = ("early_stopping_patience", "early_stopping_threshold", "checkpoint_interval_s", "extra")
+"""Fields of the recipe's training section that TrainingArguments does not have."""
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Train, or go on training, and export the model; gives the figures."""
+    import torch
+
+    from training import checkpoints, curves, dropout, kinds, model
+
+    model.make_deterministic()
+    settings = job.settings
+    kind = kinds.load(settings["kind"])
+    tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]))
+    network = model.load_for_training(
+        kind, Path(job.inputs["model"]), settings["labels"], tokenizer, settings["training"]["seed"]
+    )
+    if not torch.cuda.is_available():
+        dropout.cheapen(network)
+    trainer = make_trainer(job_dir, job, events, network, tokenizer)
+    start = checkpoints.newest_good(job_dir / CHECKPOINTS, events.warning)
+    if start is not None:
+        events.note(f"going on from {start.name}")
+    if stop_requested():
+        raise Interrupted("stopped before the first step")
+    result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+    model.export(trainer.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model")
+    curves.draw_curves(read_events(job_dir / EVENTS, 0)[0], job_dir / OUTPUT / "log" / "loss.png")
+    state = trainer.state
+    return {
+        "steps": state.global_step,
+        "epochs": round(state.epoch or 0.0, 4),
+        "train_loss": trainer.mean_loss,
+        "best_step": state.best_global_step,
+        "best_metric": state.best_metric,
+        "train_samples_per_second": result.metrics["train_samples_per_second"],
+    }
+
+
+def make_trainer(
+    job_dir: Path,
+    job: Job,
+    events: Events,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> ExactTrainer:
+    """The job's Trainer, its checkpoints in the job's folder."""
+    from transformers import EarlyStoppingCallback
+
+    from training import kinds, metrics
+    from training.batching import TokenRows
+    from training.model import padding_multiple
+    from training.trainer import ExactTrainer
+
+    settings = job.settings
+    training, labels = settings["training"], settings["labels"]
+    kind = kinds.load(settings["kind"])
+    tokens = Path(job.inputs["tokens"])
+
+    def compute_metrics(evaluated: EvalPrediction) -> dict[str, float]:
+        predictions = kind.predictions(evaluated.predictions)
+        return metrics.compute(settings["metrics"], predictions, evaluated.label_ids, labels)
+
+    patience = training["early_stopping_patience"]
+    threshold = training["early_stopping_threshold"]
+    return ExactTrainer(
+        model=network,
+        args=training_arguments(job_dir, training, settings["compute"]),
+        train_dataset=TokenRows(tokens / "train.arrow"),
+        eval_dataset=TokenRows(tokens / "validation.arrow"),
+        data_collator=kind.collator(tokenizer, padding_multiple()),
+        compute_metrics=compute_metrics,
+        callbacks=[EarlyStoppingCallback(patience, threshold)] if patience else [],
+        events=events,
+        checkpoint_interval_s=training["checkpoint_interval_s"],
+    )
+
+
+def training_arguments(job_dir: Path, training: dict[str, Any], compute: dict[str, Any]) -> TrainingArguments:
+    """The recipe's training section as TrainingArguments, with what the project decides itself.
+
+    Raises UserError where TrainingArguments refuses a value.
+    """
+    import torch
+    from transformers import TrainingArguments
+
+    theirs = {name: value for name, value in training.items() if name not in OURS and value is not None}
+    decided = {
+        "output_dir": str(job_dir / CHECKPOINTS),
+        "save_strategy": training["eval_strategy"],
+        "bf16": compute["mixed_precision"] == "bf16",
+        "fp16": compute["mixed_precision"] == "fp16",
+        "use_cpu": not torch.cuda.is_available(),
+        "disable_tqdm": True,
+        "report_to": "none",
+        "remove_unused_columns": False,
+        "restore_callback_states_from_checkpoint": True,
+    }
+    if training["eval_strategy"] != "no":
+        theirs.setdefault("metric_for_best_model", "loss")  # early stopping asks for it
+    if training["eval_strategy"] == "steps":
+        decided["save_steps"] = training["eval_steps"]
+    try:
+        return TrainingArguments(**{**theirs, **training["extra"], **decided})
+    except (TypeError, ValueError) as error:
+        raise UserError([Problem(kind="training", where="training", message=str(error))]) from error
+
+
+if __name__ == "__main__":
+    run_program(main, stops_itself=True)

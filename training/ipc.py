@@ -1,0 +1,71 @@
+"""Arrow IPC files whose bytes depend on their rows alone, and the spread of a column of lengths."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+BLOCK_ROWS = 10_000  # rows of a record batch: large enough to be read fast, small enough to hold several
+
+
+@contextmanager
+def ipc_writer(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
+    """A writer of an uncompressed IPC file, which can be memory-mapped."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        yield writer
+
+
+@contextmanager
+def ipc_reader(path: Path) -> Iterator[pa.RecordBatchFileReader]:
+    """The record batches of an IPC file, memory-mapped: they hold no memory of their own."""
+    with pa.memory_map(str(path)) as file:
+        yield pa.ipc.open_file(file)
+
+
+def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of exactly BLOCK_ROWS (the last one smaller), each in memory of its own.
+
+    A slice would not do: it is written with up to 63 bytes of whatever follows it in the larger buffer.
+    """
+    held = schema.empty_table()
+    for batch in batches:
+        held = pa.concat_tables([held, pa.Table.from_batches([batch], schema)])
+        while held.num_rows >= BLOCK_ROWS:
+            yield _copied(held.slice(0, BLOCK_ROWS))
+            held = held.slice(BLOCK_ROWS)
+    if held.num_rows:
+        yield _copied(held)
+
+
+def _copied(rows: pa.Table) -> pa.RecordBatch:
+    (batch,) = rows.take(pa.array(np.arange(rows.num_rows))).combine_chunks().to_batches()
+    return batch
+
+
+class Spread:
+    """Smallest, median and largest of many whole numbers, held as one count for each distinct number."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
+        values, counts = np.unique(numbers, return_counts=True)
+        self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+    def summary(self) -> dict[str, int]:
+        """`min`, `median` (of an even count the lower one) and `max`; nothing when nothing was added."""
+        ordered = sorted(self._counts)
+        if not ordered:
+            return {}
+        below, half = 0, (self._counts.total() + 1) // 2
+        for median in ordered:
+            below += self._counts[median]
+            if below >= half:
+                break
+        return {"min": ordered[0], "median": median, "max": ordered[-1]}

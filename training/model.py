@@ -1,0 +1,77 @@
+"""Models by their kind: loaded from a folder, and written to one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+transformers.utils.logging.disable_progress_bar()
+
+# Nothing that a model folder holds is run, and nothing is fetched.
+_SAFELY = {"local_files_only": True, "trust_remote_code": False}
+
+
+def make_deterministic() -> None:
+    """Have torch choose kernels that give the same bytes every time. Call it before anything is computed."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Only code that reads memory it never wrote would need this, and it costs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # Adam's averages of weights that rarely get a gradient decay into numbers that are slow to compute with.
+    torch.set_flush_denormal(True)
+
+
+def padding_multiple() -> int:
+    """What the width of a batch should be a multiple of on this machine's processor."""
+    return 8 if torch.cuda.is_available() else 1
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder. Raises OSError or ValueError where there is none that can be read."""
+    return AutoTokenizer.from_pretrained(folder, **_SAFELY)
+
+
+def load_for_training(
+    kind: ModuleType, folder: Path, labels: Sequence[str], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
+    """The folder's model with a head for these labels, in float32 on the CPU.
+
+    Weights that the folder lacks, or has for another number of labels, are drawn with `seed`.
+    """
+    set_seed(seed)
+    model = _load(kind, folder, **kind.config_fields(labels), ignore_mismatched_sizes=True)
+    if model.config.pad_token_id is None:
+        # Models of text generators find a row's last token by it.
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def load_trained(kind: ModuleType, folder: Path) -> PreTrainedModel:
+    """A model that `export` wrote, ready to predict: float32, on the CPU, dropout off."""
+    return _load(kind, folder).eval()
+
+
+def export(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
+    """Write config.json and safetensors to `out`, and beside them the tokenizer's files, byte for byte.
+
+    Where the tokenizer lies in the folder of another model, that one's files do not replace this one's.
+    """
+    model.save_pretrained(out)
+    for file in sorted(tokenizer.iterdir()):
+        if file.is_file() and not (out / file.name).exists():
+            shutil.copyfile(file, out / file.name)
+
+
+def _load(kind: ModuleType, folder: Path, **config_fields: Any) -> PreTrainedModel:
+    auto_class = getattr(transformers, kind.AUTO_CLASS)
+    model = auto_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **_SAFELY, **config_fields)
+    assert isinstance(model, PreTrainedModel)
+    return model

@@ -1,0 +1,163 @@
+"""From a deployment file and `--set` to the mapping that a recipe is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+
+from training.problems import Problem, UserError, nearest
+from training.recipe_problems import section_fields
+
+ENTRYPOINT = "flows.finetune:finetune"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, for which `3e-5` is a number and a field written twice a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for index, key in enumerate(names):
+            if any(key.value == earlier.value for earlier in names[:index]):
+                message = f"{key.value!r} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def _problem(where: str, message: str) -> UserError:
+    return UserError([Problem(kind="recipe", where=where, message=message)])
+
+
+def parse_set(settings: Iterable[str]) -> dict[str, Any]:
+    """The overrides that `--set a.b=value` arguments spell, values read as YAML, the last of a name wins.
+
+    Raises UserError naming every argument without a name, a `=` or a readable value.
+    """
+    overrides: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        try:
+            if not equals or not name.strip():
+                raise ValueError("write it as section.field=value, such as training.learning_rate=3e-5.")
+            overrides[name.strip()] = yaml.load(value, _Loader)
+        except ValueError as error:
+            problems.append(Problem(kind="recipe", where="--set", message=f"{setting!r}: {error}"))
+        except yaml.YAMLError:
+            message = f"{setting!r}: the value is not YAML; put it in quotes if it is text."
+            problems.append(Problem(kind="recipe", where="--set", message=message))
+    if problems:
+        raise UserError(problems)
+    return overrides
+
+
+def merge(
+    values: Mapping[str, Any], overrides: Mapping[str, Any], recipe: type[BaseModel]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """A copy of `values` with the overrides in place, and the overrides that point inside a plain value.
+
+    An unknown name is merged all the same: validation reports it as it reports one in the file.
+    """
+    merged, problems = dict(values), []
+    for name, value in overrides.items():
+        path = _path(name, recipe)
+        if path is None:
+            parent = name.rpartition(".")[0]
+            message = f"cannot be set: {parent!r} has no fields of its own."
+            problems.append(Problem(kind="recipe", where=name, message=message))
+        else:
+            merged = _with(merged, path, value)
+    return merged, problems
+
+
+def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
+    """Where the dotted name points: `release.minimum.validation.accuracy` has one key with a dot in it."""
+    section, *rest = name.split(".", 2)
+    if section not in recipe.model_fields or not rest:
+        return [section, *rest]
+    fields = section_fields(recipe, section)
+    if fields is None:
+        return None
+    inner = fields.get(rest[0])
+    if inner is None or len(rest) == 1:
+        return [section, *rest]
+    for kind in (inner.annotation, *get_args(inner.annotation)):
+        if get_origin(kind) is dict:
+            nested = get_args(kind)[1] is Any
+            return [section, rest[0], *(rest[1].split(".") if nested else [rest[1]])]
+    return None
+
+
+def _with(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    name, *rest = path
+    if not rest:
+        return {**values, name: value}
+    below = values.get(name)
+    if below is not None and not isinstance(below, Mapping):
+        return dict(values)  # a section that is no mapping: validation says so
+    return {**values, name: _with(below or {}, rest, value)}
+
+
+def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
+    """`parameters` of the file's entry for the finetune flow, `recipe` among them.
+
+    Raises UserError when the file cannot be read, or holds no such entry, or several and none is named.
+    """
+    entries = _entries(file)
+    fitting = {e.get("name"): e for e in entries if e.get("entrypoint") == ENTRYPOINT}
+    listed = ", ".join(f"{e.get('name')} ({e.get('entrypoint')})" for e in entries) or "none"
+    if not fitting:
+        raise _problem(str(file), f"no entry with `entrypoint: {ENTRYPOINT}`; entries: {listed}.")
+    if name is None and len(fitting) > 1:
+        raise _problem(str(file), f"several entries deploy {ENTRYPOINT}; name one of {', '.join(map(str, fitting))}.")
+    if name is not None and name not in fitting:
+        raise _problem(
+            str(file),
+            f"no entry {name!r} for {ENTRYPOINT}; entries: {listed}.{nearest(name, map(str, fitting))}",
+        )
+    chosen = fitting[name] if name is not None else next(iter(fitting.values()))
+    parameters = chosen.get("parameters")
+    if not isinstance(parameters, dict) or not isinstance(parameters.get("recipe"), dict):
+        raise _problem(
+            str(file), f"entry {chosen.get('name')!r} has no `parameters.recipe` with the fields of a recipe."
+        )
+    if not isinstance(parameters.get("overrides", {}), dict):
+        raise _problem(str(file), f"entry {chosen.get('name')!r}: `parameters.overrides` maps dotted names to values.")
+    return parameters
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    document = _read(file)
+    entries = document.get("deployments") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise _problem(str(file), "not a Prefect deployment file: it needs a list `deployments:`.")
+    return entries
+
+
+def _read(file: Path) -> Any:
+    try:
+        return yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        beside = [str(other) for pattern in ("*.yaml", "*.yml") for other in file.parent.glob(pattern)]
+        raise _problem(str(file), f"no such file.{nearest(str(file), beside)}") from None
+    except OSError as error:
+        raise _problem(str(file), f"cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise _problem(str(file), f"is not UTF-8 text (byte {error.start}).") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise _problem(where, f"is not YAML: {error.problem}.") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise _problem(str(file), f"is not YAML: {error}.") from None

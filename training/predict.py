@@ -1,0 +1,117 @@
+"""The program that predicts: `python -m training.predict JOB`.
+
+inputs     model (what training.fit put out), tokens (SPLIT.arrow)
+settings   kind, splits, batch_size (rows), mixed_precision (no, bf16 or fp16)
+output     SPLIT.parquet, a row for a row of the split, in its order: row, label, prediction, logits
+figures    rows and rows_per_second of all splits together
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.protocol import OUTPUT, Events, Job, run_program
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from transformers import PreTrainedModel
+
+    from training.batching import PadToLongest, TokenRows
+
+PROGRESS_EVERY_S = 1.0
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Predict every row of the splits; gives the figures."""
+    import torch
+
+    from training import kinds, model
+    from training.batching import TokenRows
+
+    model.make_deterministic()
+    kind = kinds.load(job.settings["kind"])
+    folder = Path(job.inputs["model"])
+    collate = kind.collator(model.load_tokenizer(folder), model.padding_multiple())
+    network = model.load_trained(kind, folder).to("cuda" if torch.cuda.is_available() else "cpu")
+    splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
+    total, before = sum(map(len, splits.values())), 0
+    began = time.monotonic()
+    for split, rows in splits.items():
+        tell = _told_now_and_then(events, split, before, total)
+        logits = predict(network, rows, collate, job.settings["batch_size"], job.settings["mixed_precision"], tell)
+        write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, kind.predictions(logits), logits)
+        before += len(rows)
+    return {"rows": total, "rows_per_second": round(total / (time.monotonic() - began), 1)}
+
+
+def predict(
+    network: PreTrainedModel,
+    rows: TokenRows,
+    collate: PadToLongest,
+    batch_size: int,
+    mixed_precision: str,
+    tell: Callable[[int], None] = lambda done: None,
+) -> npt.NDArray[np.float32]:
+    """(N, L) logits, row by row as `rows` has them; longest rows first on the way there."""
+    import numpy as np
+    import torch
+
+    from training.batching import LongestFirst
+
+    order = list(LongestFirst(rows.lengths))
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[mixed_precision]
+    logits = np.empty((len(rows), network.config.num_labels), dtype=np.float32)
+    device = network.device
+    with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=mixed_precision != "no"):
+        for start in range(0, len(order), batch_size):
+            numbers = order[start : start + batch_size]
+            batch = collate([rows[number] for number in numbers])
+            del batch["labels"]
+            answer = network(**{name: tensor.to(device) for name, tensor in batch.items()})
+            logits[numbers] = answer.logits.float().cpu().numpy()
+            tell(start + len(numbers))
+    return logits
+
+
+def write(
+    file: Path,
+    labels: npt.NDArray[np.int64],
+    predictions: npt.NDArray[np.int64],
+    logits: npt.NDArray[np.float32],
+) -> None:
+    """Store (N,) labels, (N,) predictions and (N, L) logits as Parquet, numbered from 0."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows, width = logits.shape
+    offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
+    table = pa.table(
+        {
+            "row": np.arange(rows),
+            "label": labels,
+            "prediction": predictions,
+            "logits": pa.ListArray.from_arrays(offsets, logits.reshape(-1)),
+        }
+    )
+    pq.write_table(table, file, compression="zstd")
+
+
+def _told_now_and_then(events: Events, split: str, before: int, total: int) -> Callable[[int], None]:
+    told_at = 0.0
+
+    def tell(done: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= PROGRESS_EVERY_S or before + done == total:
+            told_at = time.monotonic()
+            events.progress(phase="predict", split=split, done=before + done, total=total)
+
+    return tell
+
+
+if __name__ == "__main__":
+    run_program(main)

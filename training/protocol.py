@@ -1,0 +1,364 @@
+"""What crosses the process boundary: job.json in, events.jsonl while it runs, outcome.json at the very end.
+
+A job is a directory. Whoever wants something done writes job.json; a program (`python -m training.fit JOB`)
+reads it, appends events, fills output/ and writes outcome.json last. No outcome means that it was killed.
+
+    job.json        what to run: program, settings, inputs
+    events.jsonl    append-only: progress, metrics with their step and time, warnings, notes
+    outcome.json    finished, with the digest of every file under output/; or why it failed
+    checkpoints/    the program's own, kept from one try to the next
+    output/         the result; emptied when a program starts
+    logs/           what the launcher and the program printed, one file a try
+    lock            held by the job's supervisor and by everything that it started
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from training.problems import Problem, UserError
+from training.processes import SUPERVISOR, die_with_parent, identity
+
+JOB = "job.json"
+EVENTS = "events.jsonl"
+OUTCOME = "outcome.json"
+CHECKPOINTS = "checkpoints"
+OUTPUT = "output"
+LOGS = "logs"
+
+FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank", "stalled", "internal"]
+
+
+class Job(BaseModel):
+    """One run of a training-side program: everything that it needs to know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    program: str
+    """The module that is run, such as `training.fit`."""
+    key: str
+    """Names the work: the same key is the same work, so a later try continues an earlier one."""
+    settings: dict[str, Any] = {}
+    """Plain JSON values; what they are is the program's own."""
+    inputs: dict[str, str] = {}
+    """Absolute paths of what it reads."""
+
+    def write(self, job_dir: Path) -> None:
+        """Make the job's directory if need be and write its job.json."""
+        job_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(job_dir / JOB, self.model_dump_json(indent=1).encode())
+
+    @classmethod
+    def read(cls, job_dir: Path) -> Job:
+        """The job of this directory. Raises FileNotFoundError, or pydantic's ValidationError."""
+        return cls.model_validate_json((job_dir / JOB).read_bytes())
+
+
+class Failure(BaseModel):
+    """Why a job did not finish."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: FailureKind
+    """What may help: mend (user_error), less at once (out_of_memory), try again (the others but internal)."""
+    message: str
+    """One or two sentences for the user."""
+    traceback: str = ""
+    """Of the rank that failed; empty where there is none, and for the user's own mistakes."""
+    rank: int = 0
+    """The process that failed, 0 to world size - 1."""
+    problems: tuple[Problem, ...] = ()
+    """All of the user's mistakes, for user_error."""
+
+
+class Outcome(BaseModel):
+    """How a job ended."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state: Literal["finished", "failed"]
+    failure: Failure | None = None
+    figures: dict[str, Any] = {}
+    """What the program found worth saying, such as the number of steps."""
+    files: dict[str, str] = {}
+    """SHA-256 of every file under output/, by its path relative to output/ with forward slashes."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody asked the program to stop. No `except Exception` on the way may swallow it."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` so that `path` is always whole: the old file or the new one, also after a power cut.
+
+    Raises OSError (a full disk, say); then `path` is as before and nothing is left beside it.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(aside, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Have the disk hold what was written to this file, or this directory's list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 as 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def rank() -> int:
+    """Which of the job's processes this is, as its launcher numbered them; 0 when there is but one."""
+    return int(os.environ.get("RANK", "0"))
+
+
+class Events:
+    """Appends to a job's events.jsonl: JSON lines, each with `time` (Unix seconds) and `kind`.
+
+    A line goes out in one system call, so a reader sees it whole, lines of several processes never mix, and a
+    kill can tear at most the last one; that one is closed with a newline when the file is opened again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        earlier, end = read_events(path, 0)
+        self._recorded = {_point(event["step"], event["values"]) for event in earlier if _is_metrics(event)}
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if os.fstat(self._file).st_size > end:
+            os.write(self._file, b"\n")
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append an event of any kind; the fields are plain JSON values."""
+        line = json.dumps({"time": time.time(), "kind": kind, **fields})
+        os.write(self._file, line.encode() + b"\n")
+
+    def progress(self, **fields: Any) -> None:
+        """Say how far the work is; also the sign of life that a stalled job fails to give."""
+        self.write("progress", **fields)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Record figures of one step, unless these names were recorded at that step before.
+
+        A job that goes on from a checkpoint repeats the steps after it, exactly; the curve keeps one point of
+        each.
+        """
+        point = _point(step, values)
+        if point not in self._recorded:
+            self._recorded.add(point)
+            self.write("metrics", step=step, values={name: float(value) for name, value in values.items()})
+
+    def warning(self, message: str) -> None:
+        """Say what the user should know although the work goes on."""
+        self.write("warning", message=message)
+
+    def note(self, message: str) -> None:
+        """Say what happened, for the log."""
+        self.write("note", message=message)
+
+    def close(self) -> None:
+        """Close the file; nothing can be written any more."""
+        os.close(self._file)
+
+
+def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The events written at or after byte `offset`, and the offset to go on from.
+
+    A last line without its newline is left for the next call; a line that is no event (torn by a kill) is
+    passed over. A file that is not there has no events.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            content = file.read()
+    except FileNotFoundError:
+        return [], offset
+    whole = content[: content.rfind(b"\n") + 1]
+    events = [event for line in whole.splitlines() if (event := _event(line)) is not None]
+    return events, offset + len(whole)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "kind" in event and "time" in event else None
+
+
+def _is_metrics(event: Mapping[str, Any]) -> bool:
+    return event["kind"] == "metrics" and "step" in event and isinstance(event.get("values"), dict)
+
+
+def _point(step: int, values: Mapping[str, float]) -> tuple[int, frozenset[str]]:
+    return step, frozenset(values)
+
+
+def read_outcome(job_dir: Path) -> Outcome | None:
+    """How the job ended as its programs told it, or None when they told nothing.
+
+    When several processes failed, the first is the cause and the others are its consequences.
+    """
+    told = sorted(job_dir.glob("outcome*.json"), key=lambda path: path.stat().st_mtime_ns)
+    outcomes = []
+    for path in told:
+        try:
+            outcomes.append(Outcome.model_validate_json(path.read_bytes()))
+        except ValidationError:
+            continue
+    return next((o for o in outcomes if o.state == "finished"), outcomes[0] if outcomes else None)
+
+
+def finished_output(job_dir: Path) -> Outcome | None:
+    """The outcome of a job that finished and whose every output file is there, byte for byte; else None."""
+    outcome = read_outcome(job_dir)
+    if outcome is None or outcome.state != "finished":
+        return None
+    output = job_dir / OUTPUT
+    whole = all((output / name).is_file() and sha256(output / name) == digest for name, digest in outcome.files.items())
+    return outcome if whole else None
+
+
+_stop_requested = False
+
+
+def stop_requested() -> bool:
+    """Whether this program was asked to stop (SIGTERM or SIGINT)."""
+    return _stop_requested
+
+
+def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_itself: bool = False) -> NoReturn:
+    """Run `main(job_dir, job, events)` for the job directory in argv[1], tell how it ended, and exit.
+
+    What `main` returns are the outcome's figures. A UserError it raises becomes user_error with all problems,
+    running out of memory out_of_memory, SIGTERM or SIGINT interrupted, anything else internal with its
+    traceback. The exit status is 0 only when the job finished. Every rank calls this; rank 0 alone tells of
+    success.
+
+    Being asked to stop raises Interrupted in `main` at once. A main that wants to save first passes
+    `stops_itself=True`, looks at `stop_requested()` now and then, and raises Interrupted when it is ready;
+    one that returns instead has finished.
+
+    Call this before heavy imports and have `main` do those: a program dies with its supervisor, and
+    can be asked to stop, from here on only.
+    """
+    _die_with_supervisor()
+    _listen_for_stop(raises=not stops_itself)
+    # PYTHONSAFEPATH leaves the working directory out; at the very end it offers the user's own modules and
+    # shadows nothing.
+    sys.path.append(os.getcwd())
+    job_dir = Path(sys.argv[1])
+    told = job_dir / (OUTCOME if rank() == 0 else f"outcome.rank{rank()}.json")
+    told.unlink(missing_ok=True)
+    try:
+        figures = _run(main, job_dir)
+        outcome = Outcome(state="finished", figures=figures, files=_settle(job_dir / OUTPUT) if rank() == 0 else {})
+    except BaseException as error:
+        _ignore_stop()
+        traceback.print_exc()
+        outcome = Outcome(state="failed", failure=_failure(error))
+    if rank() == 0 or outcome.state == "failed":
+        write_atomically(told, outcome.model_dump_json(indent=1).encode())
+    sys.exit(0 if outcome.state == "finished" else 1)
+
+
+def _run(main: Callable[[Path, Job, Events], dict[str, Any]], job_dir: Path) -> dict[str, Any]:
+    job = Job.read(job_dir)
+    for folder in (CHECKPOINTS, OUTPUT, LOGS):
+        (job_dir / folder).mkdir(exist_ok=True)
+    # Native code that crashes leaves no outcome; this file then says where it was.
+    crash = os.open(crash_file(job_dir, rank()), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    faulthandler.enable(crash)
+    if rank() == 0:
+        shutil.rmtree(job_dir / OUTPUT)
+        (job_dir / OUTPUT).mkdir()
+    events = Events(job_dir / EVENTS)
+    events.write("started", program=job.program, rank=rank(), pid=os.getpid())
+    return main(job_dir, job, events)
+
+
+def crash_file(job_dir: Path, of_rank: int) -> Path:
+    """Where the tracebacks of a rank's crash in native code are written; empty when there was none."""
+    return job_dir / LOGS / f"crash.rank{of_rank}.txt"
+
+
+def _die_with_supervisor() -> None:
+    """Tie this process's life to its supervisor's, where it has one."""
+    if supervisor := os.environ.get(SUPERVISOR):
+        die_with_parent()
+        # It may have died before the line above took effect; then nobody would ever stop this process.
+        if identity(int(supervisor.partition(":")[0])) != supervisor:
+            os._exit(1)
+
+
+def _listen_for_stop(*, raises: bool) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        global _stop_requested
+        _stop_requested = True
+        if raises:
+            raise Interrupted(f"asked to stop by {signal.Signals(number).name}")
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+
+def _ignore_stop() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _failure(error: BaseException) -> Failure:
+    if isinstance(error, UserError):
+        return Failure(kind="user_error", message=str(error), rank=rank(), problems=error.problems)
+    message = "".join(traceback.format_exception_only(error)).strip()
+    kind: FailureKind = "internal"
+    if isinstance(error, KeyboardInterrupt):
+        kind, message = "interrupted", str(error) or "The program was asked to stop."
+    elif _is_out_of_memory(error):
+        kind = "out_of_memory"
+    text = "".join(traceback.format_exception(error))
+    return Failure(kind=kind, message=message, traceback=text, rank=rank())
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch is not imported here: its error is known by name, and that of its CPU allocator by its words.
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
+def _settle(output: Path) -> dict[str, str]:
+    """Have the disk hold everything under output/, and give the digest of every file."""
+    files = {}
+    for path in sorted(output.rglob("*")):
+        if path.is_file():
+            files[path.relative_to(output).as_posix()] = sha256(path)
+        fsync(path)
+    fsync(output)
+    return files

@@ -1,0 +1,231 @@
+"""The recipe: what the user writes. Its models, and how a file or mapping becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from training.overrides import finetune_entry, merge
+from training.overrides import parse_set as parse_set  # the third way in, beside load and parse
+from training.problems import Problem, UserError
+from training.recipe_problems import describe, field_name, templated
+from training.recipe_rules import Written, broken_rules
+
+Split = Literal["train", "validation", "test"]
+# YAML 1.1 reads a bare `no` as false.
+Word = BeforeValidator(lambda value: "no" if value is False else value)
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """Frozen and closed; strict, so that `true` is no number and `"3"` no whole number."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Data(Section):
+    """Where the rows come from and which columns count."""
+
+    source: Literal["hub", "csv", "json", "parquet", "python"]
+    """hub: a dataset of the Hugging Face Hub. csv, json (one object a line), parquet: files.
+    python: a function that gives the rows."""
+    path: Text
+    """The dataset's name on the Hub; or a file, folder, glob or URL; or `module:function`.
+    A relative path counts from the working directory."""
+    config: str | None = None
+    """Which subset of a Hub dataset, such as `sst2` of `nyu-mll/glue`."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub dataset (null: main). Pinned to a commit before anything is read."""
+    text: list[Text] = Field(min_length=1, max_length=2)
+    """The text column, or the two columns of a pair of texts, in the model's order."""
+    label: Text
+    """The column of labels: names, or whole numbers."""
+    label_names: list[Text] | None = Field(default=None, min_length=2)
+    """The labels in the order of the model's outputs (null: as the data names them, else sorted)."""
+    splits: dict[str, Text] | None = None
+    """For train, validation and perhaps test: the Hub split, or the file, that holds it
+    (null: found by name)."""
+
+
+class Model(Section):
+    """The model that training starts from, and its tokenizer."""
+
+    source: Literal["hub", "folder", "scratch"]
+    """hub: a repository of the Hub. folder: a local one in the same layout.
+    scratch: random weights, and a tokenizer trained on the training split."""
+    path: Text | None = None
+    """The repository's name or the folder; null for scratch."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub model (null: main). Pinned to a commit before anything is read."""
+    config: dict[str, Any] | None = None
+    """For scratch: the model's configuration, with at least `model_type` and `vocab_size` (tokens)."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Draws the weights of a scratch model."""
+
+
+class Tokens(Section):
+    """How texts become tokens."""
+
+    max_length: int = Field(default=128, ge=8)
+    """Tokens a row, special ones included; what is longer is cut and counted in the report."""
+
+
+class Training(Section):
+    """How the model is trained. Names and meanings are those of transformers' TrainingArguments,
+    except for the last four fields."""
+
+    num_train_epochs: float = Field(default=3.0, gt=0)
+    """Times that each training row is seen."""
+    max_steps: int = Field(default=-1, ge=-1)
+    """Optimizer steps, in place of num_train_epochs; -1: as many as the epochs take."""
+    learning_rate: float = Field(default=5e-5, gt=0)
+    """Of the optimizer, at its highest."""
+    per_device_train_batch_size: int = Field(default=32, ge=1)
+    """Rows in one forward and backward pass of one process."""
+    per_device_eval_batch_size: int = Field(default=64, ge=1)
+    """Rows in one forward pass of one process when evaluating and predicting."""
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    """Passes whose gradients make one optimizer step."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Pull of the weights towards zero at each step; biases and norms are spared."""
+    warmup_steps: float = Field(default=0, ge=0)
+    """Steps over which the learning rate climbs from zero; below 1, the share of all steps."""
+    lr_scheduler_type: Literal[
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "polynomial",
+        "constant",
+        "constant_with_warmup",
+        "inverse_sqrt",
+        "reduce_lr_on_plateau",
+        "cosine_with_min_lr",
+        "cosine_warmup_with_min_lr",
+        "warmup_stable_decay",
+        "greedy",
+    ] = "linear"
+    """How the learning rate changes after the warm-up; its own settings: `extra.lr_scheduler_kwargs`."""
+    optim: Literal["adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop"] = "adamw_torch_fused"
+    """The optimizer; these need no package beyond torch."""
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    """Longer gradients are scaled down to this norm; 0: never."""
+    label_smoothing_factor: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each target's weight that is spread over all labels."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    """Draws the new head's weights, the order of rows and dropout."""
+    logging_steps: int = Field(default=50, ge=1)
+    """Optimizer steps between two recorded training losses."""
+    eval_strategy: Annotated[Literal["epoch", "steps", "no"], Word] = "epoch"
+    """When the validation split is evaluated while training: each epoch, each eval_steps, or never."""
+    eval_steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps between two evaluations, for `eval_strategy: steps`."""
+    metric_for_best_model: str | None = None
+    """Chooses the best model: one of evaluation.metrics (null: the loss on the validation split)."""
+    greater_is_better: bool | None = None
+    """Whether more of that metric is better (null: yes, except for the loss)."""
+    load_best_model_at_end: bool = True
+    """Whether the best evaluated model is exported, rather than the last one."""
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+    """Evaluations without a better metric after which training stops (null: never)."""
+    early_stopping_threshold: float = Field(default=0.0, ge=0)
+    """How much the metric must gain to count as better, in its own unit."""
+    checkpoint_interval_s: float = Field(default=600.0, gt=0)
+    """Seconds between two checkpoints; each evaluation makes one as well."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Any other field of TrainingArguments that the project does not set itself."""
+
+
+class Compute(Section):
+    """On what the model is trained."""
+
+    strategy: Literal["ddp"] = "ddp"
+    """How several processes share the work. ddp: each holds the whole model."""
+    num_processes: Literal["auto", 1] = "auto"
+    """Processes that train; auto: one."""
+    mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
+    """Number format of the forward and backward pass; auto: bf16 where the hardware computes in it."""
+    stall_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds without a sign of life after which training is stopped and tried again."""
+
+
+class Evaluation(Section):
+    """How the trained model is judged."""
+
+    splits: list[Split] = Field(default=["validation"], min_length=1)
+    """The splits that are predicted and scored."""
+    metrics: list[Text] = Field(default=["accuracy"], min_length=1)
+    """What is computed from the predictions: accuracy, f1, precision, recall, or a class of yours as
+    `module:Class`."""
+
+
+class Release(Section):
+    """What becomes of a model that is good enough."""
+
+    registry: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The model's name in MLflow's registry (null: not registered)."""
+    minimum: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """The least figure, 0 to 1, of `split.metric` with which a model is promoted."""
+    alias: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
+    """The registry's alias that a promoted version takes over."""
+
+
+class Recipe(Section):
+    """All that makes a model: data, model, training, evaluation, release."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    """Names the runs of this recipe: lower-case letters, digits and `-`."""
+    kind: Literal["sequence-classification"]
+    """What the model learns to do. sequence-classification: one label a text, or a pair of texts."""
+    data: Data
+    """Where the rows come from and which columns count."""
+    model: Model
+    """The model that training starts from."""
+    tokens: Tokens = Tokens()
+    """How texts become tokens."""
+    training: Training = Training()
+    """How the model is trained."""
+    compute: Compute = Compute()
+    """On what the model is trained."""
+    evaluation: Evaluation = Evaluation()
+    """How the trained model is judged."""
+    release: Release = Release()
+    """What becomes of a model that is good enough."""
+
+
+def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe that `values` spells, after `overrides` (`{"training.learning_rate": 3e-5}`).
+
+    Raises UserError with every mistake found, one problem a field.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError([Problem(kind="recipe", where="recipe", message=f"{values!r} is not a mapping of fields.")])
+    merged, problems = merge(values, overrides or {}, Recipe)
+    problems += templated(merged)
+    recipe, wrong = None, {problem.where for problem in problems}
+    try:
+        recipe = Recipe.model_validate(merged)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        problems += [describe(detail, Recipe) for detail in details]
+        wrong |= {field_name(detail["loc"]) for detail in details}
+    problems += broken_rules(Written(Recipe, merged, wrong))
+    # A template in a name also breaks the name's pattern: the first problem of a field is the telling one.
+    first = {problem.where: problem for problem in reversed(problems)}
+    if recipe is None or first:
+        raise UserError(reversed(first.values()))
+    return recipe
+
+
+def load(file: Path, overrides: Mapping[str, Any] | None = None, entry: str | None = None) -> Recipe:
+    """The recipe of a Prefect deployment file: `parameters.recipe` of its entry for the finetune flow.
+
+    `entry` names one where the file has several. The entry's own `parameters.overrides` come before
+    `overrides`. Raises UserError: of the file with its line, or every mistake of the recipe.
+    """
+    parameters = finetune_entry(file, entry)
+    return parse(parameters["recipe"], {**parameters.get("overrides", {}), **(overrides or {})})

@@ -1,0 +1,177 @@
+"""What pydantic finds wrong in a recipe, said in the project's words: value, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from training.problems import Problem, nearest
+from training.recipe_extra import arguments, out_of_scope, set_by_project
+
+_TYPES = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+_NAMES = {
+    "name": "lower-case letters, digits and '-', beginning with a letter or digit",
+    "release.registry": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    "release.alias": "letters, digits, '_' and '-', beginning with a letter",
+}
+
+
+def field_name(loc: Sequence[int | str]) -> str:
+    """A place as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part != "[key]":  # how pydantic marks a mapping's key
+            name += f".{part}" if name else part
+    return name
+
+
+def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
+    """The fields of that section of the recipe, or None where the name is no section."""
+    field = recipe.model_fields.get(section)
+    kind = field.annotation if field else None
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def templated(values: Any, where: str = "") -> list[Problem]:
+    """A problem for each text that holds `{{`: `prefect deploy` would replace it, often by nothing."""
+    return [
+        Problem(
+            kind="recipe",
+            where=place,
+            message=f"{reprlib.repr(text)} holds '{{{{': Prefect templates parameters, so deployment would "
+            "replace it; put the text into a file and name the file.",
+        )
+        for place, text in _texts(values, where)
+        if "{{" in text
+    ]
+
+
+def _texts(values: Any, where: str) -> Iterator[tuple[str, str]]:
+    if isinstance(values, str):
+        yield where, values
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            place = f"{where}.{key}" if where else str(key)
+            yield from ((place, key),) if isinstance(key, str) and "{{" in key else _texts(value, place)
+    elif isinstance(values, list):
+        for index, value in enumerate(values):
+            yield from _texts(value, f"{where}[{index}]")
+
+
+def describe(error: ErrorDetails, recipe: type[BaseModel]) -> Problem:
+    """The problem for one of pydantic's errors."""
+    where = field_name(error["loc"])
+    form: Callable[[ErrorDetails, str, type[BaseModel]], str] = _FORMS.get(error["type"], _other)
+    return Problem(kind="recipe", where=where, message=form(error, where, recipe))
+
+
+def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    section, _, name = where.rpartition(".")
+    fields = section_fields(recipe, section) or recipe.model_fields
+    if advice := out_of_scope(name):
+        return advice
+    if section == "training" and name in arguments():
+        reason = set_by_project(name)
+        return (
+            f"is not the recipe's to set: {reason}."
+            if reason
+            else f"has no place of its own: write it as training.extra.{name}."
+        )
+    if hint := nearest(name, fields):
+        return f"no such field.{hint}"
+    for other in recipe.model_fields:
+        if name in (section_fields(recipe, other) or {}):
+            return f"no such field. Did you mean '{other}.{name}'?"
+    return f"no such field: choose from {', '.join(fields)}."
+
+
+def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    value = error["input"]
+    if advice := out_of_scope(str(value)):
+        return f"{value!r} {advice}"
+    allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
+    return f"{_shown(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
+
+
+def _missing(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    section, _, name = where.rpartition(".")
+    fields = section_fields(recipe, section) or recipe.model_fields
+    text = fields[name].description or ""
+    return f"is missing: {' '.join(text.split())}"
+
+
+def _wrong_type(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    value, wanted = error["input"], _TYPES[error["type"]]
+    hint = ""
+    if wanted == "a list" and isinstance(value, str):
+        hint = f" Write [{value}]."
+    elif wanted == "text" and value is not None and not isinstance(value, list | dict):
+        hint = " Put it in quotes."
+    elif wanted == "a whole number" and isinstance(value, float) and value.is_integer():
+        hint = f" Write {int(value)}."
+    return f"{_shown(value)} is of the wrong type: it takes {wanted}.{hint}"
+
+
+def _out_of_range(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    bound, words = _BOUNDS[error["type"]]
+    return f"{_shown(error['input'])} is out of range: it must be {words} {error['ctx'][bound]:g}."
+
+
+def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    context = error["ctx"]
+    if error["type"] == "string_too_short":
+        return "is empty: it takes text."
+    words = "at least" if error["type"] == "too_short" else "at most"
+    count = context.get("min_length", context.get("max_length"))
+    return f"{_shown(error['input'])} has {context['actual_length']} entries: it takes {words} {count}."
+
+
+def _wrong_name(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    return f"{_shown(error['input'])} is not a name for it: use {_NAMES[where]}."
+
+
+def _other(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    return f"{_shown(error['input'])}: {error['msg']}."
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]  # as YAML spells them
+    return reprlib.repr(value)
+
+
+_FORMS = {
+    "extra_forbidden": _unknown_field,
+    "literal_error": _unknown_value,
+    "missing": _missing,
+    "too_short": _wrong_length,
+    "too_long": _wrong_length,
+    "string_too_short": _wrong_length,
+    "string_pattern_mismatch": _wrong_name,
+    **dict.fromkeys(_TYPES, _wrong_type),
+    **dict.fromkeys(_BOUNDS, _out_of_range),
+}

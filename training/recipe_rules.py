@@ -1,0 +1,293 @@
+"""Rules that span several fields of a recipe. Each looks at the fields as written, and at nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from training.problems import Problem, nearest
+from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
+from training.recipe_problems import section_fields
+
+_SPLITS = ("train", "validation", "test")
+_DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_METRICS = ("accuracy", "f1", "precision", "recall")
+
+
+class WrongItself(LookupError):
+    """A rule asked for a field that has a problem of its own."""
+
+
+class Written:
+    """The recipe as written, with the defaults where nothing is, and no value where it is wrong itself."""
+
+    def __init__(self, recipe: type[BaseModel], values: Mapping[str, Any], wrong: Iterable[str]) -> None:
+        self._recipe, self._values, self.wrong = recipe, values, set(wrong)
+
+    def fields(self, section: str) -> dict[str, FieldInfo]:
+        """The section's fields and their definitions."""
+        return section_fields(self._recipe, section) or {}
+
+    def __getitem__(self, name: str) -> Any:
+        section, _, field = name.partition(".")
+        if any(place == section or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.wrong):
+            raise WrongItself(name)
+        written = self._values.get(section, {})
+        if field in written:
+            return written[field]
+        return self.fields(section)[field].get_default(call_default_factory=True)
+
+
+def broken_rules(written: Written) -> list[Problem]:
+    """The problems of all rules, in turn.
+
+    A rule says nothing more once it meets a field that is wrong itself, or by an earlier rule: a mistake is
+    told once, not with all that follows from it.
+    """
+    problems: list[Problem] = []
+    for rule in _RULES:
+        try:
+            for where, message in rule(written):
+                problems.append(Problem(kind="recipe", where=where, message=message))
+                written.wrong.add(where)
+        except WrongItself:
+            continue
+    return problems
+
+
+def _data_source(written: Written) -> Iterator[tuple[str, str]]:
+    source = written["data.source"]
+    if source != "hub":
+        if written["data.config"] is not None:
+            yield (
+                "data.config",
+                f"{written['data.config']!r} is for `source: hub` only; with {source}, set it to null.",
+            )
+        yield from _revision(written, "data")
+    path = written["data.path"]
+    if source == "python" and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
+        yield "data.path", f"{path!r} is no function: with `source: python`, write module:function."
+
+
+def _revision(written: Written, section: str) -> Iterator[tuple[str, str]]:
+    # "main" is what no choice means: a Hub recipe that names it may be pointed at a folder by one override.
+    if written[f"{section}.revision"] not in (None, "main"):
+        source, revision = written[f"{section}.source"], written[f"{section}.revision"]
+        yield f"{section}.revision", f"{revision!r} is for `source: hub` only; with {source}, set it to null."
+
+
+def _columns(written: Written) -> Iterator[tuple[str, str]]:
+    text = written["data.text"]
+    if len(set(text)) < len(text):
+        yield "data.text", f"{text} names a column twice; name one text column, or two different ones."
+    if written["data.label"] in text:
+        yield (
+            "data.label",
+            f"{written['data.label']!r} is also a text column; the label has a column of its own.",
+        )
+
+
+def _label_names(written: Written) -> Iterator[tuple[str, str]]:
+    names = written["data.label_names"] or []
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield "data.label_names", f"{name!r} is listed twice; each label is listed once."
+
+
+def _splits(written: Written) -> Iterator[tuple[str, str]]:
+    splits = written["data.splits"]
+    if splits is None:
+        return
+    hints = {name: nearest(name, _SPLITS) for name in splits if name not in _SPLITS}
+    for name, hint in hints.items():
+        yield f"data.splits.{name}", f"no such split: choose from {', '.join(_SPLITS)}.{hint}"
+    for name in ("train", "validation"):
+        if name not in splits and not any(repr(name) in hint for hint in hints.values()):
+            yield f"data.splits.{name}", "is missing: training needs a train and a validation split."
+
+
+def _model_source(written: Written) -> Iterator[tuple[str, str]]:
+    source, path = written["model.source"], written["model.path"]
+    if source != "hub":
+        yield from _revision(written, "model")
+    if source == "scratch" and path is not None:
+        yield "model.path", f"{path!r} is for `source: hub` or `folder`; with scratch, set it to null."
+    if source != "scratch" and path is None:
+        what = "the folder of the model" if source == "folder" else "the model's name on the Hub"
+        yield "model.path", f"is missing: `source: {source}` needs {what}."
+    if source != "scratch" and written["model.config"] is not None:
+        yield "model.config", f"is for `source: scratch`; a {source} model brings its own, so set it to null."
+
+
+def _scratch_config(written: Written) -> Iterator[tuple[str, str]]:
+    if written["model.source"] != "scratch":
+        return
+    config = written["model.config"] or {}
+    for name, kind, example in (("model_type", str, "bert"), ("vocab_size", int, "8000")):
+        if name not in config:
+            yield (
+                f"model.config.{name}",
+                f"is missing: `source: scratch` needs it, such as {name}: {example}.",
+            )
+        elif type(config[name]) is not kind:
+            yield (
+                f"model.config.{name}",
+                f"{config[name]!r} is of the wrong type: write it such as {name}: {example}.",
+            )
+    positions = config.get("max_position_embeddings")
+    if type(positions) is int and written["tokens.max_length"] > positions:
+        yield (
+            "tokens.max_length",
+            f"{written['tokens.max_length']} is out of range: the model has {positions} positions "
+            "(model.config.max_position_embeddings).",
+        )
+
+
+def _steps(written: Written) -> Iterator[tuple[str, str]]:
+    if written["training.max_steps"] == 0:
+        yield (
+            "training.max_steps",
+            "0 is out of range: it must be at least 1, or -1 for as many as the epochs take.",
+        )
+    warmup = written["training.warmup_steps"]
+    if warmup > 1 and warmup != int(warmup):
+        yield (
+            "training.warmup_steps",
+            f"{warmup} is out of range: whole steps, or below 1 the share of all steps.",
+        )
+
+
+def _evaluation_while_training(written: Written) -> Iterator[tuple[str, str]]:
+    strategy = written["training.eval_strategy"]
+    if strategy == "steps" and written["training.eval_steps"] is None:
+        yield (
+            "training.eval_steps",
+            "is missing: `eval_strategy: steps` needs the number of steps between evaluations.",
+        )
+    if strategy not in ("no", False):  # YAML reads a bare `no` as false
+        return
+    fix = "needs evaluations, but training.eval_strategy is no: set that to epoch or steps"
+    if written["training.load_best_model_at_end"]:
+        yield "training.load_best_model_at_end", f"{fix}, or this to false."
+    if written["training.early_stopping_patience"] is not None:
+        yield "training.early_stopping_patience", f"{fix}, or this to null."
+    if written["training.lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy"):
+        yield (
+            "training.lr_scheduler_type",
+            f"{written['training.lr_scheduler_type']} {fix}, or choose another.",
+        )
+
+
+def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
+    metric, figures = written["training.metric_for_best_model"], _figures(written)
+    known = [*(figures or ()), "loss"]
+    if metric is not None and figures is not None and metric not in known:
+        yield (
+            "training.metric_for_best_model",
+            f"{metric!r} is not evaluated: choose from {', '.join(known)}, or add it to evaluation.metrics."
+            f"{nearest(metric, known)}",
+        )
+
+
+def _scheduler_settings(written: Written) -> Iterator[tuple[str, str]]:
+    needed = {
+        "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
+        "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
+        "warmup_stable_decay": ("num_decay_steps",),
+    }.get(written["training.lr_scheduler_type"], ())
+    given = written["training.extra"].get("lr_scheduler_kwargs") or {}
+    if needed and not any(name in given for name in needed):
+        yield (
+            "training.lr_scheduler_type",
+            f"{written['training.lr_scheduler_type']} needs {' or '.join(needed)}: "
+            f"set training.extra.lr_scheduler_kwargs.{needed[0]}.",
+        )
+
+
+def _extra(written: Written) -> Iterator[tuple[str, str]]:
+    extra = written["training.extra"]
+    known = arguments() if extra else {}
+    for name, value in extra.items():
+        where = f"training.extra.{name}"
+        if advice := out_of_scope(name):
+            yield where, advice
+        elif name in written.fields("training"):
+            yield where, f"has a field of its own: set training.{name}."
+        elif reason := set_by_project(name):
+            yield where, f"is not the recipe's to set: {reason}."
+        elif name not in known:
+            open_to_recipes = [field for field in known if not set_by_project(field)]
+            yield where, f"no such field of TrainingArguments.{nearest(name, open_to_recipes)}"
+        elif not fits(value, known[name]):
+            yield (
+                where,
+                f"{value!r} is of the wrong type: it takes {known[name].replace(' | ', ' or ')}.",
+            )
+
+
+def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
+    splits, evaluated = written["data.splits"], written["evaluation.splits"]
+    for index, name in enumerate(evaluated):
+        if splits is not None and name not in splits:
+            yield (
+                f"evaluation.splits[{index}]",
+                f"{name!r} is not in data.splits: add it there, or choose another.",
+            )
+        elif name in evaluated[:index]:
+            yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
+
+
+def _metrics(written: Written) -> Iterator[tuple[str, str]]:
+    metrics = written["evaluation.metrics"]
+    for index, name in enumerate(metrics):
+        where = f"evaluation.metrics[{index}]"
+        if name in metrics[:index]:
+            yield where, f"{name!r} is listed twice."
+        elif name not in _METRICS and not _DOTTED.fullmatch(name):
+            choices = f"choose from {', '.join(_METRICS)}, or name a class of yours as module:Class"
+            yield where, f"{name!r} is unknown: {choices}.{nearest(name, _METRICS)}"
+
+
+def _figures(written: Written) -> list[str] | None:
+    """The figures that evaluation gives; None where they cannot be told: a class of the user's names its own."""
+    metrics = written["evaluation.metrics"]
+    return list(metrics) if set(metrics) <= set(_METRICS) else None
+
+
+def _minimum(written: Written) -> Iterator[tuple[str, str]]:
+    metrics = _figures(written)
+    figures = [f"{split}.{metric}" for split in written["evaluation.splits"] for metric in metrics or ()]
+    for name in written["release.minimum"]:
+        if metrics is not None and name not in figures:
+            yield (
+                f"release.minimum.{name}",
+                f"is not evaluated: choose from {', '.join(figures)}, or widen evaluation.",
+            )
+
+
+def _alias(written: Written) -> Iterator[tuple[str, str]]:
+    alias = written["release.alias"]
+    if alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
+        yield "release.alias", f"{alias!r} is kept by MLflow for versions: choose another, such as champion."
+
+
+_RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
+    _data_source,
+    _columns,
+    _label_names,
+    _splits,
+    _model_source,
+    _scratch_config,
+    _steps,
+    _evaluation_while_training,
+    _best_metric,
+    _scheduler_settings,
+    _extra,
+    _evaluated_splits,
+    _metrics,
+    _minimum,
+    _alias,
+)

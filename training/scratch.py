@@ -1,0 +1,124 @@
+"""The program that makes a base model from nothing: `python -m training.scratch JOB`.
+
+inputs     data (train.arrow, whose texts the vocabulary is learnt from)
+settings   config (of transformers, with model_type and vocab_size, the most the vocabulary may have), seed,
+           texts (the columns to read: text, and text_pair for pairs)
+output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
+figures    vocab_size, parameters
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.protocol import OUTPUT, Events, Job, run_program
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+LARGEST_ALPHABET = 1000
+"""Distinct characters kept, the most frequent ones; words with any other become [UNK]."""
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Learn the vocabulary, draw the weights, save both; gives the figures."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = job.settings["config"]
+    data = Path(job.inputs["data"]) / "train.arrow"
+    events.progress(phase="vocabulary")
+    tokenizer = train_wordpiece(lambda: texts(data, job.settings["texts"]), config["vocab_size"])
+    events.progress(phase="model")
+    model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, job.settings["seed"])
+    save_tokenizer(tokenizer, getattr(model.config, "max_position_embeddings", None), job_dir / OUTPUT / "tokenizer")
+    model.save_pretrained(job_dir / OUTPUT / "model")
+    return {"vocab_size": model.config.vocab_size, "parameters": model.num_parameters()}
+
+
+def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
+    """The texts of these columns of an Arrow file, a record batch at a time."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as source:
+        reader = pa.ipc.open_file(source)
+        for index in range(reader.num_record_batches):
+            for column in columns:
+                yield from reader.get_batch(index).column(column).to_pylist()
+
+
+def train_wordpiece(rows: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer:
+    """A lower-casing WordPiece tokenizer in BERT's manner, of at most `vocab_size` tokens.
+
+    `rows` gives the texts, from the first each time; the same texts give the same vocabulary in every process.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    learner = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
+    learner.normalizer, learner.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    alphabet = _alphabet(normalizer.normalize_str(row) for row in rows())
+    # The trainer numbers the pieces "##x" in the order of a randomly seeded hash table and settles ties
+    # between merges by number. Named as special tokens they have numbers beforehand; only the vocabulary is kept.
+    pieces = [f"##{character}" for character in alphabet]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL.values(), *pieces],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    learner.train_from_iterator(rows(), trainer)
+    tokenizer = Tokenizer(models.WordPiece(learner.get_vocab(), unk_token=SPECIAL["unk_token"]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(list(SPECIAL.values()))
+    ends = [(token, tokenizer.token_to_id(token)) for token in (SPECIAL["cls_token"], SPECIAL["sep_token"])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return tokenizer
+
+
+def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTrainedModel:
+    """An encoder without a head, its weights drawn with `seed`; `config` has its model_type's own names."""
+    from transformers import AutoConfig, AutoModel, set_seed
+
+    model_type, fields = config["model_type"], {k: v for k, v in config.items() if k != "model_type"}
+    fields["pad_token_id"] = tokenizer.token_to_id(SPECIAL["pad_token"])
+    set_seed(seed)
+    return AutoModel.from_config(AutoConfig.for_model(model_type, **fields), trust_remote_code=False)
+
+
+def save_tokenizer(tokenizer: Tokenizer, max_length: int | None, out: Path) -> None:
+    """Write the files that AutoTokenizer reads; rows are at most `max_length` tokens, if that is given."""
+    from transformers import PreTrainedTokenizerFast
+
+    limit = {} if max_length is None else {"model_max_length": max_length}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **SPECIAL, **limit)
+    wrapped.save_pretrained(out)
+
+
+def _alphabet(normalized: Iterator[str]) -> list[str]:
+    """The most frequent characters, in order; between equally frequent ones the lower code point wins."""
+    counts: Counter[str] = Counter()
+    for row in normalized:
+        counts.update(row)
+    by_frequency = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    return sorted(by_frequency[:LARGEST_ALPHABET])
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,237 @@
+"""The Trainer, made exact: killed at any instant and started again, it ends with the same bytes.
+
+What transformers 5.23 leaves open and this closes: checkpoints that may be half written, the best model's
+place when the folder has moved, a stop that was decided before the checkpoint and forgotten after it, the
+running sum of the loss, length groups that differ from run to run, and being asked to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_callback import ExportableState
+
+from training import checkpoints
+from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
+from training.protocol import Events, Interrupted, stop_requested
+
+LOSS_SUM = "loss_sum.json"
+PROGRESS_EVERY_S = 1.0
+
+
+class ExactTrainer(Trainer):
+    """Trains on TokenRows in length-grouped batches, with checkpoints that are complete or absent.
+
+    `args.output_dir` is the folder of the checkpoints. One is written at each evaluation and whenever the
+    last is older than `checkpoint_interval_s`. Asked to stop, `train` writes one and raises Interrupted.
+    """
+
+    def __init__(self, *, events: Events, checkpoint_interval_s: float, **trainer: Any) -> None:
+        super().__init__(**trainer)
+        # Many classification heads accept the number of items of all micro-batches and take no notice of it:
+        # their losses would add up. Without it, the Trainer takes the mean over the micro-batches.
+        self.model_accepts_loss_kwargs = False
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_Reports(events, self.get_total_train_batch_size(self.args)))
+        self.add_callback(_Saves(self, checkpoint_interval_s))
+        self._events = events
+        self._resumed_from: Path | None = None
+        self._ended_before = False
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean training loss of all steps so far, those before a resume included; 0 before the first."""
+        return self._total_loss_scalar / max(self.state.global_step, 1)
+
+    def _get_train_sampler(self, train_dataset: TokenRows | None = None) -> Sampler[list[int]]:
+        self._batches = LengthGroupedBatches(
+            self.train_dataset.lengths,
+            self.args.train_batch_size,
+            accumulation=self.args.gradient_accumulation_steps,
+            world=self.args.world_size,
+            rank=self.args.process_index,
+            seed=self.args.seed,
+        )
+        return self._batches
+
+    def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[int]:
+        return LongestFirst(eval_dataset.lengths)
+
+    def epoch_ends_at(self, step: int) -> bool:
+        """Whether an epoch, or all of training, ends with this optimizer step."""
+        steps_an_epoch = -(-len(self._batches) // self.args.gradient_accumulation_steps)
+        return step % steps_an_epoch == 0 or step >= self.state.max_steps
+
+    def _checkpoint(self, step: int) -> Path:
+        return Path(self.args.output_dir) / checkpoints.name(step)
+
+    def _best(self) -> Path | None:
+        step = self.state.best_global_step
+        return self._checkpoint(step) if step and self.args.load_best_model_at_end else None
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        # Not super's: it writes in place, and records the place that it writes to.
+        self.store_flos()
+        final, best = self._checkpoint(self.state.global_step), self._best()
+        self.state.best_model_checkpoint = str(best) if best else None
+        needs = [best.name] if best and best != final else []
+        began = time.monotonic()
+        with checkpoints.writing(final, needs) as aside:
+            self.save_model(str(aside), _internal_call=True)
+            (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with the user's token in it
+            self._save_optimizer_and_scheduler(str(aside))
+            self._save_scaler(str(aside))
+            self._save_rng_state(str(aside))
+            self.state.stateful_callbacks = self._callback_states()
+            self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+            (aside / LOSS_SUM).write_text(json.dumps(self._loss_sum()))
+        checkpoints.rotate(final.parent)
+        seconds = round(time.monotonic() - began, 3)
+        self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
+
+    def _callback_states(self) -> dict[str, list[dict[str, Any]]]:
+        states: dict[str, list[dict[str, Any]]] = {}
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(callback, ExportableState):
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        return states
+
+    def _loss_sum(self) -> dict[str, float]:
+        return {
+            "since_log": self._tr_loss.item(),
+            "logged": self._total_loss_scalar,
+            "last_log": self._globalstep_last_logged,
+        }
+
+    def restore_loss_sum(self) -> None:
+        """Go on with the running loss where the checkpoint left it, so that the curve has the same points."""
+        if self._resumed_from is not None:
+            saved = json.loads((self._resumed_from / LOSS_SUM).read_text())
+            self._tr_loss.fill_(saved["since_log"])
+            self._total_loss_scalar = saved["logged"]
+            self._globalstep_last_logged = saved["last_log"]
+
+    def _init_training_state(
+        self, max_steps: int, steps_an_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
+        if resume_from_checkpoint is not None:
+            self._resumed_from = Path(resume_from_checkpoint)
+            # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
+            self._ended_before = self.control.should_training_stop or self.state.global_step >= max_steps
+            best = self._best()  # the path on record is where the folder was then
+            self.state.best_model_checkpoint = str(best) if best else None
+        return place
+
+    def _run_epoch(self, *, epoch: int, **rest: Any) -> None:
+        if self._ended_before:
+            self.control.should_training_stop = True
+            return
+        # Not left to the Trainer: with several processes, what skips batches after a resume does not pass it on.
+        self._batches.set_epoch(epoch)
+        super()._run_epoch(epoch=epoch, **rest)
+
+    def _load_best_model(self) -> None:
+        if damage := checkpoints.damage_of(Path(self.state.best_model_checkpoint)):
+            raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
+        super()._load_best_model()
+
+
+class _Saves(TrainerCallback):
+    """Decides when a checkpoint is written beyond those at evaluations, and ends training when asked to stop.
+
+    Never at the last step of an epoch before the evaluation that follows it: a run that went on from there
+    would begin the next epoch without it.
+    """
+
+    def __init__(self, trainer: ExactTrainer, interval_s: float) -> None:
+        self._trainer = trainer
+        self._interval_s = interval_s
+        self._saved_at = time.monotonic()
+        self._saved_step = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._saved_at, self._saved_step = time.monotonic(), state.global_step
+        self._trainer.restore_loss_sum()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if not self._trainer.epoch_ends_at(state.global_step):
+            control.should_save |= self._due(state)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save |= self._due(state)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._saved_at, self._saved_step = time.monotonic(), state.global_step
+        if stop_requested():
+            # Not control.should_training_stop: that would evaluate now, and count as the end of training.
+            raise Interrupted(f"stopped after step {state.global_step}; the next run goes on from there")
+
+    def _due(self, state: TrainerState) -> bool:
+        late = time.monotonic() - self._saved_at >= self._interval_s
+        return (late or stop_requested()) and state.global_step != self._saved_step
+
+
+class _Reports(TrainerCallback):
+    """Writes progress about once a second and every logged figure with its step to the job's events."""
+
+    def __init__(self, events: Events, rows_a_step: int) -> None:
+        self._events = events
+        self._rows_a_step = rows_a_step
+        self._told_at = 0.0
+        self._told_step = 0
+        self._loss: float | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._told_at, self._told_step = time.monotonic(), state.global_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        seconds = time.monotonic() - self._told_at
+        if seconds >= PROGRESS_EVERY_S or state.global_step == state.max_steps:
+            rows = (state.global_step - self._told_step) * self._rows_a_step
+            self._tell(state, phase="train", loss=self._loss, samples_per_second=round(rows / seconds, 2))
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
+            self._tell(state, phase="evaluate")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **_: Any,
+    ) -> None:
+        values = {name: value for name, value in logs.items() if name.startswith("eval_") and not _is_timing(name)}
+        if "loss" in logs:
+            self._loss = logs["loss"]
+            values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
+            values |= {"grad_norm": logs["grad_norm"]} if "grad_norm" in logs else {}
+        if values:
+            self._events.metrics(state.global_step, {**values, "epoch": logs["epoch"]})
+
+    def _tell(self, state: TrainerState, **more: Any) -> None:
+        epoch = round(state.epoch or 0.0, 4)
+        self._events.progress(done=state.global_step, total=state.max_steps, epoch=epoch, **more)
+        self._told_at, self._told_step = time.monotonic(), state.global_step
+
+
+def _is_timing(name: str) -> bool:
+    return name.endswith(("_runtime", "_per_second", "_preparation_time"))
