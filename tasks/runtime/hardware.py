@@ -39,9 +39,7 @@ def visible_gpus() -> list[str]:
 
 def memory() -> list[str]:
     """The memory that models are trained in, in bytes: of each GPU, with its name, or the machine's."""
-    gpus = _ask_gpus(
-        lambda nvml, gpu, name: f"{nvml.nvmlDeviceGetName(gpu)} {nvml.nvmlDeviceGetMemoryInfo(gpu).total}"
-    )
+    gpus = _ask_gpus(lambda nvml, gpu, name: f"{nvml.nvmlDeviceGetName(gpu)} {nvml.nvmlDeviceGetMemoryInfo(gpu).total}")
     return gpus or [str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
 
 
