@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
+NETWORK = "network"
+"""The kind of a problem that may be gone when the same is tried again: nothing in the recipe is wrong."""
+
 
 class Problem(BaseModel):
     """One thing that only the user can mend."""
@@ -14,7 +17,7 @@ class Problem(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kind: str
-    """Which part found it: recipe, data, model, tokens, training, compute, release."""
+    """Which part found it: recipe, data, model, tokens, training, compute, release, hub; or NETWORK."""
     where: str
     """The field (`training.learning_rate`), the file with its row, or the name that is wrong."""
     message: str

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
-from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, USER_ERROR
+from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
 from flows.terminal import Terminal, line
@@ -107,11 +107,10 @@ def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
         return INTERRUPTED
     for problem in done["problems"]:
         print(f"{problem['where']}: {problem['message']}", file=sys.stderr)
-    user_error = any(problem["kind"] not in _FAILURES for problem in done["problems"])
-    if user_error:
-        return USER_ERROR
-    print("What finished is kept: the same command goes on from there.", file=sys.stderr)
-    return FAILED
+    code = code_of(problem["kind"] for problem in done["problems"])
+    if code == FAILED:
+        print("What finished is kept: the same command goes on from there.", file=sys.stderr)
+    return code
 
 
 def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
@@ -130,10 +129,6 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
             return {**_EMPTY, "state": state, "problems": problems(error, "prefect")}
     assert terminal.result is not None  # the flow tells it last of all
     return terminal.result
-
-
-# Kinds of failure that are not the user's mistake.
-_FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled"}
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
