@@ -16,10 +16,13 @@ from training.recipe import Recipe
 from training.snapshot import MODEL_FILES, TOKENIZER_FILES, need_parts, part_of
 
 
-def ingredients(recipe: Recipe, pins: Pins, data: Ref) -> Ingredients:
-    """The commit, the files' content, or the configuration, the seed and the rows that the tokenizer learns from."""
-    model = recipe.model
-    if model.source == "scratch":
+def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
+    """The commit, the files' content, or the configuration, the seed and the rows that the tokenizer learns from.
+
+    `data` is given for a model from scratch alone.
+    """
+    model, pinned = recipe.model, pins.model_hub
+    if data is not None:
         return Ingredients(
             {"model": model.model_dump(include={"config", "seed"}), "upstream": {"load_data": data.digest}},
             code=["training.scratch"],
@@ -27,21 +30,18 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref) -> Ingredients:
         )
     files = {name: pin.sha256 for name, pin in pins.model_files.items()}
     return Ingredients(
-        {
-            "model": {
-                "commit": pins.model_hub.commit if pins.model_hub else None,
-                "path": model.path if pins.model_hub else None,
-            },
-            "files": files,
+        {"model": {"commit": pinned.commit, "path": model.path} if pinned else {}, "files": files},
+        names={
+            "model.commit": f"{model.path} at {model.revision or 'main'}",
+            **{f"files.{name}": pin.path for name, pin in pins.model_files.items()},
         },
-        names={f"files.{name}": pin.path for name, pin in pins.model_files.items()},
     )
 
 
 @stage(ingredients)
-def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref) -> Mapping[str, Any]:
+def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapping[str, Any]:
     """Fetches, copies or creates the model into `model/` and `tokenizer/`; weights in safetensors only."""
-    if recipe.model.source == "scratch":
+    if data is not None:
         return run_child(
             work,
             "training.scratch",

@@ -170,6 +170,7 @@ def read_hub(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Bloc
 def _hub_split(data: Data, split: str, name: str, commit: str) -> Dataset:
     """Raises UserError for what the recipe or the data set has wrong, and what the clients raise for the rest."""
     import datasets
+    from datasets.data_files import EmptyDatasetError
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     at = f"{data.path!r} at {commit[:12]}"
@@ -178,7 +179,9 @@ def _hub_split(data: Data, split: str, name: str, commit: str) -> Dataset:
     except DatasetNotFoundError as error:
         next_step = "Check the name and the revision, and set HF_TOKEN if it is private or gated"
         raise _refused("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
-    except (DatasetsError, ValueError) as error:  # no such config, several to choose from, no file that can be read
+    except (DatasetsError, EmptyDatasetError) as error:
+        raise _refused("data.path", f"{at} is not readable: {error}") from error
+    except ValueError as error:  # no such configuration, or several to choose from
         raise _refused("data.config", f"{data.config!r} of {at}: {error}") from error
     if builder.hash != commit:
         # Where the Hub does not answer, the rows that were read last are taken, of whichever commit they are.

@@ -56,7 +56,7 @@ def act(arguments: argparse.Namespace) -> int:
     if done is None:
         return _run(recipe, force, out)
     for row in looking.rows:
-        print(line(row.name, "cached", "", ""))
+        print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
     _say_next(recipe, done)
     _write(out, {**done, "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]})

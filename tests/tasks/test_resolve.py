@@ -16,7 +16,7 @@ from tasks.data import load_data
 from tasks.model import load_model
 from tasks.resolve import pin, resolve
 from tasks.runtime.history import History
-from tasks.runtime.refs import HubPin, Pins, Ref
+from tasks.runtime.refs import HubPin, Pins
 from tasks.runtime.stage import Row, Work
 from tests.hub.server import Hub
 from training.problems import UserError
@@ -123,11 +123,9 @@ def test_a_model_folder_is_pinned_without_what_is_not_taken(home: Path, rows: di
 
 
 def test_a_moved_model_folder_is_the_same_model(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
-    data = Ref(kind="load_data", key="k", digest="d")
-
     def key(name: str) -> str:
         recipe = recipe_of(rows, {"source": "folder", "path": str(tmp_path / name)})
-        return load_model.key(load_model.flat_ingredients(recipe, pin(recipe), data)[0])
+        return load_model.key(load_model.flat_ingredients(recipe, pin(recipe), None)[0])
 
     write_model(tmp_path / "model")
     before = key("model")
