@@ -11,6 +11,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, islice
 from operator import index
 from pathlib import Path
@@ -26,7 +27,7 @@ from training.problems import Problem, UserError, nearest
 from training.sources import load_callable, shown, split_names
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, DatasetBuilder
 
     from training.recipe import Data
 
@@ -164,36 +165,42 @@ def read_hub(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Bloc
         message = f"{data.path!r} is also a file or folder here: choose the source csv, json or parquet for it."
         raise UserError([Problem(kind="data", where="data.path", message=message)])
     name, commit = split_names(data)[split], pinned["commit"]
-    yield from from_dataset(_hub_split(data, split, name, commit), data, f"{data.path} ({name})")
+    builder = _hub_builder(data.path, data.config, commit)
+    try:
+        found = builder.as_dataset(split=name)
+    except ValueError as error:
+        raise _refused(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
+    yield from from_dataset(found, data, f"{data.path} ({name})")
 
 
-def _hub_split(data: Data, split: str, name: str, commit: str) -> Dataset:
-    """Raises UserError for what the recipe or the data set has wrong, and what the clients raise for the rest."""
+@lru_cache(maxsize=1)  # for all splits: a Hub that is gone is waited for once
+def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
+    """A data set of the Hub with all its rows at hand.
+
+    Raises UserError for what the recipe or the data set has wrong, and for the rest what the Hub's clients raise.
+    """
     import datasets
     from datasets.data_files import EmptyDatasetError
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
-    at = f"{data.path!r} at {commit[:12]}"
+    at = f"{path!r} at {commit[:12]}"
     try:
-        builder = datasets.load_dataset_builder(data.path, data.config, revision=commit)
+        builder = datasets.load_dataset_builder(path, config, revision=commit)
     except DatasetNotFoundError as error:
         next_step = "Check the name and the revision, and set HF_TOKEN if it is private or gated"
         raise _refused("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
     except (DatasetsError, EmptyDatasetError) as error:
         raise _refused("data.path", f"{at} is not readable: {error}") from error
     except ValueError as error:  # no such configuration, or several to choose from
-        raise _refused("data.config", f"{data.config!r} of {at}: {error}") from error
+        raise _refused("data.config", f"{config!r} of {at}: {error}") from error
     if builder.hash != commit:
         # Where the Hub does not answer, the rows that were read last are taken, of whichever commit they are.
-        raise ConnectionError(f"the rows of {data.path!r} that are stored here are of commit {str(builder.hash)[:12]}")
+        raise ConnectionError(f"the rows of {path!r} that are stored here are of commit {str(builder.hash)[:12]}")
     try:
         builder.download_and_prepare()
     except DatasetsError as error:
         raise _refused("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
-    try:
-        return builder.as_dataset(split=name)
-    except ValueError as error:
-        raise _refused(f"data.splits.{split}", f"{name!r} of {at}: {error}") from error
+    return builder
 
 
 def from_dataset(dataset: Dataset, data: Data, where: str) -> Iterator[Block]:

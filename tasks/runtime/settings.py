@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 
 from training.problems import Problem, UserError
@@ -29,9 +30,13 @@ ENVIRONMENT = {
 }
 
 
+# The bars of the Hub's clients are for a person who waits, not for a log.
+WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+
+
 def prepare_environment() -> None:
     """Sets what must be set before prefect, mlflow or huggingface_hub is imported; the user's own values win."""
-    for name, value in ENVIRONMENT.items():
+    for name, value in (ENVIRONMENT if sys.stderr.isatty() else ENVIRONMENT | WITHOUT_TERMINAL).items():
         os.environ.setdefault(name, value)
 
 
