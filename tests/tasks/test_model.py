@@ -1,0 +1,88 @@
+"""The base model from the Hub, through the clients' own cache."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, hf_hub_download
+
+from tasks.model import load_model
+from tasks.runtime.hub import told
+from tasks.runtime.refs import HubPin, Pins
+from tasks.runtime.stage import Work
+from tests.hub.server import Hub
+from training.problems import UserError
+from training.recipe import Recipe, parse
+
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "tokenizer.json": b"{}",
+    "special_tokens_map.json": b"{}",
+    "README.md": b"#",
+    "pytorch_model.bin": b"pickle",
+    "other/model.safetensors": b"weights of another format",
+}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with Hub() as hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants._HF_DEFAULT_ENDPOINT)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
+        yield hub
+
+
+def recipe() -> Recipe:
+    data = {"source": "hub", "path": "me/rows", "text": ["text"], "label": "label"}
+    model = {"source": "hub", "path": "me/model"}
+    return parse({"name": "test", "kind": "sequence-classification", "data": data, "model": model})
+
+
+def load(out: Path, commit: str) -> dict[str, bytes]:
+    """What the stage leaves in its folder."""
+    out.mkdir()
+    load_model.make(Work("k", out, "run"), recipe(), Pins(model_hub=HubPin(name="me/model@main", commit=commit)), None)
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_the_commit_that_was_pinned_is_taken_without_what_a_model_does_not_need(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.repo("model", "me/model", FILES)
+    hub.commit("model", "me/model", {"config.json": b'{"moved": true}'})
+    assert load(tmp_path / "out", commit) == {
+        "model/config.json": b"{}",
+        "model/model.safetensors": b"weights",
+        "tokenizer/tokenizer.json": b"{}",
+        "tokenizer/special_tokens_map.json": b"{}",
+    }
+    assert not [asked for asked in hub.requests if "README" in asked or ".bin" in asked or "other/" in asked]
+
+
+def test_what_was_loaded_once_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.repo("model", "me/model", FILES)
+    first = load(tmp_path / "first", commit)
+    hub.stop()
+    assert load(tmp_path / "second", commit) == first
+
+
+def test_what_another_program_left_of_a_model_is_not_taken_for_the_whole(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.repo("model", "me/model", FILES)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        hf_hub_download("me/model", name, revision=commit)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="unset HF_HUB_OFFLINE"):
+        load(tmp_path / "out", commit)
+
+
+def test_a_full_disk_is_not_taken_for_a_dead_network() -> None:
+    with pytest.raises(OSError, match="No space") as failed, told("model", "me/model", "main"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert failed.value.errno == errno.ENOSPC
