@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.runtime.hardware import gpu_compute_capabilities
+from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import accelerate_argv
+from tasks.runtime.launch import accelerate_argv, accelerate_environment
+from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
@@ -51,6 +52,7 @@ def _choosing_code(recipe: Recipe) -> list[str]:
 def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
     labels = json.loads((data.path / "labels.json").read_text())
+    use_cpu = not visible_gpus()
     return run_child(
         work,
         "training.fit",
@@ -58,8 +60,9 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             "training.fit",
             num_processes=pins.num_processes,
             mixed_precision=pins.mixed_precision,
-            use_cpu=not gpu_compute_capabilities(),
+            use_cpu=use_cpu,
         ),
+        env=accelerate_environment(num_processes=pins.num_processes, use_cpu=use_cpu),
         settings={
             "kind": recipe.kind,
             "labels": labels,
@@ -72,5 +75,14 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             "metrics": recipe.evaluation.metrics,
         },
         inputs={"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path},
+        fits=Fits(
+            recipe.training.per_device_train_batch_size,
+            model.path / "model",
+            program="training.fit",
+            max_length=recipe.tokens.max_length,
+            optim=recipe.training.optim,
+            mixed_precision=pins.mixed_precision,
+            num_processes=pins.num_processes,
+        ),
         stall_timeout_s=recipe.compute.stall_timeout_s,
     )

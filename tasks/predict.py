@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.runtime.hardware import gpu_compute_capabilities
+from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import accelerate_argv
+from tasks.runtime.launch import accelerate_argv, accelerate_environment
+from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
@@ -36,6 +37,7 @@ def ingredients(recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Ingred
 @stage(ingredients)
 def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Mapping[str, Any]:
     """Predicts every row of every split that is evaluated, once, in order."""
+    use_cpu = not visible_gpus()
     return run_child(
         work,
         "training.predict",
@@ -43,8 +45,9 @@ def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -
             "training.predict",
             num_processes=1,
             mixed_precision=pins.mixed_precision,
-            use_cpu=not gpu_compute_capabilities(),
+            use_cpu=use_cpu,
         ),
+        env=accelerate_environment(num_processes=1, use_cpu=use_cpu),
         settings={
             "kind": recipe.kind,
             "splits": list(recipe.evaluation.splits),
@@ -52,4 +55,11 @@ def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -
             "mixed_precision": pins.mixed_precision,
         },
         inputs={"model": trained.path / "model", "tokens": tokens.path},
+        fits=Fits(
+            recipe.training.per_device_eval_batch_size,
+            trained.path / "model",
+            program="training.predict",
+            max_length=recipe.tokens.max_length,
+            mixed_precision=pins.mixed_precision,
+        ),
     )

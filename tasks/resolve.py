@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.runtime import settings
 from tasks.runtime.digests import Digests
-from tasks.runtime.hardware import mixed_precision
+from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.history import History
 from tasks.runtime.hub import commit_of
 from tasks.runtime.refs import FilePin, Pins
@@ -53,11 +53,15 @@ def pin(recipe: Recipe) -> Pins:
             found |= look(recipe, last, found["notes"])
         except UserError as error:
             problems.extend(error.problems)
+    compute = recipe.compute
+    gpus = len(visible_gpus())
+    if compute.num_processes != "auto" and 0 < gpus < compute.num_processes:
+        message = f"{compute.num_processes} is too many: each process trains on a GPU of its own, and there are {gpus}."
+        problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
     if problems:
         raise UserError(problems)
-    compute = recipe.compute
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
-    processes = 1 if compute.num_processes == "auto" else compute.num_processes
+    processes = max(1, gpus) if compute.num_processes == "auto" else compute.num_processes
     return Pins(mixed_precision=precision, num_processes=processes, **found)
 
 

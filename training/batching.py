@@ -118,13 +118,13 @@ class LengthGroupedBatches(BatchRebalanceSampler):
     Left-over rows that are fewer than the ranks join the step before.
 
     A BatchRebalanceSampler by name, for the Trainer passes that class through to the DataLoader unsharded.
-    Raises ValueError where there are fewer rows than ranks.
+    Raises UserError where there are fewer rows than ranks.
     """
 
     def __init__(
         self,
         lengths: npt.NDArray[np.int32],
-        batch_size: int,
+        rows_a_step: int,
         *,
         accumulation: int = 1,
         world: int = 1,
@@ -132,10 +132,16 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         seed: int = 0,
     ) -> None:
         if len(lengths) < world:
-            raise ValueError(f"{len(lengths)} rows cannot be shared by {world} processes: give at least {world}.")
-        super().__init__(lengths.tolist(), batch_size * accumulation * world, world, accumulation, seed=seed, rank=rank)
+            message = f"{len(lengths)} rows cannot be shared by {world} processes: give more rows, or fewer processes."
+            raise UserError([Problem(kind="compute", where="compute.num_processes", message=message)])
+        super().__init__(lengths.tolist(), rows_a_step, world, accumulation, seed=seed, rank=rank)
         self._lengths = lengths
-        self._micro = batch_size * world
+        self._micro = -(-rows_a_step // accumulation)  # the most rows of a micro-batch on all ranks together
+        full, tail = divmod(len(lengths), rows_a_step)
+        # A tail with fewer rows than ranks joins the step before it.
+        self.steps = full + (tail >= world or not full)
+        """Optimizer steps an epoch."""
+        self._last = len(lengths) - (self.steps - 1) * rows_a_step
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self._steps():
@@ -144,10 +150,11 @@ class LengthGroupedBatches(BatchRebalanceSampler):
 
     def __len__(self) -> int:
         """Micro-batches an epoch on this rank, the same on every rank."""
-        full, tail = divmod(len(self._lengths), self.effective_batch_size)
-        if full and tail < self.dp_size:
-            full, tail = full - 1, tail + self.effective_batch_size
-        return full * self.grad_accum + self._pieces(tail)
+        return (self.steps - 1) * self.grad_accum + self._pieces(self._last)
+
+    def rows_of_step(self, step: int) -> int:
+        """The rows of an optimizer step, counted from 0 and on through the epochs, over all ranks."""
+        return self._last if (step + 1) % self.steps == 0 else self.effective_batch_size
 
     def _pieces(self, rows: int) -> int:
         """The micro-batches of a step: no more than needed, and a row for every rank in each."""

@@ -38,7 +38,7 @@ def writing(final: Path, needs: Sequence[str] = ()) -> Iterator[Path]:
     `needs` names the other checkpoints beside it without which it is of no use, such as the best so far.
     Raises OSError where `final` exists or the disk is full; on any error `final` does not appear.
     """
-    aside = final.with_name(f".writing-{final.name}")
+    aside = place_aside(final)
     aside.mkdir(parents=True)
     try:
         yield aside
@@ -48,6 +48,11 @@ def writing(final: Path, needs: Sequence[str] = ()) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     fsync(final.parent)
+
+
+def place_aside(final: Path) -> Path:
+    """Where a checkpoint is filled before it appears as `final`; for the writer's helpers."""
+    return final.with_name(f".writing-{final.name}")
 
 
 def newest_good(folder: Path, warn: Callable[[str], None]) -> Path | None:

@@ -1,13 +1,15 @@
 """The program that trains: `python -m training.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow)
-settings   kind, labels, training (the recipe's), compute (strategy, mixed_precision), metrics
+settings   kind, labels, training (the recipe's), compute (strategy, num_processes, mixed_precision), metrics,
+           batch_division (by how much batches are cut so that they fit into memory)
 output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves
-figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second
+figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows)
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +39,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
     import torch
 
-    from training import checkpoints, curves, dropout, kinds, model
+    from training import checkpoints, curves, dropout, kinds, model, ranks
 
     model.make_deterministic()
     settings = job.settings
@@ -49,16 +51,21 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if not torch.cuda.is_available():
         dropout.cheapen(network)
     trainer = make_trainer(job_dir, job, events, network, tokenizer)
-    start = checkpoints.newest_good(job_dir / CHECKPOINTS, events.warning)
-    if start is not None:
+    require_as_asked(trainer, settings["compute"])
+    first = trainer.is_world_process_zero()
+    start = ranks.from_first(checkpoints.newest_good(job_dir / CHECKPOINTS, events.warning) if first else None)
+    if start is not None and first:
         events.note(f"going on from {start.name}")
-    if stop_requested():
+    if any(ranks.any_rank(stop_requested())):
         raise Interrupted("stopped before the first step")
     result = trainer.train(resume_from_checkpoint=str(start) if start else None)
-    model.export(trainer.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model")
-    curves.draw_curves(read_events(job_dir / EVENTS, 0)[0], job_dir / OUTPUT / "log" / "loss.png")
+    if first:
+        model.export(trainer.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model")
+        curves.draw_curves(read_events(job_dir / EVENTS, 0)[0], job_dir / OUTPUT / "log" / "loss.png")
+    ranks.part()
     state = trainer.state
     return {
+        "micro_batch": trainer.args.per_device_train_batch_size,
         "steps": state.global_step,
         "epochs": round(state.epoch or 0.0, 4),
         "train_loss": trainer.mean_loss,
@@ -84,7 +91,8 @@ def make_trainer(
     from training.trainer import ExactTrainer
 
     settings = job.settings
-    training, labels = settings["training"], settings["labels"]
+    asked, labels = settings["training"], settings["labels"]
+    training = divided(asked, settings["batch_division"])
     kind = kinds.load(settings["kind"])
     tokens = Path(job.inputs["tokens"])
 
@@ -94,9 +102,12 @@ def make_trainer(
 
     patience = training["early_stopping_patience"]
     threshold = training["early_stopping_threshold"]
+    arguments = training_arguments(job_dir, training, settings["compute"])
+    a_pass = asked["per_device_train_batch_size"] * arguments.world_size
     return ExactTrainer(
         model=network,
-        args=training_arguments(job_dir, training, settings["compute"]),
+        args=arguments,
+        rows_a_step=a_pass * asked["gradient_accumulation_steps"],
         train_dataset=TokenRows(tokens / "train.arrow"),
         eval_dataset=TokenRows(tokens / "validation.arrow"),
         data_collator=kind.collator(tokenizer, padding_multiple()),
@@ -105,6 +116,38 @@ def make_trainer(
         events=events,
         checkpoint_interval_s=training["checkpoint_interval_s"],
     )
+
+
+def divided(training: dict[str, Any], by: int) -> dict[str, Any]:
+    """The training section with batches that are smaller by this factor, and as many rows an optimizer step."""
+    rows = training["per_device_train_batch_size"]
+    fewer = -(-rows // by)
+    return training | {
+        "per_device_train_batch_size": fewer,
+        "gradient_accumulation_steps": -(-rows * training["gradient_accumulation_steps"] // fewer),
+        "per_device_eval_batch_size": -(-training["per_device_eval_batch_size"] // by),
+    }
+
+
+def require_as_asked(trainer: ExactTrainer, compute: dict[str, Any]) -> None:
+    """Raises RuntimeError where what runs is not what the recipe asked for; every rank looks for itself.
+
+    The launchers of accelerate fall back in silence, to one process or to ranks that train alone.
+    """
+    import torch
+
+    arguments, accelerator = trainer.args, trainer.accelerator
+    processes = compute["num_processes"]
+    kind = "NO" if processes == 1 else "MULTI_GPU" if torch.cuda.is_available() else "MULTI_CPU"
+    asked = {"processes": processes, "launched": processes, "distributed type": kind, "GPUs a process": True}
+    runs = {
+        "processes": arguments.world_size,
+        "launched": int(os.environ.get("WORLD_SIZE", "1")),
+        "distributed type": accelerator.distributed_type.value,
+        "GPUs a process": arguments.n_gpu <= 1,
+    }
+    if runs != asked:
+        raise RuntimeError(f"asked for {asked}, but what runs is {runs}")
 
 
 def training_arguments(job_dir: Path, training: dict[str, Any], compute: dict[str, Any]) -> TrainingArguments:

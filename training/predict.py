@@ -1,7 +1,7 @@
 """The program that predicts: `python -m training.predict JOB`.
 
 inputs     model (what training.fit put out), tokens (SPLIT.arrow)
-settings   kind, splits, batch_size (rows), mixed_precision (no, bf16 or fp16)
+settings   kind, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
 output     SPLIT.parquet, a row for a row of the split, in its order: row, label, prediction, logits
 figures    rows and rows_per_second of all splits together
 """
@@ -39,10 +39,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     network = model.load_trained(kind, folder).to("cuda" if torch.cuda.is_available() else "cpu")
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
     total, before = sum(map(len, splits.values())), 0
+    batch_size = -(-job.settings["batch_size"] // job.settings["batch_division"])
     began = time.monotonic()
     for split, rows in splits.items():
         tell = _told_now_and_then(events, split, before, total)
-        logits = predict(network, rows, collate, job.settings["batch_size"], job.settings["mixed_precision"], tell)
+        logits = predict(network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
         write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, kind.predictions(logits), logits)
         before += len(rows)
     return {"rows": total, "rows_per_second": round(total / (time.monotonic() - began), 1)}

@@ -8,7 +8,7 @@ reads it, appends events, fills output/ and writes outcome.json last. No outcome
     outcome.json    finished, with the digest of every file under output/; or why it failed
     checkpoints/    the program's own, kept from one try to the next
     output/         the result; emptied when a program starts
-    logs/           what the launcher and the program printed, one file a try
+    logs/           what the launcher and rank 0 printed, one file a try; what each other rank printed
     lock            held by the job's supervisor and by everything that it started
 """
 
@@ -224,7 +224,8 @@ def _point(step: int, values: Mapping[str, float]) -> tuple[int, frozenset[str]]
 def read_outcome(job_dir: Path) -> Outcome | None:
     """How the job ended as its programs told it, or None when they told nothing.
 
-    When several processes failed, the first is the cause and the others are its consequences.
+    When several processes failed, the first is the cause and the others are its consequences; one that only says
+    that it lost another, or was asked to stop, is a consequence even when it speaks first.
     """
     told = sorted(job_dir.glob("outcome*.json"), key=lambda path: path.stat().st_mtime_ns)
     outcomes = []
@@ -233,7 +234,14 @@ def read_outcome(job_dir: Path) -> Outcome | None:
             outcomes.append(Outcome.model_validate_json(path.read_bytes()))
         except ValidationError:
             continue
-    return next((o for o in outcomes if o.state == "finished"), outcomes[0] if outcomes else None)
+    return min(outcomes, key=_telling, default=None)
+
+
+def _telling(outcome: Outcome) -> int:
+    """How little an outcome says of the cause; equal ones stay in the order of their times."""
+    if outcome.failure is None:
+        return 0
+    return {"interrupted": 2, "lost_rank": 3}.get(outcome.failure.kind, 1)
 
 
 def finished_output(job_dir: Path) -> Outcome | None:
@@ -275,6 +283,8 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     # shadows nothing.
     sys.path.append(os.getcwd())
     job_dir = Path(sys.argv[1])
+    if rank() > 0:
+        _print_into(job_dir / LOGS / f"rank{rank()}.log")
     told = job_dir / (OUTCOME if rank() == 0 else f"outcome.rank{rank()}.json")
     told.unlink(missing_ok=True)
     try:
@@ -298,10 +308,19 @@ def _run(main: Callable[[Path, Job, Events], dict[str, Any]], job_dir: Path) -> 
     faulthandler.enable(crash)
     if rank() == 0:
         shutil.rmtree(job_dir / OUTPUT)
-        (job_dir / OUTPUT).mkdir()
+        (job_dir / OUTPUT).mkdir(exist_ok=True)  # another rank may have been faster
     events = Events(job_dir / EVENTS)
     events.write("started", program=job.program, rank=rank(), pid=os.getpid())
     return main(job_dir, job, events)
+
+
+def _print_into(log: Path) -> None:
+    """Sends what this process prints into a file of its own: lines of several ranks in one would mix."""
+    log.parent.mkdir(exist_ok=True)
+    with open(log, "ab", buffering=0) as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
 
 
 def crash_file(job_dir: Path, of_rank: int) -> Path:
@@ -343,6 +362,8 @@ def _failure(error: BaseException) -> Failure:
         kind, message = "interrupted", str(error) or "The program was asked to stop."
     elif _is_out_of_memory(error):
         kind = "out_of_memory"
+    elif _is_lost_rank(error):
+        kind = "lost_rank"
     text = "".join(traceback.format_exception(error))
     return Failure(kind=kind, message=message, traceback=text, rank=rank())
 
@@ -351,6 +372,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
     # torch is not imported here: its error is known by name, and that of its CPU allocator by its words.
     names = {cls.__name__ for cls in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
+def _is_lost_rank(error: BaseException) -> bool:
+    # Gloo's errors are plain RuntimeErrors that begin with the place in its source; the others have names.
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"DistBackendError", "DistNetworkError"}) or "/gloo/" in str(error)
 
 
 def _settle(output: Path) -> dict[str, str]:

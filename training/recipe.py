@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from training.overrides import finetune_entry, merge
 from training.overrides import parse_set as parse_set  # the third way in, beside load and parse
 from training.problems import Problem, UserError
-from training.recipe_problems import describe, field_name, templated
+from training.recipe_problems import NUMBER, WORD, describe, field_name, templated
 from training.recipe_rules import Written, broken_rules
 
 Split = Literal["train", "validation", "test"]
 # YAML 1.1 reads a bare `no` as false.
 Word = BeforeValidator(lambda value: "no" if value is False else value)
+AutoOrCount = Annotated[
+    Annotated[Literal["auto"], Tag(WORD)] | Annotated[int, Field(ge=1), Tag(NUMBER)],
+    Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
+]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -145,8 +149,8 @@ class Compute(Section):
 
     strategy: Literal["ddp"] = "ddp"
     """How several processes share the work. ddp: each holds the whole model."""
-    num_processes: Literal["auto", 1] = "auto"
-    """Processes that train; auto: one."""
+    num_processes: AutoOrCount = "auto"
+    """Processes that train, each on a GPU of its own or all on the CPU; auto: all GPUs, else 1."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
     """Number format of the forward and backward pass; auto: bf16 where the hardware computes in it."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)

@@ -14,6 +14,9 @@ from pydantic_core import ErrorDetails
 from training.problems import Problem, nearest
 from training.recipe_extra import arguments, out_of_scope, set_by_project
 
+# How the recipe marks the two sides of a field that takes a word or a number, so that only one of them is reported.
+WORD, NUMBER = "[word]", "[number]"
+
 _TYPES = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -44,7 +47,7 @@ def field_name(loc: Sequence[int | str]) -> str:
     for part in loc:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part != "[key]":  # how pydantic marks a mapping's key
+        elif part not in ("[key]", WORD, NUMBER):  # a mapping's key, and which side of "a word or a number"
             name += f".{part}" if name else part
     return name
 
@@ -114,6 +117,7 @@ def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
     if advice := out_of_scope(str(value)):
         return f"{value!r} {advice}"
     allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
+    allowed += ["a whole number"] if error["loc"][-1] == WORD else []
     return f"{_shown(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
 
 

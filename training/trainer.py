@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 from transformers import (
     PrinterCallback,
@@ -25,11 +27,11 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 
-from training import checkpoints
+from training import checkpoints, ranks
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
 from training.protocol import Events, Interrupted, stop_requested
 
-LOSS_SUM = "loss_sum.json"
+LOSS_SUM = "loss_sum.rank{}.json"
 PROGRESS_EVERY_S = 1.0
 
 
@@ -38,15 +40,21 @@ class ExactTrainer(Trainer):
 
     `args.output_dir` is the folder of the checkpoints. One is written at each evaluation and whenever the
     last is older than `checkpoint_interval_s`. Asked to stop, `train` writes one and raises Interrupted.
+    `rows_a_step` counts the rows of an optimizer step over all ranks. Every rank makes one of these; rank 0 alone
+    writes events.
     """
 
-    def __init__(self, *, events: Events, checkpoint_interval_s: float, **trainer: Any) -> None:
+    def __init__(self, *, events: Events, checkpoint_interval_s: float, rows_a_step: int, **trainer: Any) -> None:
         super().__init__(**trainer)
+        self._rows_a_step = rows_a_step
+        # Each rank draws its own dropout masks; rank 0 draws as one process would.
+        torch.manual_seed(self.args.seed + self.args.process_index)
         # Many classification heads accept the number of items of all micro-batches and take no notice of it:
         # their losses would add up. Without it, the Trainer takes the mean over the micro-batches.
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
-        self.add_callback(_Reports(events, self.get_total_train_batch_size(self.args)))
+        if self.is_world_process_zero():
+            self.add_callback(_Reports(events, rows_a_step))
         self.add_callback(_Saves(self, checkpoint_interval_s))
         self._events = events
         self._resumed_from: Path | None = None
@@ -60,7 +68,7 @@ class ExactTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: TokenRows | None = None) -> Sampler[list[int]]:
         self._batches = LengthGroupedBatches(
             self.train_dataset.lengths,
-            self.args.train_batch_size,
+            self._rows_a_step,
             accumulation=self.args.gradient_accumulation_steps,
             world=self.args.world_size,
             rank=self.args.process_index,
@@ -73,8 +81,21 @@ class ExactTrainer(Trainer):
 
     def epoch_ends_at(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""
-        steps_an_epoch = -(-len(self._batches) // self.args.gradient_accumulation_steps)
-        return step % steps_an_epoch == 0 or step >= self.state.max_steps
+        return step % self._batches.steps == 0 or step >= self.state.max_steps
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
+        """The loss; while training, weighted so that every row of an optimizer step counts alike.
+
+        The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's rows only
+        where all of these have equally many.
+        """
+        rows = len(inputs["input_ids"])
+        loss = super().compute_loss(model, inputs, *more, **named)
+        if not model.training:
+            return loss
+        shares = self.current_gradient_accumulation_steps * self.args.world_size
+        weight = rows * shares / self._batches.rows_of_step(self.state.global_step)
+        return loss if weight == 1.0 else loss * weight
 
     def _checkpoint(self, step: int) -> Path:
         return Path(self.args.output_dir) / checkpoints.name(step)
@@ -90,18 +111,23 @@ class ExactTrainer(Trainer):
         self.state.best_model_checkpoint = str(best) if best else None
         needs = [best.name] if best and best != final else []
         began = time.monotonic()
-        with checkpoints.writing(final, needs) as aside:
+        first = self.is_world_process_zero()
+        with checkpoints.writing(final, needs) if first else nullcontext(checkpoints.place_aside(final)) as aside:
+            ranks.wait_for_all()  # the folder is there
             self.save_model(str(aside), _internal_call=True)
             (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with the user's token in it
             self._save_optimizer_and_scheduler(str(aside))
             self._save_scaler(str(aside))
             self._save_rng_state(str(aside))
+            (aside / self._loss_file()).write_text(json.dumps(self._loss_sum()))
             self.state.stateful_callbacks = self._callback_states()
-            self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
-            (aside / LOSS_SUM).write_text(json.dumps(self._loss_sum()))
-        checkpoints.rotate(final.parent)
-        seconds = round(time.monotonic() - began, 3)
-        self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
+            if first:
+                self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+            ranks.wait_for_all()  # every rank's files are there
+        if first:
+            checkpoints.rotate(final.parent)
+            seconds = round(time.monotonic() - began, 3)
+            self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
 
     def _callback_states(self) -> dict[str, list[dict[str, Any]]]:
         states: dict[str, list[dict[str, Any]]] = {}
@@ -109,6 +135,9 @@ class ExactTrainer(Trainer):
             if isinstance(callback, ExportableState):
                 states.setdefault(type(callback).__name__, []).append(callback.state())
         return states
+
+    def _loss_file(self) -> str:
+        return LOSS_SUM.format(self.args.process_index)
 
     def _loss_sum(self) -> dict[str, float]:
         return {
@@ -120,7 +149,7 @@ class ExactTrainer(Trainer):
     def restore_loss_sum(self) -> None:
         """Go on with the running loss where the checkpoint left it, so that the curve has the same points."""
         if self._resumed_from is not None:
-            saved = json.loads((self._resumed_from / LOSS_SUM).read_text())
+            saved = json.loads((self._resumed_from / self._loss_file()).read_text())
             self._tr_loss.fill_(saved["since_log"])
             self._total_loss_scalar = saved["logged"]
             self._globalstep_last_logged = saved["last_log"]
@@ -136,6 +165,12 @@ class ExactTrainer(Trainer):
             best = self._best()  # the path on record is where the folder was then
             self.state.best_model_checkpoint = str(best) if best else None
         return place
+
+    def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
+        model, batches = super()._prepare_for_training(*asked)
+        if (self.args.world_size > 1) != isinstance(model, DistributedDataParallel):
+            raise RuntimeError(f"{self.args.world_size} processes train a model wrapped in {type(model).__name__}")
+        return model, batches
 
     def _run_epoch(self, *, epoch: int, **rest: Any) -> None:
         if self._ended_before:
@@ -177,13 +212,14 @@ class _Saves(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
-        if stop_requested():
+        if any(ranks.any_rank(stop_requested())):
             # Not control.should_training_stop: that would evaluate now, and count as the end of training.
             raise Interrupted(f"stopped after step {state.global_step}; the next run goes on from there")
 
     def _due(self, state: TrainerState) -> bool:
         late = time.monotonic() - self._saved_at >= self._interval_s
-        return (late or stop_requested()) and state.global_step != self._saved_step
+        # Clocks and signals differ between ranks, and all must save at the same step.
+        return any(ranks.any_rank(late or stop_requested())) and state.global_step != self._saved_step
 
 
 class _Reports(TrainerCallback):

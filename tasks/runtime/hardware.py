@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+Answer = TypeVar("Answer")
 
 # Native matrix instructions of the first CPUs and NVIDIA GPUs that compute in bfloat16, and in float16.
 CPU_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -24,19 +28,47 @@ def mixed_precision() -> Literal["no", "bf16", "fp16"]:
 
 
 def gpu_compute_capabilities() -> list[tuple[int, int]]:
-    """(major, minor) of each NVIDIA GPU that the driver shows; empty without a driver."""
+    """(major, minor) of each NVIDIA GPU that programs here see; empty without a driver."""
+    return _ask_gpus(lambda nvml, gpu, name: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu)))
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs that programs here see, as CUDA_VISIBLE_DEVICES names them: by number or UUID."""
+    return _ask_gpus(lambda nvml, gpu, name: name)
+
+
+def memory() -> list[str]:
+    """The memory that models are trained in, in bytes: of each GPU, with its name, or the machine's."""
+    gpus = _ask_gpus(lambda nvml, gpu, name: f"{nvml.nvmlDeviceGetName(gpu)} {nvml.nvmlDeviceGetMemoryInfo(gpu).total}")
+    return gpus or [str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+
+
+def _ask_gpus(question: Callable[[Any, Any, str], Answer]) -> list[Answer]:
     try:
-        import pynvml
+        import pynvml as nvml
     except ImportError:
         return []
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlInit()
         try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            return [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles]
+            everyone = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
+            names = os.environ.get("CUDA_VISIBLE_DEVICES", everyone).replace(" ", "").split(",")
+            return [question(nvml, _handle(nvml, name), name) for name in names if name not in ("", "-1")]
         finally:
-            pynvml.nvmlShutdown()
+            nvml.nvmlShutdown()
     return []
+
+
+def _handle(nvml: Any, name: str) -> Any:
+    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def killed_for_memory() -> int:
+    """How many processes Linux has killed since boot because memory ran out; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counters.get("oom_kill", "0"))
+    return 0
 
 
 def cpu_flags() -> set[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime.launch import require_finished, run_job
+from tasks.runtime.memory import Fits
 from tasks.runtime.stage import Work
-from training.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Job, Outcome, finished_output
+from training.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Failure, Job, Outcome, finished_output
 
 # Killed from outside, or hanging: what helped before is to go on from the last checkpoint.
 TRIED_AGAIN = ("interrupted", "lost_rank", "stalled")
@@ -27,21 +28,37 @@ def run_child(
     inputs: Mapping[str, Path],
     env: Mapping[str, str] | None = None,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+    fits: Fits | None = None,
 ) -> dict[str, Any]:
     """Runs the program to its end, fills `work.out` with its output and its log, and returns its figures.
 
+    A program that can divide its batches is given `fits`, and finds `batch_division` in its settings: when memory
+    runs out, it goes on with smaller ones.
     Raises UserError for the user's mistakes and launch.JobFailed for everything else.
     """
     job = work.job
     if any((job / CHECKPOINTS).glob("checkpoint-*")) or finished_output(job):
         work.state = "resumed"
-    Job(
-        program=program,
-        key=work.key,
-        settings=dict(settings),
-        inputs={name: str(path) for name, path in inputs.items()},
-    ).write(job)
-    outcome = _run(work, job, argv, env or {}, stall_timeout_s)
+
+    def write_job() -> None:
+        division = {"batch_division": fits.division} if fits else {}
+        places = {name: str(path) for name, path in inputs.items()}
+        Job(program=program, key=work.key, settings={**settings, **division}, inputs=places).write(job)
+
+    told, tries = 0, TRIES
+    while True:
+        write_job()
+        follow = _Follower(work, skip=told)
+        outcome = run_job(job, argv, env=env or {}, on_events=follow, stall_timeout_s=stall_timeout_s)
+        if outcome.failure is None:
+            break
+        tries -= outcome.failure.kind in TRIED_AGAIN
+        again = _next_try(outcome.failure, fits, tries)
+        if again is None:
+            require_finished(_advised(outcome))
+        told = follow.seen
+        work.on_events([{"kind": "warning", "message": f"{outcome.failure.message.splitlines()[0]} {again}"}])
+        work.state = "resumed"
     _bring(job / OUTPUT, work.out)
     log = work.out / "log"
     log.mkdir(exist_ok=True)
@@ -52,18 +69,21 @@ def run_child(
     return dict(outcome.figures)
 
 
-def _run(work: Work, job: Path, argv: Sequence[str], env: Mapping[str, str], stall_timeout_s: float) -> Outcome:
-    told = 0
-    for remaining in reversed(range(TRIES)):
-        follow = _Follower(work, skip=told)
-        outcome = run_job(job, argv, env=env, on_events=follow, stall_timeout_s=stall_timeout_s)
-        failure = outcome.failure
-        if failure is None or failure.kind not in TRIED_AGAIN or not remaining:
-            break
-        told = follow.seen
-        work.on_events([{"kind": "warning", "message": f"{failure.message.splitlines()[0]} Trying again."}])
-        work.state = "resumed"
-    return require_finished(outcome)
+def _next_try(failure: Failure, fits: Fits | None, tries_left: int) -> str | None:
+    """What is done about a failure, for the user; None where nothing is."""
+    if failure.kind == "out_of_memory" and fits is not None and fits.halve():
+        return f"Going on with {fits.rows} rows at a time."
+    if failure.kind in TRIED_AGAIN and tries_left > 0:
+        return "Trying again."
+    return None
+
+
+def _advised(outcome: Outcome) -> Outcome:
+    failure = outcome.failure
+    if failure is None or failure.kind != "out_of_memory":
+        return outcome
+    advice = "Smaller batches do not help: lower tokens.max_length, or choose a smaller model."
+    return outcome.model_copy(update={"failure": failure.model_copy(update={"message": f"{failure.message} {advice}"})})
 
 
 class _Follower:

@@ -19,8 +19,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 import training
+from tasks.runtime.hardware import killed_for_memory, visible_gpus
 from training.problems import UserError
-from training.processes import send, start_ticks
+from training.processes import LINUX, send, start_ticks
 from training.protocol import (
     EVENTS,
     LOGS,
@@ -82,14 +83,30 @@ def accelerate_argv(program: str, *, num_processes: int, mixed_precision: str, u
     Every value is said, and a configuration file of ours is named, so that nothing comes from the one that
     `accelerate config` may have left in the user's cache: that is read even when every value is given here.
     """
-    # accelerate runs a single process, silently, when it is given --cpu and more.
-    if num_processes != 1:
-        raise ValueError(f"num_processes={num_processes}: one process is what can be launched now")
     argv = [sys.executable, "-m", "accelerate.commands.launch"]
     argv += ["--config_file", str(Path(__file__).with_name("accelerate.yaml"))]
     argv += ["--num_processes", str(num_processes), "--num_machines", "1"]
     argv += ["--mixed_precision", mixed_precision, "--dynamo_backend", "no"]
-    return [*argv, *(["--cpu"] if use_cpu else []), "-m", program]
+    if num_processes > 1:
+        # On a CPU too: given --cpu, accelerate starts one process and says nothing. Port 0 is one that is free.
+        argv += ["--multi_gpu", "--main_process_port", "0"]
+    elif use_cpu:
+        argv += ["--cpu"]
+    return [*argv, "-m", program]
+
+
+def accelerate_environment(*, num_processes: int, use_cpu: bool) -> dict[str, str]:
+    """What the processes of such a command are given beside the environment that every job has."""
+    # One process that sees several GPUs would take them all, by torch's older DataParallel.
+    env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:num_processes])}
+    if num_processes == 1:
+        return env
+    env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // num_processes))}
+    if use_cpu:
+        env |= {"ACCELERATE_USE_CPU": "true"}
+        if LINUX:
+            env |= {"GLOO_SOCKET_IFNAME": "lo"}  # else whatever the host's name leads to
+    return env
 
 
 def python_argv(program: str) -> list[str]:
@@ -152,7 +169,8 @@ def stop(handle: Handle, grace_s: float) -> None:
 
 def logs(handle: Handle) -> Path:
     """What the job printed, in its newest try."""
-    return max((Path(handle.job) / LOGS).glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
+    tries = (Path(handle.job) / LOGS).glob("[!r]*.log")  # those of rank 1 and on have files of their own
+    return max(tries, key=lambda path: path.stat().st_mtime_ns)
 
 
 def run_job(
@@ -175,7 +193,7 @@ def run_job(
     follow.read()
     if earlier is not None:
         return earlier
-    tries_before = follow.tries
+    tries_before, killed_before = follow.tries, killed_for_memory()
     handle = start(job, argv, env or {})
     stalled = False
     try:
@@ -189,7 +207,11 @@ def run_job(
     if stalled:
         stop(handle, STALLED_GRACE_S)
     follow.read()
-    return _outcome(handle, stalled_s=stall_timeout_s if stalled else None, began=follow.tries > tries_before)
+    outcome = _outcome(handle, stalled_s=stall_timeout_s if stalled else None, began=follow.tries > tries_before)
+    lost = outcome.failure is not None and outcome.failure.kind in ("interrupted", "lost_rank")
+    if lost and killed_for_memory() > killed_before:
+        return _failed("out_of_memory", "The system ran out of memory and killed the program.", handle)
+    return outcome
 
 
 def _outcome(handle: Handle, *, stalled_s: float | None, began: bool) -> Outcome:

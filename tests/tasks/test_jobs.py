@@ -11,6 +11,7 @@ import pytest
 
 from tasks.runtime.jobs import TRIES, run_child
 from tasks.runtime.launch import JobFailed
+from tasks.runtime.memory import Fits
 from tasks.runtime.stage import Row, Work
 from training.problems import UserError
 from training.protocol import read_events
@@ -45,7 +46,9 @@ def kinds(work: Work) -> list[str]:
     return [event["kind"] for event in told.events]
 
 
-def run(work: Work, folder: Path, main: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+def run(
+    work: Work, folder: Path, main: str, env: dict[str, str] | None = None, fits: Fits | None = None
+) -> dict[str, Any]:
     """Runs a real program whose `main` has these lines."""
     body = "\n    ".join(main.splitlines())
     program = folder / "program.py"
@@ -57,7 +60,7 @@ def run(work: Work, folder: Path, main: str, env: dict[str, str] | None = None) 
         "run_program(main)\n"
     )
     argv = [sys.executable, str(program)]
-    return run_child(work, "program", argv, settings={"rows": 3}, inputs={"data": folder}, env=env)
+    return run_child(work, "program", argv, settings={"rows": 3}, inputs={"data": folder}, env=env, fits=fits)
 
 
 WRITE = """
@@ -135,3 +138,35 @@ def test_secrets_travel_in_the_environment_and_not_in_the_jobs_files(work: Work,
     assert json.loads((work.job / "job.json").read_text())["settings"] == {"rows": 3}
     written = [path for path in work.job.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
     assert written == []
+
+
+NEEDS_QUARTERS = """
+if job.settings["batch_division"] < 4:
+    raise MemoryError
+return {"division": job.settings["batch_division"]}
+"""
+
+
+def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_kind_begins_there(
+    work: Work, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert run(work, tmp_path, NEEDS_QUARTERS, fits=Fits(6, tmp_path, program="p")) == {"division": 4}
+    (told,) = work.watchers
+    assert isinstance(told, Told)
+    said = [event["message"].split(". ")[-1] for event in told.events if event["kind"] == "warning"]
+    assert [message.split(" ", 1)[1] for message in said] == [
+        "Going on with 3 rows at a time.",
+        "Going on with 2 rows at a time.",
+    ]
+    assert Fits(6, tmp_path, program="p").rows == 2
+    assert Fits(6, tmp_path, program="other").rows == Fits(8, tmp_path, program="p").rows - 2 == 6
+    (tmp_path / "config.json").write_text('{"hidden_size": 1}')
+    assert Fits(6, tmp_path, program="p").rows == 6
+
+
+def test_when_single_rows_do_not_fit_the_run_ends_and_says_what_helps(work: Work, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(JobFailed, match="choose a smaller model") as failed:
+        run(work, tmp_path, "raise MemoryError", fits=Fits(3, tmp_path, program="p"))
+    assert failed.value.failure.kind == "out_of_memory" and kinds(work).count("started") == 3

@@ -24,7 +24,8 @@ def batches(
     """By rank, the epoch's batches."""
     found = []
     for rank in range(world):
-        sampler = LengthGroupedBatches(LENGTHS[:rows], size, accumulation=accumulation, world=world, rank=rank, seed=5)
+        step = size * accumulation * world
+        sampler = LengthGroupedBatches(LENGTHS[:rows], step, accumulation=accumulation, world=world, rank=rank, seed=5)
         sampler.set_epoch(epoch)
         found.append(list(sampler))
         assert len(sampler) == len(found[-1])
@@ -66,7 +67,7 @@ def test_rows_of_a_batch_have_like_lengths_and_the_longest_row_comes_first() -> 
 
 
 def test_fewer_rows_than_processes_is_an_error_that_says_so() -> None:
-    with pytest.raises(ValueError, match="2 rows cannot be shared by 3 processes"):
+    with pytest.raises(UserError, match="2 rows cannot be shared by 3 processes"):
         LengthGroupedBatches(LENGTHS[:2], 4, world=3)
 
 

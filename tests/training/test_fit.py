@@ -3,92 +3,22 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import shutil
 import signal
-import sys
-import time
-from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.training import tiny
-from training import fit
-from training.protocol import Outcome, read_events, read_outcome, run_program, sha256
-
-# A process that has imported everything and is forked for each try: importing torch costs more than training.
-FORKS = multiprocessing.get_context("forkserver")
-
-
-def run_fit(job_dir: str) -> None:
-    sys.argv[1:] = [job_dir]
-    with open(Path(job_dir) / "log.txt", "a") as sys.stderr:
-        run_program(fit.main, stops_itself=True)
-
-
-def start(job_dir: Path) -> BaseProcess:
-    process = FORKS.Process(target=run_fit, args=(str(job_dir),))
-    process.start()
-    return process
-
-
-def finish(job_dir: Path) -> Outcome:
-    process = start(job_dir)
-    process.join(timeout=60)
-    outcome = read_outcome(job_dir)
-    assert outcome is not None, "it died without an outcome"
-    return outcome
-
-
-def weights(job_dir: Path) -> str:
-    return sha256(job_dir / "output/model/model.safetensors")
-
-
-def events(job_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(job_dir / "events.jsonl", 0)[0] if event["kind"] == kind]
-
-
-def curve(job_dir: Path) -> dict[int, dict[str, float]]:
-    points: dict[int, dict[str, float]] = {}
-    for event in events(job_dir, "metrics"):
-        points.setdefault(event["step"], {}).update(event["values"])
-    return points
-
-
-def kill_when(job_dir: Path, reached: Callable[[], bool], number: int = signal.SIGKILL) -> bool:
-    """Start the job and send the signal once `reached`; whether it was still running then."""
-    process = start(job_dir)
-    while process.is_alive() and not reached():
-        time.sleep(0.0005)
-    alive = process.is_alive()
-    if alive:
-        os.kill(process.pid or 0, number)
-    process.join(timeout=60)
-    return alive
-
-
-def checkpoints_written(job_dir: Path) -> int:
-    return len(events(job_dir, "checkpoint"))
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more, and forks inherit it
-    FORKS.set_forkserver_preload(["training.trainer", "training.metrics", "training.model", "training.kinds"])
-    home = tmp_path_factory.mktemp("world")
-    maker = FORKS.Process(target=tiny.make_world, args=(home,))
-    maker.start()
-    maker.join(timeout=120)
-    yield home
-    os.environ.pop("OMP_NUM_THREADS")
-    if before is not None:
-        os.environ["OMP_NUM_THREADS"] = before
-
+from tests.training.forks import (
+    assert_same,
+    checkpoints_written,
+    curve,
+    events,
+    finish,
+    kill_when,
+)
+from training.protocol import Outcome, read_outcome
 
 EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
 
@@ -99,11 +29,6 @@ def undisturbed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "undisturbed", **EPOCHS)
     assert finish(job_dir).state == "finished"
     return job_dir
-
-
-def assert_same(job_dir: Path, undisturbed: Path) -> None:
-    assert weights(job_dir) == weights(undisturbed)
-    assert curve(job_dir) == curve(undisturbed)
 
 
 def test_run_killed_at_many_instants_ends_with_the_same_weights_and_curve(

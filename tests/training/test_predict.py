@@ -37,6 +37,7 @@ def run(world: Path, model: Path, job_dir: Path, batch_size: int) -> Path:
         "kind": "sequence-classification",
         "splits": ["train", "validation"],
         "batch_size": batch_size,
+        "batch_division": 1,
         "mixed_precision": "no",
     }
     (job_dir / "output").mkdir(parents=True)

@@ -77,7 +77,16 @@ def make_world(home: Path) -> Path:
     return home
 
 
-def fit_job(world: Path, job_dir: Path, *, base: str = "base", precision: str = "no", **training: Any) -> Path:
+def fit_job(
+    world: Path,
+    job_dir: Path,
+    *,
+    base: str = "base",
+    precision: str = "no",
+    processes: int = 1,
+    division: int = 1,
+    **training: Any,
+) -> Path:
     """Write a job that trains on the world; `training` changes the recipe's training section."""
     chosen = {
         "num_train_epochs": 3,
@@ -89,7 +98,8 @@ def fit_job(world: Path, job_dir: Path, *, base: str = "base", precision: str = 
         "kind": "sequence-classification",
         "labels": LABELS,
         "training": Training(**{**chosen, **training}).model_dump(),
-        "compute": {"strategy": "ddp", "num_processes": 1, "mixed_precision": precision},
+        "compute": {"strategy": "ddp", "num_processes": processes, "mixed_precision": precision},
+        "batch_division": division,
         "metrics": ["accuracy", "f1"],
     }
     inputs = {"model": f"{base}/model", "tokenizer": f"{base}/tokenizer", "tokens": "tokens"}

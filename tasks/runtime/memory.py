@@ -1,0 +1,52 @@
+"""What fits into memory: by how much batches are divided, remembered for the next run on the same hardware.
+
+    <home>/memory/<digest>.json    what the work was, and by how much its batches are divided
+
+An optimizer step keeps its rows; they are only taken in more, smaller passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime import settings
+from tasks.runtime.digests import digest_of
+from tasks.runtime.hardware import memory
+from training.protocol import sha256, write_atomically
+
+
+class Fits:
+    """How large a batch of one kind of work may be on this machine.
+
+    Args:
+        rows: the rows of a batch as the recipe wants it.
+        model: the model's folder; its config.json tells its size, whatever its weights.
+        what: whatever else the need for memory hangs on; JSON values.
+    """
+
+    def __init__(self, rows: int, model: Path, **what: Any) -> None:
+        self._rows = rows
+        config = sha256(model / "config.json")
+        self._what = {"rows": rows, "config": config, "hardware": memory(), **what}
+        self._file = settings.home() / "memory" / f"{digest_of(self._what)[:40]}.json"
+        self.division = 1
+        """By how much batches are divided; 1 until memory ran out."""
+        with contextlib.suppress(OSError, ValueError, KeyError):  # nothing learnt, or not to be read any more
+            self.division = int(json.loads(self._file.read_bytes())["division"])
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch as it is now."""
+        return -(-self._rows // self.division)
+
+    def halve(self) -> bool:
+        """Halves the batches from now on; False where they are single rows already."""
+        if self.rows == 1:
+            return False
+        self.division *= 2
+        self._file.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(self._file, json.dumps({**self._what, "division": self.division}, indent=1).encode())
+        return True

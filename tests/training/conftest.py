@@ -1,0 +1,27 @@
+"""A small world to train in, shared by a module's tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training import tiny
+from tests.training.forks import FORKS
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more, and forks inherit it
+    FORKS.set_forkserver_preload(["training.trainer", "training.metrics", "training.model", "training.kinds"])
+    home = tmp_path_factory.mktemp("world")
+    maker = FORKS.Process(target=tiny.make_world, args=(home,))
+    maker.start()
+    maker.join(timeout=120)
+    yield home
+    os.environ.pop("OMP_NUM_THREADS")
+    if before is not None:
+        os.environ["OMP_NUM_THREADS"] = before

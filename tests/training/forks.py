@@ -1,0 +1,95 @@
+"""Training jobs run by forks of one process that has imported everything: importing torch costs more than training.
+
+A job of several ranks is as many forks, with the environment that a launcher would give them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from training import fit
+from training.protocol import Job, Outcome, read_events, read_outcome, run_program, sha256
+
+FORKS = multiprocessing.get_context("forkserver")
+
+
+def run_fit(job_dir: str, rank: dict[str, str]) -> None:
+    os.environ |= rank
+    sys.argv[1:] = [job_dir]
+    with open(Path(job_dir) / "log.txt", "a") as sys.stderr:
+        run_program(fit.main, stops_itself=True)
+
+
+def start(job_dir: Path, launched: int | None = None) -> list[BaseProcess]:
+    """The job's ranks, started; `launched` of them where that is not what the job asks for."""
+    count = launched or Job.read(job_dir).settings["compute"]["num_processes"]
+    (job_dir / "logs").mkdir(exist_ok=True)
+    processes = [FORKS.Process(target=run_fit, args=(str(job_dir), rank)) for rank in _ranks(count)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _ranks(count: int) -> list[dict[str, str]]:
+    if count == 1:
+        return [{}]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    common = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def finish(job_dir: Path, launched: int | None = None) -> Outcome:
+    """How the job ended, after it has; the processes of one that failed must end by themselves."""
+    for process in start(job_dir, launched):
+        process.join(timeout=60)
+    outcome = read_outcome(job_dir)
+    assert outcome is not None, "it died without an outcome"
+    return outcome
+
+
+def kill_when(job_dir: Path, reached: Callable[[], bool], number: int = signal.SIGKILL, victim: int = 0) -> bool:
+    """Start the job and send the signal to one rank once `reached`; whether it was still running then."""
+    processes = start(job_dir)
+    while processes[victim].is_alive() and not reached():
+        time.sleep(0.0005)
+    alive = processes[victim].is_alive()
+    if alive:
+        os.kill(processes[victim].pid or 0, number)
+    for process in processes:
+        process.join(timeout=60)
+    return alive
+
+
+def weights(job_dir: Path) -> str:
+    return sha256(job_dir / "output/model/model.safetensors")
+
+
+def events(job_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(job_dir / "events.jsonl", 0)[0] if event["kind"] == kind]
+
+
+def curve(job_dir: Path) -> dict[int, dict[str, float]]:
+    points: dict[int, dict[str, float]] = {}
+    for event in events(job_dir, "metrics"):
+        points.setdefault(event["step"], {}).update(event["values"])
+    return points
+
+
+def checkpoints_written(job_dir: Path) -> int:
+    return len(events(job_dir, "checkpoint"))
+
+
+def assert_same(job_dir: Path, undisturbed: Path) -> None:
+    assert weights(job_dir) == weights(undisturbed)
+    assert curve(job_dir) == curve(undisturbed)

@@ -1,0 +1,112 @@
+"""Training with two processes: really two, each row once, and the same bytes however often one was killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime.launch import accelerate_argv, accelerate_environment, run_job
+from tests.training import tiny
+from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when
+from training.protocol import Failure, Job, Outcome, read_outcome
+
+# 150 rows: 12 full steps, and 6 rows left over that make unequal micro-batches.
+EPOCHS = {
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 3,
+    "checkpoint_interval_s": 0.05,
+}
+
+
+@pytest.fixture(scope="module")
+def launched(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks that nobody disturbed, as the product launches them."""
+    job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "launched", processes=2, **EPOCHS)
+    argv = accelerate_argv("training.fit", num_processes=2, mixed_precision="no", use_cpu=True)
+    env = accelerate_environment(num_processes=2, use_cpu=True)
+    outcome = run_job(job_dir, argv, env=env, on_events=lambda told: None, stall_timeout_s=120)
+    assert outcome.state == "finished", outcome
+    return job_dir
+
+
+def failure(outcome: Outcome | None) -> Failure:
+    assert outcome is not None and outcome.failure is not None
+    return outcome.failure
+
+
+def test_two_ranks_are_launched_and_one_of_them_reports(launched: Path) -> None:
+    assert sorted(event["rank"] for event in events(launched, "started")) == [0, 1]
+    steps = [event["step"] for event in events(launched, "metrics") if "train_loss" in event["values"]]
+    assert steps == sorted(set(steps))
+    assert {path.name for path in (launched / "logs").glob("*.log")} == {"1.log", "rank1.log", "supervisor.log"}
+
+
+def test_ranks_killed_again_and_again_end_with_the_same_weights_and_curve_as_two_undisturbed(
+    world: Path, launched: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "killed", processes=2, **EPOCHS)
+    kills = 0
+    for victim, count in ((1, 1), (0, 2), (1, 4)):
+        kills += kill_when(job_dir, lambda count=count: checkpoints_written(job_dir) >= count, victim=victim)
+        if victim == 1 and not (job_dir / "output/model").exists():
+            assert failure(read_outcome(job_dir)).kind == "lost_rank"
+    assert finish(job_dir).state == "finished"
+    assert kills >= 2
+    assert_same(job_dir, launched)
+
+
+def test_a_stop_that_reaches_one_rank_stops_both_after_the_same_step(
+    world: Path, launched: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "stopped", processes=2, **EPOCHS | {"checkpoint_interval_s": 600.0})
+    assert kill_when(job_dir, lambda: bool(events(job_dir, "metrics")), signal.SIGTERM, victim=1)
+    told = [Outcome.model_validate_json(path.read_bytes()) for path in sorted(job_dir.glob("outcome*.json"))]
+    (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
+    stopped = f"stopped after step {checkpoint.name.split('-')[1]}"
+    assert len(told) == 2 and all(stopped in failure(outcome).message for outcome in told)
+    assert finish(job_dir).state == "finished"
+    assert_same(job_dir, launched)
+
+
+def test_two_ranks_learn_what_one_process_learns_from_the_same_steps(world: Path, tmp_path: Path) -> None:
+    """Without dropout, which each rank draws for itself; an epoch's last step has unequal shares."""
+    base = world / "base-without-dropout"
+    shutil.copytree(world / "base", base, dirs_exist_ok=True)
+    config = json.loads((base / "model/config.json").read_text())
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "model/config.json").write_text(json.dumps(config | quiet))
+    found = []
+    one = {**EPOCHS, "per_device_train_batch_size": 12, "gradient_accumulation_steps": 1}
+    for name, processes, division, settings in (
+        ("one", 1, 1, one),
+        ("one-short-of-memory", 1, 3, one),
+        ("two", 2, 1, EPOCHS),
+    ):
+        job_dir = tiny.fit_job(
+            world, tmp_path / name, base=base.name, processes=processes, division=division, **settings
+        )
+        assert finish(job_dir).state == "finished"
+        found.append({step: point["train_loss"] for step, point in curve(job_dir).items() if "train_loss" in point})
+    assert found[0].keys() == found[1].keys() == found[2].keys()
+    for other in found[1:]:
+        assert list(other.values()) == pytest.approx(list(found[0].values()), rel=1e-4)
+
+
+def test_the_true_traceback_of_the_rank_that_failed_first_is_told(world: Path, tmp_path: Path) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "failing", processes=2, **EPOCHS)
+    job = Job.read(job_dir)
+    settings = {**job.settings, "metrics": ["tests.training.failing:OnSecondRank"]}
+    job.model_copy(update={"settings": settings}).write(job_dir)
+    told = failure(finish(job_dir))
+    assert (told.kind, told.rank, told.message) == ("internal", 1, "ZeroDivisionError: only here")
+    assert "failing.py" in told.traceback and "in _compute" in told.traceback
+
+
+def test_ranks_that_would_train_alone_are_refused(world: Path, tmp_path: Path) -> None:
+    told = failure(finish(tiny.fit_job(world, tmp_path / "alone", processes=2, **EPOCHS), launched=1))
+    assert told.kind == "internal" and "asked for {'processes': 2" in told.message

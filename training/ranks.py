@@ -1,0 +1,56 @@
+"""What the processes (ranks) of one training agree on. With one process nothing is sent and nothing waits.
+
+Small decisions travel over gloo, also where gradients travel over NCCL: a GPU need not stop for them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+T = TypeVar("T")
+
+
+def any_rank(*flags: bool) -> list[bool]:
+    """Each flag, true where it is true on at least one rank. Every rank calls it at the same place."""
+    if _alone():
+        return list(flags)
+    shared = torch.tensor(flags, dtype=torch.uint8)
+    distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=_talk())
+    return [bool(flag) for flag in shared]
+
+
+def from_first(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    if _alone():
+        return value
+    held = [value]
+    distributed.broadcast_object_list(held, src=0, group=_talk())
+    return held[0]
+
+
+def wait_for_all() -> None:
+    """Returns when every rank has come here."""
+    if not _alone():
+        distributed.barrier(group=_talk())
+
+
+def part() -> None:
+    """Ends the group, all together: ranks that leave while others still talk may abort at exit."""
+    if not _alone():
+        wait_for_all()
+        _talk.cache_clear()
+        distributed.destroy_process_group()
+
+
+def _alone() -> bool:
+    return not distributed.is_initialized() or distributed.get_world_size() == 1
+
+
+@cache
+def _talk() -> distributed.ProcessGroup | None:
+    """The default group where that is gloo's, else one of gloo's beside it."""
+    return None if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")
