@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from flows.commands import plan, predict, run
-from flows.commands.codes import INTERRUPTED, USER_ERROR
+from flows.commands.codes import FAILED, INTERRUPTED, USER_ERROR
 from tasks.runtime import settings
-from training.problems import UserError
+from training.problems import UserError, full_disk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         show_problems(error)
         return USER_ERROR
+    except OSError as error:
+        if full := full_disk(settings.home(), error):
+            show_problems(full)
+            return FAILED
+        raise
     except KeyboardInterrupt:
         return INTERRUPTED
 

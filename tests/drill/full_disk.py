@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
-BALLAST = "ballast"
 
 
 def why_not() -> str | None:
@@ -20,14 +22,14 @@ def why_not() -> str | None:
 
 
 class SmallDisk:
-    """A disk at `place` for whoever is started with `inside` before its command, empty but for what lay there.
+    """A disk at `place` for whoever is started with `inside` before its command, with what lay there.
 
     Args:
         place: a folder.
         megabytes: what fits.
     """
 
-    def __init__(self, place: Path, megabytes: int) -> None:
+    def __init__(self, place: Path, megabytes: float) -> None:
         self._place, self._megabytes = place, megabytes
 
     def __enter__(self) -> SmallDisk:
@@ -40,9 +42,11 @@ class SmallDisk:
         self.inside = ("nsenter", "--target", str(pid), "--user", "--mount", "--preserve-credentials")
         self.seen = Path(f"/proc/{pid}/root{self._place}")
         """The same folder from outside."""
-        kept = shutil.copytree(self._place, self._place.with_name(f"{self._place.name}-kept"))
-        self._call("mount", "-t", "tmpfs", "-o", f"size={self._megabytes}m,mode=700", "tmpfs", str(self._place))
-        self._call("cp", "-a", f"{kept}/.", str(self._place))
+        size = f"size={int(self._megabytes * 1e6)},mode=700"
+        with tempfile.TemporaryDirectory() as kept:
+            shutil.copytree(self._place, kept, dirs_exist_ok=True)
+            self._call("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self._place))
+            self._call("cp", "-a", f"{kept}/.", str(self._place))
         return self
 
     def __exit__(
@@ -51,13 +55,28 @@ class SmallDisk:
         self._holder.kill()
         self._holder.wait()
 
+    @property
+    def holder(self) -> int:
+        """The process that keeps it; see `enter`."""
+        return self._holder.pid
+
     def fill(self) -> None:
         """Leaves no byte free."""
-        self._call("sh", "-c", f"cat /dev/zero > {self._place}/{BALLAST} 2>/dev/null || true")
+        disk = shutil.disk_usage(self.seen)
+        self.resize(disk.used / 1e6)
 
-    def make_room(self) -> None:
-        """Takes away again what filled it."""
-        self._call("rm", f"{self._place}/{BALLAST}")
+    def resize(self, megabytes: float) -> None:
+        """Makes it larger or, down to what lies on it, smaller."""
+        self._call("mount", "-o", f"remount,size={int(megabytes * 1e6)}", str(self._place))
 
     def _call(self, *argv: str) -> None:
         subprocess.run([*self.inside, *argv], check=True, stdout=subprocess.DEVNULL)
+
+
+def enter(holder: int) -> None:
+    """Lets this process, which must have but one thread, see the disk that another holds. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for namespace in ("user", "mnt"):
+        with open(f"/proc/{holder}/ns/{namespace}") as place:
+            if libc.setns(place.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
