@@ -265,10 +265,10 @@ def stop_requested() -> bool:
 def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_itself: bool = False) -> NoReturn:
     """Run `main(job_dir, job, events)` for the job directory in argv[1], tell how it ended, and exit.
 
-    What `main` returns are the outcome's figures. A UserError it raises becomes user_error with all problems,
+    What `main` returns are the outcome's figures. A UserError it raises becomes user_error with all problems, and
     so does an error that came of a full disk; running out of memory becomes out_of_memory, SIGTERM or SIGINT
-    interrupted, anything else internal with its traceback. The exit status is 0 only when the job finished. Every rank calls this; rank 0 alone tells of
-    success.
+    interrupted, anything else internal with its traceback. The exit status is 0 only when the job finished. Every
+    rank calls this; rank 0 alone tells of success.
 
     Being asked to stop raises Interrupted in `main` at once. A main that wants to save first passes
     `stops_itself=True`, looks at `stop_requested()` now and then, and raises Interrupted when it is ready;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tests.drill.watch import Watch
 END_WITHIN_S = 600.0
 STALL_S = 30
 """Longer than the imports before the first sign of life take on a busy machine."""
+LAUNCHERS_PORT = 29500
 UNREGISTERED = "release.registry=null"
 
 
@@ -42,7 +44,7 @@ class Fires:
         self.ground, self.watch, self.whole = ground, watch, whole
         self.told: dict[str, str] = {}
         self.faults: list[str] = []
-        self._finished, self._processes = finished, processes
+        self.processes, self._finished = processes, finished
 
     def light(self, name: str) -> None:
         """Runs one fire to its end."""
@@ -60,7 +62,7 @@ class Fires:
     def start(self, home: Path, *settings: str, inside: tuple[str, ...] = (), **more: str) -> Run:
         """Starts a run that registers nothing."""
         return self.ground.start(
-            home, f"compute.num_processes={self._processes}", UNREGISTERED, *settings, inside=inside, **more
+            home, f"compute.num_processes={self.processes}", UNREGISTERED, *settings, inside=inside, **more
         )
 
     def exit_status(self, run: Run) -> int:
@@ -214,6 +216,14 @@ def stale_mlflow_run(fires: Fires, home: Path) -> None:
     require(statuses() == ["FINISHED", "KILLED"], f"at the end MLflow says {statuses()}")
 
 
+def taken_port(fires: Fires, home: Path) -> None:
+    """The ranks find each other although somebody else has the port that launchers take when nobody names one."""
+    if fires.processes == 1:
+        raise Skipped("a single process needs no port")
+    with socket.create_server(("", LAUNCHERS_PORT)):
+        fires.same_bytes(fires.start(home), fit="ran")
+
+
 FIRES: dict[str, Callable[[Fires, Path], None]] = {
     "sigterm": sigterm,
     "stalled": stalled,
@@ -225,6 +235,7 @@ FIRES: dict[str, Callable[[Fires, Path], None]] = {
     "two-of-the-same": two_of_the_same,
     "two-recipes": two_recipes,
     "stale-mlflow-run": stale_mlflow_run,
+    "taken-port": taken_port,
 }
 
 
