@@ -1,6 +1,6 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
-    python -m tests.drill [--kills 20] [--seed N] [--processes 1,2] [--only kills|FIRE]
+    python -m tests.drill [--kills 20] [--seed N] [--processes 1,2] [--only kills|FIRE ...]
 
 First the recipe of tests/flows/small.py runs undisturbed. Then runs of it get SIGKILL, each time to the flow, the
 supervisor, the launcher or a rank, at an instant drawn from the whole of a run; the next run starts at once. What
@@ -56,12 +56,12 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
         whole[processes], homes[processes] = undisturbed(ground, processes)
         told = f"{whole[processes].seconds:.1f} s, sha256 of the weights {whole[processes].left.model}"
         print(f"undisturbed, processes: {processes}: {told}", flush=True)
-    with_kills = options.only in (None, "kills")
+    with_kills = "kills" in options.only
     kills = random_kills(ground, watch, whole, options.kills, options.seed) if with_kills else Kills()
     most = max(whole)
     fires = Fires(ground, watch, whole[most].left, homes[most], most)
-    for name in [options.only] if options.only else FIRES:
-        if name != "kills":
+    for name in FIRES:
+        if name in options.only:
             fires.light(name)
     watch.settle()
     print(*summary(kills, fires.told, watch, time.monotonic() - began), sep="\n", flush=True)
@@ -75,7 +75,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20, help="how many random kills (default: 20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
     parser.add_argument("--processes", type=_numbers, default=_accepted(), help="that train, in turns: 1,2")
-    parser.add_argument("--only", choices=["kills", *FIRES], help="the random kills alone, or one fire")
+    everything = ["kills", *FIRES]
+    parser.add_argument("--only", nargs="+", choices=everything, default=everything, help="kills, or fires by name")
     return parser.parse_args()
 
 

@@ -69,13 +69,13 @@ class Fires:
         """Watches the run to its end; nothing of it may be left soon after."""
         if self.watch.look_until(time.monotonic() + END_WITHIN_S, run):
             os.kill(run.process.pid, signal.SIGKILL)
-            raise Broken(f"no end within {END_WITHIN_S:g} s:\n{run.printed()}")
+            raise Broken(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
         self.watch.condemn(run)
         return run.process.returncode
 
     def same_bytes(self, run: Run, fit: str) -> None:
         """The run completes with the undisturbed run's artifacts, and `fit` was ran, resumed or cached."""
-        require(self.exit_status(run) == 0, f"exit status {run.process.returncode}:\n{run.printed()}")
+        require(self.exit_status(run) == 0, f"exit status {run.process.returncode}: {run.ending()}")
         left = left_by(run.home, run.result())
         differences = [line for line in self.whole.differences(left) if not line.startswith("registered")]
         require(not differences, "; ".join(differences))
@@ -107,9 +107,9 @@ def sigterm(fires: Fires, home: Path) -> None:
     wait_until(lambda: '"metrics"' in _events(home), run)
     before = newest_checkpoint(home)
     os.kill(run.process.pid, signal.SIGTERM)
-    require(fires.exit_status(run) == 130, f"exit status {run.process.returncode}:\n{run.printed()}")
-    require("Run the same command again" in run.printed(), f"it does not say what to do:\n{run.printed()}")
-    require("Traceback" not in run.printed(), f"a traceback:\n{run.printed()}")
+    require(fires.exit_status(run) == 130, f"exit status {run.process.returncode}: {run.ending()}")
+    require("Run the same command again" in run.printed(), f"it does not say what to do: {run.ending()}")
+    require("Traceback" not in run.printed(), f"a traceback: {run.ending()}")
     require(newest_checkpoint(home) > before, "no checkpoint was saved")
     fires.same_bytes(fires.start(home), fit="resumed")
 
@@ -120,7 +120,7 @@ def stalled(fires: Fires, home: Path) -> None:
     wait_until(lambda: newest_checkpoint(home) > 0, run)
     os.kill(victims(run.process.pid)["rank"][-1], signal.SIGSTOP)
     fires.same_bytes(run, fit="resumed")
-    require(f"No sign of life for {STALL_S} s" in run.printed(), f"it was not told:\n{run.printed()}")
+    require(f"No sign of life for {STALL_S} s" in run.printed(), f"it was not told: {run.ending()}")
 
 
 def full_disk(fires: Fires, home: Path) -> None:
@@ -131,15 +131,18 @@ def full_disk(fires: Fires, home: Path) -> None:
         run = fires.start(home, inside=disk.inside)
         wait_until(lambda: newest_checkpoint(disk.seen) > 0, run)
         disk.fill()
-        require(fires.exit_status(run) == 1, f"exit status {run.process.returncode}:\n{run.printed()}")
-        told = [line for line in run.printed().splitlines() if "disk" in line]
-        require(len(told) == 1 and str(home) in told[0], f"not one message that names the folder:\n{run.printed()}")
+        require(fires.exit_status(run) == 1, f"exit status {run.process.returncode}: {run.ending()}")
+        told = [line for line in run.printed().splitlines() if "the disk is full" in line]
+        require(
+            len(told) == 1 and str(home) in told[0] and "Traceback" not in run.printed(),
+            f"not one message that names the folder: {run.ending()}",
+        )
         require(newest_checkpoint(disk.seen) > 0, "no checkpoint was kept")
         half = list(disk.seen.glob("jobs/*/checkpoints/.writing-*"))
         require(not half, f"half written: {half}")
         disk.resize(200)
         again = fires.start(home, inside=disk.inside)
-        require(fires.exit_status(again) == 0, f"exit status {again.process.returncode}:\n{again.printed()}")
+        require(fires.exit_status(again) == 0, f"exit status {again.process.returncode}: {again.ending()}")
         differences = fires.whole.differences(left_by(disk.seen, again.result()))
         require(not [line for line in differences if not line.startswith("registered")], "; ".join(differences))
 
@@ -151,7 +154,7 @@ def damaged_checkpoints(fires: Fires, home: Path) -> None:
         harm(_newest(home) / file)
     run = fires.start(home)
     fires.same_bytes(run, fit="resumed")
-    require("was put into quarantine" in run.printed(), f"the damage was not told:\n{run.printed()}")
+    require("was put into quarantine" in run.printed(), f"the damage was not told: {run.ending()}")
 
 
 def no_good_checkpoint(fires: Fires, home: Path) -> None:
@@ -166,21 +169,21 @@ def abort_at_exit(fires: Fires, home: Path) -> None:
     """A program that told its success has finished, although it dies at its exit."""
     run = fires.start(home, **_fault("abort-at-exit"))
     fires.same_bytes(run, fit="ran")
-    require("Trying again" not in run.printed(), f"it was run twice:\n{run.printed()}")
+    require("Trying again" not in run.printed(), f"it was run twice: {run.ending()}")
 
 
 def exit_0_early(fires: Fires, home: Path) -> None:
     """A program that leaves with status 0 before the last step has failed, and is tried again."""
     run = fires.start(home, **_fault("exit-0-early"))
     fires.same_bytes(run, fit="resumed")
-    require("Trying again" in run.printed(), f"it was not told:\n{run.printed()}")
+    require("Trying again" in run.printed(), f"it was not told: {run.ending()}")
 
 
 def two_of_the_same(fires: Fires, home: Path) -> None:
     """Of two runs of one recipe at once, one trains and the other waits for it and takes it."""
     both = [fires.start(home), fires.start(home)]
     for run in both:
-        require(fires.exit_status(run) == 0, f"exit status {run.process.returncode}:\n{run.printed()}")
+        require(fires.exit_status(run) == 0, f"exit status {run.process.returncode}: {run.ending()}")
     states = sorted(stage["state"] for run in both for stage in run.result()["stages"] if stage["name"] == "fit")
     require(states == ["cached", "ran"], f"fit was {states}")
     for run in both:
@@ -191,9 +194,9 @@ def two_recipes(fires: Fires, home: Path) -> None:
     """Two recipes at once in one home end as each does alone."""
     other = ("training.seed=7", "training.num_train_epochs=20")
     alone = fires.start(fires.ground.folder / "fire-alone", *other)
-    require(fires.exit_status(alone) == 0, f"exit status {alone.process.returncode}:\n{alone.printed()}")
+    require(fires.exit_status(alone) == 0, f"exit status {alone.process.returncode}: {alone.ending()}")
     both = [fires.start(home), fires.start(home, *other)]
-    require([fires.exit_status(run) for run in both] == [0, 0], f"failed:\n{both[0].printed()}{both[1].printed()}")
+    require([fires.exit_status(run) for run in both] == [0, 0], f"failed: {both[0].ending()}{both[1].ending()}")
     fires.same_bytes(both[0], fit="ran")
     differences = left_by(alone.home, alone.result()).differences(left_by(home, both[1].result()))
     require(not differences, "; ".join(differences))

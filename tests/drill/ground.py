@@ -7,14 +7,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import training
 from flows.pipeline import STAGES
 from tests.flows.small import command, environment, write_project
-from training.processes import descendants
+from training.processes import descendants, die_with_parent
 
 ROOT = Path(training.__path__[0]).parent
 MARK = "FINETUNE_DRILL"
@@ -55,6 +55,10 @@ class Run:
         """All that it has told."""
         return self._table.read_text() + self._notes.read_text()
 
+    def ending(self) -> str:
+        """The last that it told, and where the rest is."""
+        return "\n".join(["", *self.printed().splitlines()[-15:], f"(all of it: {self.out.parent})"])
+
     def ended_within(self, seconds: float) -> int:
         """Its exit status. Raises subprocess.TimeoutExpired."""
         return self.process.wait(seconds)
@@ -66,11 +70,12 @@ class Ground:
     Args:
         folder: empty, or not there yet.
         server: the URL of a Prefect server, for the runs that do not bring their own.
+        settings: fields of the recipe that all runs replace, as `--set` takes them.
     """
 
-    def __init__(self, folder: Path, server: str) -> None:
+    def __init__(self, folder: Path, server: str, settings: Sequence[str] = SETTINGS) -> None:
         self.folder = folder
-        self._server = server
+        self._server, self._settings = server, settings
         self._file = write_project(folder / "project")
         self._runs = 0
 
@@ -81,7 +86,7 @@ class Ground:
 
         Args:
             home: its FINETUNE_HOME.
-            settings: fields of the recipe beside the drill's own, as `--set` takes them.
+            settings: fields of the recipe beside those of all runs.
             embedded: whether it starts a Prefect server of its own.
             inside: what goes before the command, such as `nsenter`.
             more: its environment beside this process's.
@@ -93,7 +98,7 @@ class Ground:
         env = environment(home, **{"PYTHONPATH": str(ROOT), MARK: mark, **more})
         if not embedded:
             env["PREFECT_API_URL"] = self._server
-        sets = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
+        sets = [word for setting in (*self._settings, *settings) for word in ("--set", setting)]
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             process = subprocess.Popen(
                 [*inside, *command("run", str(self._file), "--json", str(folder / "out.json"), *sets)],
@@ -103,6 +108,7 @@ class Ground:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # a drill that is stopped leaves nothing behind
             )
         return Run(mark, home, folder, process)
 
@@ -151,5 +157,5 @@ def wait_until(condition: Callable[[], bool], run: Run, within_s: float = 180.0)
     deadline = time.monotonic() + within_s
     while not condition():
         if run.process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the run ended, or did not get far enough within {within_s:g} s:\n{run.printed()}")
+            raise RuntimeError(f"the run ended, or did not get far enough within {within_s:g} s: {run.ending()}")
         time.sleep(0.01)

@@ -50,7 +50,7 @@ def undisturbed(ground: Ground, processes: int) -> tuple[Undisturbed, Path]:
     home = ground.folder / f"undisturbed-{processes}"
     run = ground.start(home, f"compute.num_processes={processes}")
     if run.ended_within(END_WITHIN_S):
-        raise RuntimeError(f"the undisturbed run failed:\n{run.printed()}")
+        raise RuntimeError(f"the undisturbed run failed: {run.ending()}")
     seconds = time.monotonic() - run.started
     return Undisturbed(left_by(home, run.result()), seconds), home
 
@@ -102,7 +102,7 @@ class Training:
             delay_s = waiting[-1].after * self._whole.seconds if waiting else END_WITHIN_S
             if self._watch.look_until(since + delay_s, run):
                 if not waiting:
-                    self._fault(f"no end within {END_WITHIN_S:g} s:\n{run.printed()}")
+                    self._fault(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
                     os.kill(run.process.pid, signal.SIGKILL)
                     return
                 if self._kill(run, waiting.pop()) == "flow":
@@ -118,7 +118,7 @@ class Training:
                 # A job that is killed under the same run again and again is given up; the next run goes on.
                 run, parts_killed = self._start(), 0
             else:
-                return self._fault(f"exit status {run.process.returncode}:\n{run.printed()}")
+                return self._fault(f"exit status {run.process.returncode}: {run.ending()}")
 
     def _start(self) -> Run:
         self._done.runs += 1
