@@ -36,7 +36,8 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     """From a recipe to a registered model; `walk(stage, *inputs)` runs a stage, or only looks."""
     pins = walk(resolve, recipe)
     data = walk(load_data, recipe, pins)
-    model = walk(load_model, recipe, pins, data)
+    # Only the tokenizer of a model from scratch is made from the rows.
+    model = walk(load_model, recipe, pins, data if recipe.model.source == "scratch" else None)
     tokens = walk(tokenize, recipe, data, model)
     trained = walk(fit, recipe, pins, data, model, tokens)
     predictions = walk(predict, recipe, pins, tokens, trained)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.runtime.hub import told
 from tasks.runtime.refs import Pins
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Recipe
@@ -24,7 +25,12 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
         code.append(data.path.partition(":")[0])
     files = {split: [pin.sha256 for pin in pinned] for split, pinned in pins.data_files.items()}
     return Ingredients(
-        {"data": read, "files": files, "commit": pins.data_commit, "fingerprint": pins.data_fingerprint},
+        {
+            "data": read,
+            "files": files,
+            "commit": pins.data_hub.commit if pins.data_hub else None,
+            "fingerprint": pins.data_fingerprint,
+        },
         code=code,
         libraries=LIBRARIES.get(data.source, ("pyarrow",)),
         names={
@@ -40,7 +46,7 @@ def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order."""
     from training.data import load
 
-    sources: dict[str, Any] = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
-    if pins.data_commit:
-        sources["commit"] = pins.data_commit
-    return load(recipe.data, sources, work.out)
+    if pins.data_hub is None:
+        return load(recipe.data, {s: [pin.path for pin in pinned] for s, pinned in pins.data_files.items()}, work.out)
+    with told("dataset", recipe.data.path, pins.data_hub.commit):
+        return load(recipe.data, {"commit": pins.data_hub.commit}, work.out)

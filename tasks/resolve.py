@@ -13,13 +13,13 @@ from tasks.runtime import settings
 from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.history import History
-from tasks.runtime.hub import commit_of
+from tasks.runtime.hub import look_up
 from tasks.runtime.refs import FilePin, Pins
 from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
-from training.snapshot import missing_parts, part_of
+from training.snapshot import need_parts, part_of
 from training.sources import find_files, fingerprint, load_callable
 
 
@@ -68,11 +68,9 @@ def pin(recipe: Recipe) -> Pins:
 def _pin_data(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:
     data = recipe.data
     if data.source == "hub":
-        name = f"{data.path}@{data.revision or 'main'}"
-        before = last.data_commit if last.data_name == name else None
-        commit, note = commit_of("dataset", data.path, data.revision or "main", before)
-        notes.extend(note)
-        return {"data_name": name, "data_commit": commit}
+        found = look_up("dataset", data.path, data.revision, last.data_hub)
+        notes.extend(found.notes)
+        return {"data_hub": found.pin}
     if data.source == "python":
         return {"data_fingerprint": fingerprint(load_callable(data.path))}
     files = find_files(data)
@@ -91,12 +89,11 @@ def _pin_data(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:
 def _pin_model(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:
     model = recipe.model
     if model.source == "hub":
-        assert model.path is not None  # the recipe's own rule
-        name = f"{model.path}@{model.revision or 'main'}"
-        before = last.model_commit if last.model_name == name else None
-        commit, note = commit_of("model", model.path, model.revision or "main", before)
-        notes.extend(note)
-        return {"model_name": name, "model_commit": commit}
+        found = look_up("model", str(model.path), model.revision, last.model_hub)
+        notes.extend(found.notes)
+        if found.files is not None:
+            need_parts(found.files, f"{model.path!r} at {found.pin.commit[:12]}")
+        return {"model_hub": found.pin}
     if model.source == "folder":
         return {"model_files": _model_files(Path(model.path or "").expanduser().absolute())}
     return {}
@@ -107,8 +104,6 @@ def _model_files(folder: Path) -> dict[str, FilePin]:
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
         raise UserError([Problem(kind="model", where="model.path", message=message)])
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
-    if lacks := missing_parts({path.name for path in paths}):
-        problems = [Problem(kind="model", where="model.path", message=f"{folder} has {lack}.") for lack in lacks]
-        raise UserError(problems)
+    need_parts((path.name for path in paths), str(folder))
     digests = Digests(settings.home()).of_many(paths)
     return {path.name: FilePin(path=str(path), sha256=d) for path, d in zip(paths, digests, strict=True)}

@@ -61,7 +61,7 @@ def load(data: Data, sources: Mapping[str, Any], out: Path) -> dict[str, int]:
             names, places = label_places(data.label_names, surveys["train"].named, surveys["train"].labels)
             problems += [p for survey in surveys.values() for check in SPLIT_CHECKS for p in check(survey, places)]
         if problems:
-            raise UserError(problems)
+            raise UserError(dict.fromkeys(problems))  # what is wrong with the whole source is told once
         for split in surveys:
             _place_labels(Path(held, split), out / f"{split}.arrow", places)
     _write_json(out / "labels.json", names)

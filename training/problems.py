@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+NETWORK = "network"
+"""The kind of a problem that may be gone when the same is tried again: nothing in the recipe is wrong."""
 DISK = "disk"
 """The kind of a problem that room on the disk would solve: nothing in the recipe is wrong."""
 NO_ROOM_BYTES = 1_000_000
@@ -26,7 +28,7 @@ class Problem(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kind: str
-    """Which part found it: recipe, data, model, tokens, training, compute, release; or DISK."""
+    """Which part found it: recipe, data, model, tokens, training, compute, release, hub; or DISK, NETWORK."""
     where: str
     """The field (`training.learning_rate`), the file with its row, or the name that is wrong."""
     message: str

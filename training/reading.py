@@ -76,7 +76,7 @@ def _csv_file(path: Path, data: Data) -> Iterator[Block]:
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         header = next(csv.reader(file), None)
     if header is None:
-        raise _unreadable(where, "is empty: its first row must name the columns")
+        raise _refused(where, "is empty: its first row must name the columns")
     _need_columns(data, header, where)
     ragged: dict[int, pyarrow.csv.InvalidRow] = {}
 
@@ -102,7 +102,7 @@ def _csv_file(path: Path, data: Data) -> Iterator[Block]:
                 arrays = {ours: batch.column(theirs) for ours, theirs in named.items()}
                 yield _block(where, arrays, list(islice(numbers, batch.num_rows)))
     except pa.ArrowInvalid as error:
-        raise _unreadable(where, _csv_trouble(error)) from error
+        raise _refused(where, _csv_trouble(error)) from error
     yield _block(where, _no_rows(named), [], faults=[_ragged(row) for row in ragged.values()])
 
 
@@ -124,7 +124,7 @@ def read_json(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Blo
         with path.open("rb") as lines:
             start = lines.read(100).lstrip(b"\xef\xbb\xbf \t\r\n")
             if start.startswith(b"["):
-                raise _unreadable(shown(path), "is one JSON array: write one object a line (JSON lines)")
+                raise _refused(shown(path), "is one JSON array: write one object a line (JSON lines)")
             lines.seek(0)
             rows = ((number, _parsed(number, line)) for number, line in enumerate(lines, 1) if line.strip())
             yield from from_mappings(rows, data, shown(path))
@@ -147,7 +147,7 @@ def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[
         try:
             file = pyarrow.parquet.ParquetFile(path)
         except pa.ArrowInvalid as error:
-            raise _unreadable(where, f"is not readable as Parquet: {error}") from error
+            raise _refused(where, f"is not readable as Parquet: {error}") from error
         with file:
             stored = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
             feature = stored.get("info", {}).get("features", {}).get(data.label, {})
@@ -163,17 +163,37 @@ def read_hub(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Bloc
         # `datasets` would read the folder instead, whatever the commit.
         message = f"{data.path!r} is also a file or folder here: choose the source csv, json or parquet for it."
         raise UserError([Problem(kind="data", where="data.path", message=message)])
-    import datasets
+    name, commit = split_names(data)[split], pinned["commit"]
+    yield from from_dataset(_hub_split(data, split, name, commit), data, f"{data.path} ({name})")
 
-    name = split_names(data)[split]
+
+def _hub_split(data: Data, split: str, name: str, commit: str) -> Dataset:
+    """Raises UserError for what the recipe or the data set has wrong, and what the clients raise for the rest."""
+    import datasets
+    from datasets.data_files import EmptyDatasetError
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    at = f"{data.path!r} at {commit[:12]}"
     try:
-        found = datasets.load_dataset(data.path, data.config, revision=pinned["commit"], split=name)
-    except (
-        ValueError,
-        FileNotFoundError,
-    ) as error:  # unknown split, unknown config, nothing that can be read
-        raise _unreadable(f"{data.path} ({name})", f"is not readable: {error}") from error
-    yield from from_dataset(found, data, f"{data.path} ({name})")
+        builder = datasets.load_dataset_builder(data.path, data.config, revision=commit)
+    except DatasetNotFoundError as error:
+        next_step = "Check the name and the revision, and set HF_TOKEN if it is private or gated"
+        raise _refused("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
+    except (DatasetsError, EmptyDatasetError) as error:
+        raise _refused("data.path", f"{at} is not readable: {error}") from error
+    except ValueError as error:  # no such configuration, or several to choose from
+        raise _refused("data.config", f"{data.config!r} of {at}: {error}") from error
+    if builder.hash != commit:
+        # Where the Hub does not answer, the rows that were read last are taken, of whichever commit they are.
+        raise ConnectionError(f"the rows of {data.path!r} that are stored here are of commit {str(builder.hash)[:12]}")
+    try:
+        builder.download_and_prepare()
+    except DatasetsError as error:
+        raise _refused("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
+    try:
+        return builder.as_dataset(split=name)
+    except ValueError as error:
+        raise _refused(f"data.splits.{split}", f"{name!r} of {at}: {error}") from error
 
 
 def from_dataset(dataset: Dataset, data: Data, where: str) -> Iterator[Block]:
@@ -190,7 +210,7 @@ def read_python(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[B
     rows = load_callable(data.path)(name)
     where = f"{data.path}({name!r})"
     if not isinstance(rows, Iterable):
-        raise _unreadable(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
+        raise _refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
     yield from from_mappings(enumerate(rows, 1), data, where)
 
 
@@ -339,8 +359,8 @@ def _need_types(schema: pa.Schema, data: Data, where: str) -> None:
 _TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 
 
-def _unreadable(where: str, what: str) -> UserError:
-    return UserError([Problem(kind="data", where=where, message=f"{what}.")])
+def _refused(where: str, message: str) -> UserError:
+    return UserError([Problem(kind="data", where=where, message=f"{message.rstrip('.')}.")])
 
 
 READERS: dict[str, Reader] = {

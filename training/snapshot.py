@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterable
 from typing import Literal
+
+from training.problems import Problem, UserError
 
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
 TOKENIZER_FILES = (
@@ -26,9 +29,12 @@ def part_of(name: str) -> Literal["model", "tokenizer"] | None:
     return "tokenizer" if any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER_FILES) else None
 
 
-def missing_parts(names: set[str]) -> list[str]:
-    """What a repository with these files lacks to be fine-tuned, each worded to follow "it has"."""
-    lacks = []
+def need_parts(names: Iterable[str], where: str) -> None:
+    """Raises UserError with all that a repository of these files, those in folders apart, lacks to be fine-tuned.
+
+    `where` names the repository at the start of a message.
+    """
+    names, lacks = {name for name in names if "/" not in name}, []
     if "config.json" not in names:
         lacks.append("no config.json, so it is not a model that transformers can load")
     if not any(name.endswith(".safetensors") for name in names):
@@ -38,4 +44,5 @@ def missing_parts(names: set[str]) -> list[str]:
         )
     if "tokenizer.json" not in names:
         lacks.append("no tokenizer.json: save its tokenizer again with AutoTokenizer and save_pretrained()")
-    return lacks
+    if lacks:
+        raise UserError(Problem(kind="model", where="model.path", message=f"{where} has {lack}.") for lack in lacks)

@@ -1,3 +1,17 @@
 """What the command's exit status means."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from training.problems import DISK, NETWORK
+
 COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+# Kinds of failure that are not the user's mistake.
+FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", DISK, NETWORK}
+
+
+def code_of(kinds: Iterable[str]) -> int:
+    """The exit status for problems of these kinds: one mistake is enough to make it the user's turn."""
+    return FAILED if FAILURES.issuperset(kinds) else USER_ERROR

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from flows.commands import plan, predict, run
-from flows.commands.codes import FAILED, INTERRUPTED, USER_ERROR
+from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from tasks.runtime import settings
 from training.problems import UserError, full_disk
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.act(arguments))
     except UserError as error:
         show_problems(error)
-        return USER_ERROR
+        return code_of(problem.kind for problem in error.problems)
     except OSError as error:
         if full := full_disk(settings.home(), error):
             show_problems(full)

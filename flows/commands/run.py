@@ -12,14 +12,14 @@ from types import FrameType
 from typing import Any
 
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
-from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, USER_ERROR
+from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
 from flows.terminal import Terminal, line
 from tasks.runtime import settings
 from tasks.runtime.history import History
 from tasks.runtime.looking import Foreseen, Looking
-from training.problems import DISK, Problem, UserError, full_disk, nearest
+from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
 from training.recipe import Recipe
 
@@ -57,7 +57,7 @@ def act(arguments: argparse.Namespace) -> int:
     if done is None:
         return _run(recipe, force, out)
     for row in looking.rows:
-        print(line(row.name, "cached", "", ""))
+        print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
     _say_next(recipe, done)
     _write(out, {**done, "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]})
@@ -108,11 +108,10 @@ def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
         return INTERRUPTED
     for problem in done["problems"]:
         print(f"{problem['where']}: {problem['message']}", file=sys.stderr)
-    user_error = any(problem["kind"] not in _FAILURES for problem in done["problems"])
-    if user_error:
-        return USER_ERROR
-    print("What finished is kept: the same command goes on from there.", file=sys.stderr)
-    return FAILED
+    code = code_of(problem["kind"] for problem in done["problems"])
+    if code == FAILED:
+        print("What finished is kept: the same command goes on from there.", file=sys.stderr)
+    return code
 
 
 def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
@@ -132,10 +131,6 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
             return {**_EMPTY, "state": state, "problems": problems(error, "prefect")}
     assert terminal.result is not None  # the flow tells it last of all
     return terminal.result
-
-
-# Kinds of failure that are not the user's mistake.
-_FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", DISK}
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

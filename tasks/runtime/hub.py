@@ -1,63 +1,109 @@
-"""The Hugging Face Hub: what a name means there, in one message when it means nothing."""
+"""The Hugging Face Hub: what a name means there, and in one message what is wrong when it does not answer as hoped."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
-from training.problems import Problem, UserError
+from tasks.runtime.refs import HubPin
+from training.problems import NETWORK, Problem, UserError
 
 METADATA_TIMEOUT_S = 10.0
 
+Kind = Literal["model", "dataset"]
 
-def commit_of(kind: Literal["model", "dataset"], name: str, revision: str, last: str | None) -> tuple[str, list[str]]:
-    """The commit (40 hex digits) that a revision of a repository is now, and what to tell the user.
+
+@dataclass(frozen=True)
+class Found:
+    """What a revision of a repository is now."""
+
+    pin: HubPin
+    files: tuple[str, ...] | None = None
+    """Their paths in the repository; None where the Hub did not say."""
+    notes: tuple[str, ...] = ()
+    """What to tell the user."""
+
+
+def look_up(kind: Kind, path: str, revision: str | None, last: HubPin | None) -> Found:
+    """What a revision of a repository is now.
 
     Asks for metadata only. A revision that is a commit already is not looked up. Where the Hub cannot be reached,
-    the commit that the name last meant is used, and said.
+    the commit that the name meant when `last` was pinned is used, and said.
     Raises UserError for a repository or revision that is missing, gated or private.
     """
+    revision = revision or "main"
+    name = f"{path}@{revision}"
     if re.fullmatch("[0-9a-f]{40}", revision):
-        return revision, []
-    from httpx2 import HTTPError
+        return Found(HubPin(name=name, commit=revision))
     from huggingface_hub import HfApi
+
+    hub = HfApi()
+    ask = hub.model_info if kind == "model" else hub.dataset_info
+    try:
+        with told(kind, path, revision):
+            info = ask(path, revision=revision, timeout=METADATA_TIMEOUT_S)
+            if info.gated:
+                # Anybody may see what a gated repository holds; whether its files may be had is asked apart.
+                hub.auth_check(path, repo_type=kind)
+    except UserError as error:
+        if last is None or last.name != name or any(problem.kind != NETWORK for problem in error.problems):
+            raise
+        note = f"the Hub cannot be asked for {path!r}: using commit {last.commit[:12]}, as last time"
+        return Found(last, notes=(note,))
+    files = tuple(file.rfilename for file in info.siblings or ())
+    return Found(HubPin(name=name, commit=str(info.sha)), files)
+
+
+@contextlib.contextmanager
+def told(kind: Kind, path: str, revision: str) -> Iterator[None]:
+    """Makes one UserError, with the next step, of whatever the clients of the Hub raise in the block."""
+    from httpx2 import HTTPError
+    from huggingface_hub import is_offline_mode
     from huggingface_hub.errors import (
+        CachedRepoTreeNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    where = f"{'data' if kind == 'dataset' else 'model'}.path"
+    part = "data" if kind == "dataset" else "model"
     try:
-        info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=METADATA_TIMEOUT_S)
-        if info.sha is None:
-            raise _problem(where, f"the Hub gives no commit for {name!r} at {revision!r}: try again later.")
-        return info.sha, []
+        yield
     except GatedRepoError as error:
-        message = f"{name!r} is gated: ask for access on its page, then set HF_TOKEN."
-        raise _problem(where, message) from error
+        message = f"{path!r} is gated: ask for access on its page, then set HF_TOKEN."
+        raise _problem(f"{part}.path", message) from error
     except RepositoryNotFoundError as error:
         message = (
-            f"the Hub has no {kind} {name!r}, or it is private: check the name, and set HF_TOKEN if it is private."
+            f"the Hub has no {kind} {path!r}, or it is private: check the name, and set HF_TOKEN if it is private."
         )
-        raise _problem(where, message) from error
+        raise _problem(f"{part}.path", message) from error
     except RevisionNotFoundError as error:
-        message = f"{name!r} has no revision {revision!r}: name a branch, a tag or a commit."
-        raise _problem(where.replace("path", "revision"), message) from error
+        message = f"{path!r} has no revision {revision!r}: name a branch, a tag or a commit."
+        raise _problem(f"{part}.revision", message) from error
     except HFValidationError as error:
-        raise _problem(where, f"{name!r} is not a name of the Hub's: write owner/name.") from error
-    except (OfflineModeIsEnabled, HTTPError, OSError) as error:
+        raise _problem(f"{part}.path", f"{path!r} is not a name of the Hub's: write owner/name.") from error
+    except (HTTPError, OSError, CachedRepoTreeNotFoundError) as error:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+            raise  # of this machine, such as a full disk: what the clients make up themselves has no number
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-            message = f"the Hub refuses to show {name!r} with this access token: set HF_TOKEN to one that may read it."
-            raise _problem(where, message) from error
-        if last:
-            return last, [f"the Hub cannot be asked for {name!r}: using commit {last[:12]}, as last time"]
-        message = f"the Hub cannot be asked for {name!r} at {revision!r} ({type(error).__name__}): check the network,"
-        raise _problem(where, f"{message} or name a commit of 40 hex digits that is stored here.") from error
+            message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
+            raise _problem(f"{part}.path", message) from error
+        mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
+        message = f"the Hub cannot be asked for {path!r} at {revision!r} ({_why(error)}): {mend}, then run the same"
+        raise _problem(f"{part}.path", f"{message} command again.", NETWORK) from error
 
 
-def _problem(where: str, message: str) -> UserError:
-    return UserError([Problem(kind="hub", where=where, message=message)])
+def _why(error: BaseException) -> str:
+    """The first error of a chain, in few words: the clients wrap it in advice of their own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": ")
+
+
+def _problem(where: str, message: str, kind: str = "hub") -> UserError:
+    return UserError([Problem(kind=kind, where=where, message=message)])

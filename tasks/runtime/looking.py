@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.runtime import store
 from tasks.runtime.history import History
+from tasks.runtime.refs import Pins
 from tasks.runtime.stage import Stage, Work
 
 
@@ -60,7 +61,8 @@ class Looking:
         if stage.foreseeable:
             result = stage.make(Work(key="", out=_NOWHERE, run=""), *inputs)
             flat, _ = stage.flat_ingredients(*inputs)
-            return result, Foreseen(stage.name, "ran", stage.key(flat))
+            notes = tuple(result.notes) if isinstance(result, Pins) else ()
+            return result, Foreseen(stage.name, "ran", stage.key(flat), notes)
         flat, names = stage.flat_ingredients(*inputs)
         key = stage.key(flat)
         if not stage.cached:

@@ -46,21 +46,27 @@ class FilePin(BaseModel):
     sha256: str
 
 
+class HubPin(BaseModel):
+    """A repository of the Hub, pinned to a commit."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    """What the commit is the commit of: `owner/name@revision`."""
+    commit: str
+
+
 class Pins(BaseModel):
     """What the recipe's names meant when the run began."""
 
     model_config = ConfigDict(frozen=True)
 
-    data_name: str | None = None
-    """What `data_commit` is the commit of: `name@revision`."""
-    data_commit: str | None = None
+    data_hub: HubPin | None = None
     data_files: dict[str, list[FilePin]] = Field(default_factory=dict)
     """Split to its files, in reading order."""
     data_fingerprint: str | None = None
     """What a Python callable's own `fingerprint()` said."""
-    model_name: str | None = None
-    """What `model_commit` is the commit of: `name@revision`."""
-    model_commit: str | None = None
+    model_hub: HubPin | None = None
     model_files: dict[str, FilePin] = Field(default_factory=dict)
     """Name inside the model folder to its file."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from tasks.runtime.history import History
-from tasks.runtime.refs import Pins
+from tasks.runtime.refs import HubPin, Pins
 
 
 def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:
     history = History("sst2")
     history.remember_key("fit", "k")
-    history.remember_pins(Pins(data_name="glue@main", data_commit="c"))
+    history.remember_pins(Pins(data_hub=HubPin(name="glue@main", commit="c")))
     history.remember_completed({"state": "completed"})
     again = History("sst2")
     assert again.last_key("fit") == "k" and again.last_completed() == {"state": "completed"}
-    assert again.last_pins() == Pins(data_name="glue@main", data_commit="c")
+    assert again.last_pins() == Pins(data_hub=HubPin(name="glue@main", commit="c"))
     other = History("demo")
     assert (other.last_key("fit"), other.last_pins(), other.last_completed()) == (None, None, None)
 

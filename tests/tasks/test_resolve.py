@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -19,12 +16,12 @@ from tasks.data import load_data
 from tasks.model import load_model
 from tasks.resolve import pin, resolve
 from tasks.runtime.history import History
-from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.refs import HubPin, Pins
 from tasks.runtime.stage import Row, Work
+from tests.hub.server import Hub
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
-OLD, NEW = "a" * 40, "b" * 40
 SCRATCH = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
 HUB = {"source": "hub", "path": "me/rows", "text": ["text"], "label": "label"}
 
@@ -126,11 +123,9 @@ def test_a_model_folder_is_pinned_without_what_is_not_taken(home: Path, rows: di
 
 
 def test_a_moved_model_folder_is_the_same_model(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
-    data = Ref(kind="load_data", key="k", digest="d")
-
     def key(name: str) -> str:
         recipe = recipe_of(rows, {"source": "folder", "path": str(tmp_path / name)})
-        return load_model.key(load_model.flat_ingredients(recipe, pin(recipe), data)[0])
+        return load_model.key(load_model.flat_ingredients(recipe, pin(recipe), None)[0])
 
     write_model(tmp_path / "model")
     before = key("model")
@@ -168,112 +163,111 @@ def test_what_the_recipe_says_is_not_replaced_by_what_the_machine_offers(home: P
     assert pin(recipe_of(rows, compute={"mixed_precision": "no"})).mixed_precision == "no"
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers for metadata as the Hub does: `answers` maps a path to a status, a code and a commit."""
-
-    answers: ClassVar[dict[str, tuple[int, str, str]]] = {}
-
-    def do_GET(self) -> None:
-        status, code, commit = self.answers.get(self.path, (404, "RepoNotFound", ""))
-        self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        content = json.dumps({"id": "me/rows", "sha": commit, "siblings": []}).encode()
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
-
-
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, str, str]]]:
-    """A stand-in on loopback, and what it answers."""
-    answers: dict[str, tuple[int, str, str]] = {}
-    monkeypatch.setattr(Hub, "answers", answers)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    yield answers
-    server.shutdown()
-    server.server_close()
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield hub
 
 
-ROWS_AT_MAIN = "/api/datasets/me/rows/revision/main"
+WHOLE = {"config.json": b"{}", "model.safetensors": b"w", "tokenizer.json": b"{}"}
 
 
-def test_names_on_the_hub_are_pinned_to_commits(hub: dict[str, Any], home: Path) -> None:
-    hub[ROWS_AT_MAIN] = (200, "", OLD)
-    hub["/api/models/me/model/revision/v1.0"] = (200, "", NEW)
+def test_names_on_the_hub_are_pinned_to_commits(hub: Hub, home: Path) -> None:
+    rows = hub.repo("dataset", "me/rows", {})
+    model = hub.repo("model", "me/model", WHOLE)
+    hub.repos["models", "me/model"].tags["v1.0"] = model
+    hub.commit("model", "me/model", {"config.json": b"[]"})
     pins, said = run(recipe_of(HUB, {"source": "hub", "path": "me/model", "revision": "v1.0"}))
-    assert (pins.data_commit, pins.model_commit, said) == (OLD, NEW, [])
+    assert pins.data_hub == HubPin(name="me/rows@main", commit=rows)
+    assert pins.model_hub == HubPin(name="me/model@v1.0", commit=model)
+    assert said == []
 
 
-def test_a_branch_that_moves_is_other_data_to_the_next_run_and_not_to_a_retry(hub: dict[str, Any], home: Path) -> None:
-    hub[ROWS_AT_MAIN] = (200, "", OLD)
+def test_a_branch_that_moves_is_other_data_to_the_next_run_and_not_to_a_retry(hub: Hub, home: Path) -> None:
+    hub.repo("dataset", "me/rows", {})
     recipe = recipe_of(HUB)
     before, _ = run(recipe)
-    hub[ROWS_AT_MAIN] = (200, "", NEW)
+    moved = hub.commit("dataset", "me/rows", {"rows.csv": b""})
     assert run(recipe)[0] == before
     after, _ = run(recipe, "flow-2")
-    assert after.data_commit == NEW and load_key(recipe, after) != load_key(recipe, before)
+    assert after.data_hub == HubPin(name="me/rows@main", commit=moved)
+    assert load_key(recipe, after) != load_key(recipe, before)
 
 
 def test_a_commit_is_not_looked_up(home: Path) -> None:
-    assert pin(recipe_of({**HUB, "revision": OLD})).data_commit == OLD
+    pinned = pin(recipe_of({**HUB, "revision": "a" * 40})).data_hub
+    assert pinned is not None and pinned.commit == "a" * 40
 
 
 @pytest.mark.parametrize(
-    ("answer", "where", "words"),
+    ("name", "token", "where", "words"),
     [
-        ((401, "", ""), "data.path", ["refuses", "HF_TOKEN"]),
-        ((403, "", ""), "data.path", ["refuses", "HF_TOKEN"]),
-        ((404, "RepoNotFound", ""), "data.path", ["no dataset 'me/rows'", "HF_TOKEN"]),
-        ((403, "GatedRepo", ""), "data.path", ["gated", "HF_TOKEN"]),
-        ((404, "RevisionNotFound", ""), "data.revision", ["no revision 'main'", "branch, a tag or a commit"]),
-        ((500, "", ""), "data.path", ["cannot be asked", "network"]),
+        ("me/none", "", "data.path", ["no dataset 'me/none'", "HF_TOKEN"]),
+        ("me/none", "friend", "data.path", ["no dataset 'me/none'", "HF_TOKEN"]),
+        ("me/secret", "", "data.path", ["no dataset 'me/secret'", "HF_TOKEN"]),
+        ("me/gated", "", "data.path", ["'me/gated' is gated", "HF_TOKEN"]),
+        ("me/gated", "friend", "data.path", ["'me/gated' is gated", "HF_TOKEN"]),
+        ("me/rows", "hf_wrong", "data.path", ["refuses", "HF_TOKEN"]),
+        ("me/rows/more", "", "data.path", ["owner/name"]),
+        ("me/rows@v2", "", "data.revision", ["no revision 'v2'", "branch, a tag or a commit"]),
+        ("me/broken", "", "data.path", ["cannot be asked", "503", "network"]),
     ],
 )
 def test_a_name_that_the_hub_does_not_give_is_told_with_what_to_do(
-    hub: dict[str, Any], home: Path, answer: tuple[int, str, str], where: str, words: list[str]
+    hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, token: str, where: str, words: list[str]
 ) -> None:
-    hub[ROWS_AT_MAIN] = answer
-    ((told, message),) = problems(recipe_of(HUB))
+    hub.repo("dataset", "me/rows", {})
+    hub.repo("dataset", "me/secret", {}, private=True)
+    hub.repo("dataset", "me/gated", {}, gated=True)
+    hub.fault = lambda method, path: 503 if "me/broken" in path else None
+    monkeypatch.setenv("HF_TOKEN", hub.token() if token == "friend" else token)
+    path, _, revision = name.partition("@")
+    ((told, message),) = problems(recipe_of({**HUB, "path": path, "revision": revision or None}))
     assert told == where and all(word in message for word in words), message
 
 
-def test_a_name_that_cannot_be_one_is_told(hub: dict[str, Any], home: Path) -> None:
-    ((where, message),) = problems(recipe_of({**HUB, "path": "me/rows/more"}))
-    assert where == "data.path" and "owner/name" in message
+def test_a_token_opens_what_is_private_or_gated(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = hub.repo("dataset", "me/rows", {}, private=True, gated=True)
+    monkeypatch.setenv("HF_TOKEN", hub.token("me/rows"))
+    assert pin(recipe_of(HUB)).data_hub == HubPin(name="me/rows@main", commit=commit)
 
 
-def unreachable(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_has_only_pickled_weights_is_told_before_anything_is_loaded(hub: Hub, home: Path) -> None:
+    files = {"config.json": b"{}", "pytorch_model.bin": b"p", "tokenizer.json": b"{}", "onnx/model.safetensors": b"w"}
+    commit = hub.repo("model", "me/model", files)
+    hub.repo("dataset", "me/rows", {})
+    ((where, message),) = problems(recipe_of(HUB, {"source": "hub", "path": "me/model"}))
+    assert where == "model.path"
+    assert f"'me/model' at {commit[:12]} has no *.safetensors" in message and "save_pretrained" in message
+    assert all("/resolve/" not in request for request in hub.requests)
+
+
+@pytest.mark.parametrize("how", ["offline", "stopped", "503"])
+def test_where_the_hub_cannot_be_asked_the_last_commit_of_the_same_name_is_used_and_said(
+    hub: Hub, home: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repo("dataset", "me/rows", {})
+    before, _ = run(recipe_of(HUB))
     if how == "offline":
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    elif how == "stopped":
+        hub.stop()
     else:
-        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-
-
-@pytest.mark.parametrize("how", ["offline", "closed port"])
-def test_where_the_hub_cannot_be_asked_the_last_commit_of_the_same_name_is_used_and_said(
-    hub: dict[str, Any], home: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub[ROWS_AT_MAIN] = (200, "", OLD)
-    before, _ = run(recipe_of(HUB))
-    unreachable(how, monkeypatch)
+        hub.fault = lambda method, path: 503
     pins, (note,) = run(recipe_of(HUB), "flow-2")
-    assert pins.data_commit == OLD and load_key(recipe_of(HUB), pins) == load_key(recipe_of(HUB), before)
-    assert "me/rows" in note and OLD[:12] in note
+    assert pins.data_hub == before.data_hub and pins.data_hub is not None
+    assert load_key(recipe_of(HUB), pins) == load_key(recipe_of(HUB), before)
+    assert "me/rows" in note and pins.data_hub.commit[:12] in note
     ((where, message),) = problems(recipe_of({**HUB, "path": "me/others"}))
     assert where == "data.path" and "'me/others' at 'main'" in message
+    assert ("unset HF_HUB_OFFLINE" in message) == (how == "offline")
     assert problems(recipe_of({**HUB, "revision": "v2"}))[0][0] == "data.path"
 
 
-def test_the_last_commit_does_not_hide_that_a_name_is_gone(hub: dict[str, Any], home: Path) -> None:
-    hub[ROWS_AT_MAIN] = (200, "", OLD)
+def test_the_last_commit_does_not_hide_that_a_name_is_gone(hub: Hub, home: Path) -> None:
+    hub.repo("dataset", "me/rows", {})
     run(recipe_of(HUB))
-    del hub[ROWS_AT_MAIN]
+    del hub.repos["datasets", "me/rows"]
     assert problems(recipe_of(HUB))[0][0] == "data.path"

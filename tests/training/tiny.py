@@ -61,13 +61,13 @@ def write_tokens(out: Path, rows: list[list[int]], labels: list[int], split: str
     return out
 
 
-def make_world(home: Path) -> Path:
-    """data/, tokens/, base/model/ and base/tokenizer/ under `home`."""
+def make_world(home: Path, **config: Any) -> Path:
+    """data/, tokens/, base/model/ and base/tokenizer/ under `home`; `config` changes the model's configuration."""
     from training import scratch
 
     data = write_data(home / "data", {"train": 150, "validation": 60})
     tokenizer = scratch.train_wordpiece(lambda: scratch.texts(data / "train.arrow", ["text"]), CONFIG["vocab_size"])
-    model = scratch.create(CONFIG | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, seed=1)
+    model = scratch.create(CONFIG | config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, seed=1)
     scratch.save_tokenizer(tokenizer, 64, home / "base/tokenizer")
     model.save_pretrained(home / "base/model")
     for split in ("train", "validation"):

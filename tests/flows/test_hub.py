@@ -1,0 +1,193 @@
+"""The shipped sst2 deployment against a Hub: pinned, retried after its branches moved, offline, and refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.flows.small import environment, finetune
+from tests.hub.server import Hub
+from tests.hub.sst2 import MODEL, ROWS, distilbert_files, sst2_files
+from tests.hub.stages import run_stages
+
+SST2 = str(Path(__file__).parents[2] / "deployments" / "sst2.yaml")
+COMMITS = (("load_data", ROWS, "commit"), ("load_model", MODEL, "model.commit"))
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What the shipped recipe left: a run that failed at the weights, and its retry when both branches had moved."""
+
+    hub: Hub
+    home: Path
+    env: dict[str, str]
+    first: dict[str, str]
+    """Repository to the commit of its branch when the first run began."""
+    moved: dict[str, str]
+    failed: subprocess.CompletedProcess[str]
+    failed_asked: list[str]
+    result: dict[str, Any]
+    left: list[str]
+    """The artifacts that the failed run left."""
+    retried: subprocess.CompletedProcess[str]
+    retry_asked: list[str]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) -> Iterator[Shipped]:
+    folder = tmp_path_factory.mktemp("sst2")
+    home, out = folder / "home", folder / "out.json"
+    with Hub() as hub:
+        first = {ROWS: hub.repo("dataset", ROWS, sst2_files(), gated=True)}
+        first[MODEL] = hub.repo("model", MODEL, distilbert_files(folder / "model"))
+        env = {**hub.environment(folder / "hf", hub.token(ROWS)), **server}
+
+        hub.fault = lambda method, path: 503 if method == "GET" and path.endswith("/model.safetensors") else None
+        failed = finetune(home, "run", SST2, "--json", str(out), **env)
+        failed_asked, result = [*hub.requests], json.loads(out.read_text())
+        left = [str(path.relative_to(home / "artifacts")) for path in home.glob("artifacts/*/*")]
+
+        hub.fault = lambda method, path: None
+        moved = {ROWS: hub.commit("dataset", ROWS, sst2_files(train_rows=200))}
+        moved[MODEL] = hub.commit("model", MODEL, {"README.md": b"# Another one"})
+        hub.requests.clear()
+        retry = ["flow-run", "retry", result["flow_run_id"], "--entrypoint", "flows.finetune:finetune"]
+        retried = subprocess.run(
+            [sys.executable, "-m", "prefect", *retry],
+            env=environment(home, **env),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        yield Shipped(hub, home, env, first, moved, failed, failed_asked, result, left, retried, [*hub.requests])
+
+
+def test_weights_that_do_not_come_end_the_run_with_one_message_and_nothing_half_stored(shipped: Shipped) -> None:
+    assert shipped.failed.returncode == 1, shipped.failed.stderr
+    (said,) = [line for line in shipped.failed.stderr.splitlines() if "the Hub" in line]
+    assert said.startswith(f"model.path: the Hub cannot be asked for {MODEL!r} at {shipped.first[MODEL]!r}")
+    assert "503" in said and "check the network" in said
+    assert "Traceback" not in shipped.failed.stderr + shipped.failed.stdout
+    assert "the same command goes on from there" in shipped.failed.stderr
+    (key,) = [stage["key"] for stage in shipped.result["stages"] if stage["name"] == "load_data"]
+    assert shipped.left == [f"load_data/{key}"]
+
+
+def test_a_retry_ends_with_the_commits_of_the_first_try_although_the_branches_moved(shipped: Shipped) -> None:
+    assert shipped.retried.returncode == 0, shipped.retried.stdout + shipped.retried.stderr
+    pins = json.loads((shipped.home / "runs" / shipped.result["flow_run_id"] / "pins.json").read_text())
+    assert pins["data_hub"] == {"name": f"{ROWS}@main", "commit": shipped.first[ROWS]}
+    assert pins["model_hub"] == {"name": f"{MODEL}@main", "commit": shipped.first[MODEL]}
+    for stage, name, field in COMMITS:
+        (made,) = shipped.home.glob(f"artifacts/{stage}/*/ingredients.json")
+        assert json.loads(made.read_text())[field] == shipped.first[name]
+    completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
+    assert completed["flow_run_id"] == shipped.result["flow_run_id"]
+    assert completed["model"]["registered"] == "sst2/1"
+
+
+def test_mlflow_holds_the_commits(shipped: Shipped) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{shipped.home / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("sst2").experiment_id])
+    assert run.data.tags["finetune.flow_run_id"] == shipped.result["flow_run_id"] and run.info.status == "FINISHED"
+    for stage, name, field in COMMITS:
+        file = client.download_artifacts(run.info.run_id, f"{stage}/ingredients.json")
+        assert json.loads(Path(file).read_text())[field] == shipped.first[name]
+
+
+def test_a_retry_loads_nothing_twice_and_below_the_model_nothing_asks_the_hub(shipped: Shipped) -> None:
+    weights = f"/{MODEL}/resolve/{shipped.first[MODEL]}/model.safetensors"
+    assert shipped.retry_asked == [f"HEAD {weights}", f"GET {weights}"]
+
+
+def test_only_what_is_needed_is_loaded_and_no_code_and_no_pickle(shipped: Shipped) -> None:
+    gets = [asked for asked in shipped.failed_asked if asked.startswith("GET") and "/resolve/" in asked]
+    rows = {"README.md", "sst2/train-00000-of-00001.parquet", "sst2/validation-00000-of-00001.parquet"}
+    model, tokenizer = {"config.json", "model.safetensors"}, {"tokenizer.json", "tokenizer_config.json"}
+    assert {asked.split("/resolve/")[1][41:] for asked in gets} == rows | model | tokenizer
+    (artifact,) = shipped.home.glob("artifacts/load_model/*")
+    assert {path.name for path in (artifact / "model").iterdir()} == model
+    assert {path.name for path in (artifact / "tokenizer").iterdir()} == tokenizer
+
+
+def test_plan_says_that_the_branches_moved_and_asks_for_metadata_alone(shipped: Shipped) -> None:
+    shipped.hub.requests.clear()
+    plan = finetune(shipped.home, "plan", SST2, **shipped.env)
+    assert plan.returncode == 0, plan.stderr
+    for name in (ROWS, MODEL):
+        assert f"{name} at main {shipped.first[name]} → {shipped.moved[name]}" in plan.stdout
+    data, model = f"/api/datasets/{ROWS}", f"/api/models/{MODEL}"
+    assert shipped.hub.requests == [f"GET {data}/revision/main", f"GET {data}/auth-check", f"GET {model}/revision/main"]
+
+
+@pytest.mark.parametrize("how", ["stopped", "offline"])
+def test_without_the_hub_what_is_stored_is_used_and_said_also_where_something_below_changes(
+    shipped: Shipped, how: str
+) -> None:
+    env = {**shipped.env, "HF_HUB_OFFLINE": str(int(how == "offline"))}
+    shipped.hub.requests.clear()
+    if how == "stopped":
+        shipped.hub.stop()
+    try:
+        run = finetune(shipped.home, "run", SST2, **env)
+        plan = finetune(shipped.home, "plan", SST2, "--set", "training.learning_rate=1e-3", **env)
+    finally:
+        if how == "stopped":
+            shipped.hub.start()
+    assert run.returncode == plan.returncode == 0, run.stderr + plan.stderr
+    assert f"Nothing changed since flow run {shipped.result['flow_run_id']}." in run.stdout
+    rows = {line.split()[0]: line for line in plan.stdout.splitlines()}
+    assert [name for name, line in rows.items() if "cached" in line] == ["load_data", "load_model", "tokenize"]
+    assert "training.learning_rate 2e-05 → 0.001" in rows["fit"]
+    for name, commit in shipped.first.items():
+        for printed in (run.stdout, plan.stdout):
+            assert f"the Hub cannot be asked for {name!r}: using commit {commit[:12]}, as last time" in printed
+    assert shipped.hub.requests == []
+
+
+def test_what_is_not_stored_any_more_comes_from_the_clients_cache_where_the_hub_is_gone(
+    shipped: Shipped, tmp_path: Path
+) -> None:
+    recipe = yaml.safe_load(Path(SST2).read_text())["deployments"][0]["parameters"]["recipe"]
+    for section, name in (("data", ROWS), ("model", MODEL)):
+        recipe[section]["revision"] = shipped.first[name]
+    env = {**shipped.env, "HF_HUB_OFFLINE": "1"}
+    made, _ = run_stages(tmp_path, [[["load_data", recipe]], [["load_model", recipe]]], env)
+    stored = [
+        json.loads(next(shipped.home.glob(f"artifacts/{name}/*/manifest.json")).read_text()) for name, *_ in COMMITS
+    ]
+    assert made == [manifest["ref"]["digest"] for manifest in stored]
+
+
+def test_the_token_stands_in_no_file_of_the_home_and_in_nothing_printed(shipped: Shipped) -> None:
+    token = shipped.env["HF_TOKEN"]
+    files = [path for path in shipped.home.rglob("*") if path.is_file()]
+    assert len(files) > 30 and any(path.name == "mlflow.db" for path in files)
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+    for run in (shipped.failed, shipped.retried):
+        assert token not in run.stdout + run.stderr
+
+
+def test_a_mistake_is_the_users_turn_and_a_dead_network_is_not(tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.repo("dataset", ROWS, {})
+        hub.repo("model", MODEL, {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b""})
+        env = hub.environment(tmp_path / "hf")
+        wrong = finetune(tmp_path / "home", "plan", SST2, "--set", "data.revision=v9", **env)
+    dead = finetune(tmp_path / "home", "plan", SST2, **env)
+    assert (wrong.returncode, dead.returncode) == (2, 1)
+    assert wrong.stderr == f"data.revision: {ROWS!r} has no revision 'v9': name a branch, a tag or a commit.\n"
+    assert [line.split(" the Hub cannot be asked ")[0] for line in dead.stderr.splitlines()] == [
+        "data.path:",
+        "model.path:",
+    ]

@@ -1,0 +1,178 @@
+"""A stand-in for the Hugging Face Hub: repositories in memory, served over HTTP on loopback.
+
+    with Hub() as hub:
+        hub.repo("model", "me/tiny", {"config.json": b"{}", "model.safetensors": weights})
+        subprocess.run([...], env={**os.environ, **hub.environment(tmp_path)})
+        hub.commit("model", "me/tiny", {"config.json": b'{"a": 1}'})    # the branch main moves
+
+The clients read HF_ENDPOINT when they are imported: start them in a process of their own, or give HfApi the endpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.hub.endpoints import ENDPOINTS, USER, Answer, Asked
+from tests.hub.repos import LFS_SUFFIXES, File, Refused, Repo
+
+CUT = 0
+"""For `Hub.fault`: the first half of the answer arrives, then the connection breaks; the rest never comes."""
+
+
+class Hub:
+    """The server with all its repositories; stopped at the end of a `with` block."""
+
+    def __init__(self) -> None:
+        self.repos: dict[tuple[str, str], Repo] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        """Every request in order, as `METHOD path`."""
+        self.fault: Callable[[str, str], int | None] = lambda method, path: None
+        """What breaks: given a method and a path, the status to answer with, CUT, or None to answer well."""
+        self.lock = threading.Lock()
+        self._tokens: dict[str, frozenset[str]] = {}
+        self._port = 0
+        self._server: ThreadingHTTPServer | None = None
+
+    def __enter__(self) -> Hub:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """What HF_ENDPOINT should be."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Answers again, on the same port."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), _Handler)
+        self._server.daemon_threads = True
+        self._server.hub = self  # type: ignore[attr-defined]
+        self._port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self) -> None:
+        """Refuses connections."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nobody is answered."""
+        return self._server is None
+
+    def environment(self, home: Path, token: str = "") -> dict[str, str]:
+        """What makes a child process take this for the Hub; its caches lie under `home`."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": token,
+        }
+
+    def token(self, *names: str) -> str:
+        """An access token that opens these private and gated repositories."""
+        token = f"hf_{hashlib.sha1(str(len(self._tokens)).encode()).hexdigest()}"
+        self._tokens[token] = frozenset(names)
+        return token
+
+    def repo(
+        self, kind: str, name: str, files: Mapping[str, bytes], *, private: bool = False, gated: bool = False
+    ) -> str:
+        """A new model or dataset; gives the commit."""
+        self.repos[f"{kind}s", name] = Repo(f"{kind}s", name, private, gated)
+        return self.commit(kind, name, files)
+
+    def commit(self, kind: str, name: str, files: Mapping[str, bytes], branch: str = "main") -> str:
+        """Adds or replaces files, which moves the branch; gives the commit."""
+        repo = self.repos[f"{kind}s", name]
+        before = repo.commits[repo.branches[branch]].files if branch in repo.branches else {}
+        added = {path: File(content, path.endswith(LFS_SUFFIXES)) for path, content in files.items()}
+        return repo.add(before | added, "Upload files", branch).id
+
+    def readable(self, asked: Asked, kind: str, name: str, *, content: bool = False) -> Repo:
+        """The repository, or what the Hub says to those who may not see it, or not its files."""
+        if asked.token is not None and asked.token not in self._tokens:
+            raise Refused(401, None, "Invalid credentials in Authorization header")
+        mine = self._tokens.get(asked.token or "", frozenset())
+        repo = self.repos.get((kind, name))
+        if repo is None or (repo.private and name not in mine and not name.startswith(f"{USER}/")):
+            raise Refused(401 if asked.token is None else 404, "RepoNotFound", "Repository not found")
+        if content and repo.gated and name not in mine:
+            message = f"Access to {name} is restricted and you are not in the authorized list."
+            raise Refused(401 if asked.token is None else 403, "GatedRepo", message)
+        return repo
+
+    def writable(self, asked: Asked, kind: str, name: str) -> Repo:
+        """The repository, to those who have a token."""
+        if asked.token is None:
+            raise Refused(401, None, "Invalid username or password.")
+        return self.readable(asked, kind, name)
+
+    def answer(self, method: str, path: str, asked: Asked) -> Answer:
+        """Finds the endpoint and asks it."""
+        for wanted, pattern, give in ENDPOINTS:
+            if wanted == method and (match := pattern.fullmatch(path)):
+                parts = {name: unquote(part or "models") for name, part in match.groupdict().items()}
+                with self.lock:
+                    return give(self, asked, **parts)
+        return Answer(status=404)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections stay open, as at the Hub
+
+    def do_GET(self) -> None:
+        hub: Hub = self.server.hub  # type: ignore[attr-defined]
+        length = int(self.headers.get("Content-Length") or 0)
+        url = urlsplit(self.path)
+        asked = Asked(parse_qs(url.query), self.headers, self.rfile.read(length))
+        if hub.stopped:
+            self.close_connection = True
+            return
+        hub.requests.append(f"{self.command} {url.path}")
+        fault = hub.fault(self.command, url.path)
+        try:
+            method = "GET" if self.command == "HEAD" else self.command
+            answer = Answer(status=fault) if fault else hub.answer(method, url.path, asked)
+        except Refused as refused:
+            answer = Answer(json.dumps({"error": str(refused)}).encode(), refused.status, refused.headers)
+        self._send(answer, cut=fault == CUT and self.command == "GET")
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
+
+    def _send(self, answer: Answer, cut: bool) -> None:
+        content, status = answer.content, answer.status
+        headers = {"Content-Length": str(len(content)), **answer.headers}
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if wanted and status == 200:
+            first, last = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
+            status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{len(content)}"
+            content = content[first : last + 1]
+            headers["Content-Length"] = str(len(content))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if cut:
+            content = b"" if wanted else content[: len(content) // 2]
+            self.close_connection = True
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""

@@ -1,0 +1,131 @@
+"""Rows and weights of the Hub: what goes wrong is told in one message, and nothing half is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hub.server import CUT, Hub
+from tests.hub.sst2 import sst2_files
+from tests.hub.stages import Step, run_stages
+
+PINNED = "pinned"
+"""Stands for the commit of the repository, which is not looked up: its troubles show when it is read."""
+NOWHERE = "f" * 40
+
+
+def rows(path: str = "me/rows", **data: Any) -> Step:
+    return "load_data", {"data": {"path": path, **data}, "model": {}}
+
+
+def weights(path: str = "me/model", **model: Any) -> Step:
+    return "load_model", {"data": {}, "model": {"path": path, **model}}
+
+
+# What is at fault: the steps, of which the last one fails; then its problem's kind, field, and words of the message.
+FAULTS: dict[str, tuple[list[Step], str, str, list[str]]] = {
+    "no such configuration": (
+        [rows(config="sst3")],
+        *("data", "data.config", ["'sst3' of 'me/rows'", "'cola', 'sst2'"]),
+    ),
+    "no such split": (
+        [rows(splits={"train": "train", "validation": "dev"})],
+        *("data", "data.splits.validation", ["'dev' of 'me/rows'", "'train', 'validation'"]),
+    ),
+    "rows that are no Parquet": ([rows("me/bad")], "data", "data.path", ["'me/bad' at", "not readable", "Parquet"]),
+    "nothing to read": ([rows("me/empty", config=None)], "data", "data.path", ["'me/empty'", "data files"]),
+    "private rows": ([rows("me/secret", revision=PINNED)], "data", "data.path", ["'me/secret'", "HF_TOKEN"]),
+    "gated rows": ([rows("me/gated", revision=PINNED)], "data", "data.path", ["'me/gated'", "gated", "HF_TOKEN"]),
+    "no such commit of rows": ([rows(revision=NOWHERE)], "data", "data.path", ["'me/rows'", NOWHERE, "revision"]),
+    "rows cut": ([rows("me/cut")], "network", "data.path", ["'me/cut'", "check the network"]),
+    "rows of another commit": (
+        [rows("me/other", revision=PINNED), rows("me/other")],
+        *("network", "data.path", ["'me/other'", "stored here are of commit"]),
+    ),
+    "pickled weights alone": (
+        [weights("me/pickled", revision=PINNED)],
+        *("model", "model.path", ["'me/pickled' at", "no *.safetensors"]),
+    ),
+    "gated weights": ([weights("me/gated", revision=PINNED)], "hub", "model.path", ["'me/gated' is gated", "HF_TOKEN"]),
+    "no such commit of weights": ([weights(revision=NOWHERE)], "hub", "model.revision", ["no revision", NOWHERE]),
+    "weights cut": ([weights("me/cut")], "network", "model.path", ["'me/cut'", "check the network"]),
+}
+WELL: dict[str, list[Step]] = {"rows": [rows()], "weights cut once": [weights("me/once")]}
+
+
+@dataclass(frozen=True)
+class Came:
+    """What came of all cases, in one home."""
+
+    home: Path
+    outcomes: dict[str, Any]
+    heavy: list[str]
+
+
+@pytest.fixture(scope="module")
+def came(tmp_path_factory: pytest.TempPathFactory) -> Came:
+    folder = tmp_path_factory.mktemp("stages")
+    cases = {**{name: steps for name, (steps, *_) in FAULTS.items()}, **WELL}
+    with Hub() as hub:
+        pinned = _make_repos(hub)
+        newer = hub.commit("dataset", "me/other", sst2_files(train_rows=8))
+        once = iter([CUT])
+
+        def fault(method: str, path: str) -> int | None:
+            if f"me/other/resolve/{newer}" in path:
+                return 403
+            if method == "GET" and path.endswith((".parquet", ".safetensors")):
+                return CUT if "me/cut/" in path else next(once, None) if "me/once/" in path else None
+            return None
+
+        hub.fault = fault
+        written = [[_whole(step, pinned) for step in steps] for steps in cases.values()]
+        outcomes, heavy = run_stages(folder / "home", written, hub.environment(folder / "hf"))
+    return Came(folder / "home", dict(zip(cases, outcomes, strict=True)), heavy)
+
+
+def _make_repos(hub: Hub) -> dict[tuple[str, str], str]:
+    """Kind and name of each repository to its commit."""
+    good = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(1000)}
+    pickled = {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle"}
+    bad = {**sst2_files(), "sst2/train-00000-of-00001.parquet": b"PAR1, and then nothing that belongs to it, PAR1"}
+    files = {("dataset", f"me/{name}"): sst2_files() for name in ("rows", "cut", "other", "secret", "gated")}
+    files |= {("dataset", "me/bad"): bad, ("dataset", "me/empty"): {}}
+    files |= {("model", f"me/{name}"): good for name in ("model", "cut", "once", "gated")}
+    files |= {("model", "me/pickled"): pickled}
+    closed = {"me/secret": {"private": True}, "me/gated": {"gated": True}}
+    return {(kind, name): hub.repo(kind, name, held, **closed.get(name, {})) for (kind, name), held in files.items()}
+
+
+def _whole(step: Step, pinned: dict[tuple[str, str], str]) -> Step:
+    """The step with all of its recipe, and with commits where it says PINNED."""
+    stage, changes = step
+    data = {"source": "hub", "path": "me/rows", "config": "sst2", "text": ["sentence"], "label": "label"}
+    data, model = {**data, **changes["data"]}, {"source": "hub", "path": "me/model", **changes["model"]}
+    for kind, section in (("dataset", data), ("model", model)):
+        if section.get("revision") == PINNED:
+            section["revision"] = pinned[kind, section["path"]]
+    return stage, {"name": "test", "kind": "sequence-classification", "data": data, "model": model}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_goes_wrong_is_told_in_one_message(came: Came, fault: str) -> None:
+    _, kind, where, words = FAULTS[fault]
+    ((told_kind, told_where, message),) = came.outcomes[fault]
+    assert (told_kind, told_where) == (kind, where), message
+    assert all(word in message for word in words) and "\n" not in message, message
+
+
+def test_a_download_that_breaks_once_is_mended_by_the_client_and_nothing_half_is_stored(came: Came) -> None:
+    assert [name for name, outcome in came.outcomes.items() if isinstance(outcome, str)] == list(WELL)
+    stored = list(came.home.glob("artifacts/*/*"))
+    # Beside those two: the rows of the one commit that were read before those of another were asked for.
+    assert sorted(path.parent.name for path in stored) == ["load_data", "load_data", "load_model"]
+    assert all((path / "manifest.json").is_file() for path in stored)
+
+
+def test_neither_rows_nor_weights_load_torch_into_the_process_of_the_flow(came: Came) -> None:
+    assert came.heavy == ["datasets"]

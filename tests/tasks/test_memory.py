@@ -1,0 +1,61 @@
+"""Training that does not fit into memory goes on in smaller passes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.runtime.jobs import run_child
+from tasks.runtime.memory import Fits
+from tasks.runtime.stage import Work
+from tests.training import tiny
+from training.processes import LINUX
+from training.protocol import Job
+
+# 64 rows need some 400 MB for this model's wide layers, 32 rows some 260 MB.
+WIDE = {"intermediate_size": 16384}
+ROOM_MIB = 330
+PROGRAM = f"""
+import re, resource
+from pathlib import Path
+from training import fit
+from training.protocol import run_program
+
+def main(job_dir, job, events):
+    from training import model, trainer  # what they need is there before the limit
+    taken = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + {ROOM_MIB} * 2**20, resource.RLIM_INFINITY))
+    return fit.main(job_dir, job, events)
+
+run_program(main, stops_itself=True)
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="only Linux limits the memory that a process may write to")
+def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_steps(home: Path, tmp_path: Path) -> None:
+    world = tiny.make_world(tmp_path / "world", **WIDE)
+    job = Job.read(tiny.fit_job(world, tmp_path / "job", per_device_train_batch_size=64, num_train_epochs=1))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    said: list[dict[str, Any]] = []
+    work = Work("k" * 40, tmp_path / "out", "run")
+    work.on_events = said.extend  # type: ignore[method-assign]
+    work.out.mkdir()
+    fits = Fits(64, world / "base/model")
+    figures = run_child(
+        work,
+        "training.fit",
+        [sys.executable, str(tmp_path / "program.py")],
+        settings=job.settings,
+        inputs={name: Path(path) for name, path in job.inputs.items()},
+        env={"OMP_NUM_THREADS": "1"},
+        fits=fits,
+    )
+    assert (figures["micro_batch"], figures["steps"]) == (32, 3)  # 150 rows, 64 a step
+    assert json.loads((work.job / "job.json").read_text())["settings"]["batch_division"] == 2
+    warnings = [event["message"] for event in said if event["kind"] == "warning"]
+    assert len(warnings) == 1 and warnings[0].endswith("Going on with 32 rows at a time.")
+    assert Fits(64, world / "base/model").rows == 32
