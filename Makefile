@@ -1,5 +1,6 @@
 # make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
-# Both first make an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
+# make drill: kill runs at random instants and compare what comes of them.
+# Each first makes an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
 # CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 VENV ?= .venv
@@ -9,12 +10,16 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint
+.PHONY: demo test drill lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -q
+
+# make drill DRILL="--kills 100 --seed 1"
+drill: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.drill $(DRILL)
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/python -m ruff check

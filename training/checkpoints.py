@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from training.problems import full_disk
 from training.protocol import fsync, sha256
 
 MANIFEST = "manifest.json"
@@ -36,7 +37,7 @@ def writing(final: Path, needs: Sequence[str] = ()) -> Iterator[Path]:
     """Gives an empty folder to fill; on leaving, it appears as `final`, whole and on the disk.
 
     `needs` names the other checkpoints beside it without which it is of no use, such as the best so far.
-    Raises OSError where `final` exists or the disk is full; on any error `final` does not appear.
+    Raises OSError where `final` exists, UserError where the disk is full; on any error `final` does not appear.
     """
     aside = place_aside(final)
     aside.mkdir(parents=True)
@@ -44,8 +45,11 @@ def writing(final: Path, needs: Sequence[str] = ()) -> Iterator[Path]:
         yield aside
         _write_manifest(aside, needs)
         os.rename(aside, final)
-    except BaseException:
+    except BaseException as error:
+        full = full_disk(final.parent, error)
         shutil.rmtree(aside, ignore_errors=True)
+        if full:
+            raise full from error
         raise
     fsync(final.parent)
 

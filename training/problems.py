@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 NETWORK = "network"
 """The kind of a problem that may be gone when the same is tried again: nothing in the recipe is wrong."""
+DISK = "disk"
+"""The kind of a problem that room on the disk would solve: nothing in the recipe is wrong."""
+NO_ROOM_BYTES = 1_000_000
+"""With less than this free, a disk counts as full."""
+# SQLite's and torch's errors name neither the disk nor its state in the system's words.
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "disk is full")
+_PERHAPS_FULL = "inline_container"
 
 
 class Problem(BaseModel):
@@ -17,7 +28,7 @@ class Problem(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kind: str
-    """Which part found it: recipe, data, model, tokens, training, compute, release, hub; or NETWORK."""
+    """Which part found it: recipe, data, model, tokens, training, compute, release, hub; or DISK, NETWORK."""
     where: str
     """The field (`training.learning_rate`), the file with its row, or the name that is wrong."""
     message: str
@@ -34,6 +45,26 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[type[UserError], tuple[tuple[Problem, ...]]]:
         # Exception's own pickling would hand the joined text back to __init__.
         return type(self), (self.problems,)
+
+
+def full_disk(folder: Path, error: BaseException | None = None) -> UserError | None:
+    """That the disk on which `folder` lies is full, and what to do; None where it is not, or not to blame.
+
+    With `error`, whether that came of a full disk: ask before anything is removed. Without, whether any room is left.
+    """
+    disk = shutil.disk_usage(folder)
+    full = disk.free < NO_ROOM_BYTES
+    if error is not None:
+        told = isinstance(error, UserError) or not isinstance(error, Exception)
+        words = f"{error} {error.strerror}" if isinstance(error, OSError) else str(error)
+        full = not told and (any(w in words for w in _FULL) or (full and _PERHAPS_FULL in words))
+    if not full:
+        return None
+    message = (
+        f"the disk is full: {disk.free // 10**6} of {disk.total // 10**6} MB are free. Make room and run the same "
+        "command again: what is finished is kept, and training goes on from its last checkpoint."
+    )
+    return UserError([Problem(kind=DISK, where=str(folder), message=message)])
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, full_disk
 from training.processes import SUPERVISOR, die_with_parent, identity
 
 JOB = "job.json"
@@ -265,10 +265,10 @@ def stop_requested() -> bool:
 def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_itself: bool = False) -> NoReturn:
     """Run `main(job_dir, job, events)` for the job directory in argv[1], tell how it ended, and exit.
 
-    What `main` returns are the outcome's figures. A UserError it raises becomes user_error with all problems,
-    running out of memory out_of_memory, SIGTERM or SIGINT interrupted, anything else internal with its
-    traceback. The exit status is 0 only when the job finished. Every rank calls this; rank 0 alone tells of
-    success.
+    What `main` returns are the outcome's figures. A UserError it raises becomes user_error with all problems, and
+    so does an error that came of a full disk; running out of memory becomes out_of_memory, SIGTERM or SIGINT
+    interrupted, anything else internal with its traceback. The exit status is 0 only when the job finished. Every
+    rank calls this; rank 0 alone tells of success.
 
     Being asked to stop raises Interrupted in `main` at once. A main that wants to save first passes
     `stops_itself=True`, looks at `stop_requested()` now and then, and raises Interrupted when it is ready;
@@ -293,7 +293,7 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     except BaseException as error:
         _ignore_stop()
         traceback.print_exc()
-        outcome = Outcome(state="failed", failure=_failure(error))
+        outcome = Outcome(state="failed", failure=_failure(full_disk(job_dir, error) or error))
     if rank() == 0 or outcome.state == "failed":
         write_atomically(told, outcome.model_dump_json(indent=1).encode())
     sys.exit(0 if outcome.state == "finished" else 1)

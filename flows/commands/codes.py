@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from training.problems import NETWORK
+from training.problems import DISK, NETWORK
 
 COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 # Kinds of failure that are not the user's mistake.
-FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", NETWORK}
+FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", DISK, NETWORK}
 
 
 def code_of(kinds: Iterable[str]) -> int:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from flows.commands import plan, predict, run
-from flows.commands.codes import INTERRUPTED, code_of
+from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from tasks.runtime import settings
-from training.problems import UserError
+from training.problems import UserError, full_disk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         show_problems(error)
         return code_of(problem.kind for problem in error.problems)
+    except OSError as error:
+        if full := full_disk(settings.home(), error):
+            show_problems(full)
+            return FAILED
+        raise
     except KeyboardInterrupt:
         return INTERRUPTED
 

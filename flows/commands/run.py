@@ -16,9 +16,10 @@ from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
 from flows.terminal import Terminal, line
+from tasks.runtime import settings
 from tasks.runtime.history import History
 from tasks.runtime.looking import Foreseen, Looking
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
 from training.recipe import Recipe
 
@@ -126,6 +127,7 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
     except BaseException as error:  # told by the result where the flow itself began
         if terminal.result is None:
             state = "failed" if isinstance(error, Exception) else "interrupted"
+            error = full_disk(settings.home(), error) or error
             return {**_EMPTY, "state": state, "problems": problems(error, "prefect")}
     assert terminal.result is not None  # the flow tells it last of all
     return terminal.result

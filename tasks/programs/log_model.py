@@ -1,4 +1,4 @@
-"""The program that logs a trained model to MLflow, registers it, and asks the registered copy.
+"""The program that logs a trained model to MLflow, asks the logged copy, and registers it.
 
 The server is the one that MLFLOW_TRACKING_URI names: its URL may hold a password, which job.json must not.
 """
@@ -12,11 +12,11 @@ from training.protocol import Events, Job, run_program
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Logs the model as safetensors under the MLflow run, registers it, reloads it and compares its answers.
+    """Logs the model as safetensors under the MLflow run, reloads it, compares its answers and registers it.
 
     Settings: experiment, run_id, registry, task, max_length (tokens), tags, requirements, probes
     (texts with the probabilities that were stored for them), tolerance (of a probability). Inputs: model, a folder.
-    Figures: version. Raises RuntimeError, the version deleted again, where the reloaded model answers otherwise.
+    Figures: version. Raises RuntimeError, and registers nothing, where the reloaded model answers otherwise.
     """
     events.progress(done=0, total=3)
     import mlflow
@@ -35,7 +35,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         name=say["registry"],
         flavor=mlflow.transformers,
         run_id=say["run_id"],
-        registered_model_name=say["registry"],
         transformers_model={"model": model, "tokenizer": tokenizer},
         task=say["task"],
         # A served model cuts long texts as training did.
@@ -43,18 +42,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
     )
-    version = str(info.registered_model_version)
     events.progress(done=1, total=3)
-    client = mlflow.MlflowClient()
-    try:
-        _compare(mlflow.transformers.load_model(f"models:/{say['registry']}/{version}"), say)
-    except BaseException:
-        client.delete_model_version(say["registry"], version)
-        raise
+    _compare(mlflow.transformers.load_model(info.model_uri), say)
     events.progress(done=2, total=3)
-    for name, value in say["tags"].items():
-        client.set_model_version_tag(say["registry"], version, name, value)
-    return {"version": version}
+    # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
+    return {"version": str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)}
 
 
 def _compare(pipeline: Any, say: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 import training
 from tasks.runtime.hardware import killed_for_memory, visible_gpus
-from training.problems import UserError
+from training.problems import UserError, full_disk
 from training.processes import LINUX, send, start_ticks
 from training.protocol import (
     EVENTS,
@@ -250,6 +250,9 @@ class _Follower:
 
 def _untold(handle: Handle, *, began: bool) -> Outcome:
     """The failure of a job that left no outcome. Its exit code does not tell: accelerate's is always 1."""
+    if full := full_disk(Path(handle.job)):  # then no outcome could be written
+        failure = Failure(kind="user_error", message=str(full), problems=full.problems)
+        return Outcome(state="failed", failure=failure)
     crash = crash_file(Path(handle.job), 0)
     if began and crash.is_file() and (where := crash.read_text(errors="replace")):
         return _failed("internal", "The program crashed in native code.", handle, where)

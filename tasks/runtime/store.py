@@ -23,6 +23,7 @@ from typing import Any
 from tasks.runtime import settings
 from tasks.runtime.digests import Digests, digest_of
 from tasks.runtime.refs import Ref
+from training.problems import full_disk
 from training.protocol import fsync
 
 MANIFEST = "manifest.json"
@@ -68,7 +69,10 @@ def find(stage: str, key: str) -> Ref | None:
 
 @contextlib.contextmanager
 def filling(stage: str, key: str) -> Iterator[Path]:
-    """An empty folder to fill, beside the artifact's place; gone after the block unless `publish` took it."""
+    """An empty folder to fill, beside the artifact's place; gone after the block unless `publish` took it.
+
+    Raises UserError in place of whatever error came of a full disk.
+    """
     above = settings.home() / "artifacts" / stage
     above.mkdir(parents=True, exist_ok=True)
     _sweep(above)
@@ -76,6 +80,10 @@ def filling(stage: str, key: str) -> Iterator[Path]:
     aside.mkdir(mode=0o700)
     try:
         yield aside
+    except Exception as error:
+        if full := full_disk(above, error):
+            raise full from error
+        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

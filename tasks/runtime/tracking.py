@@ -244,6 +244,9 @@ def connect() -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # They print pages about what is raised all the same, and told in one line by whoever asked.
+    for name in ("mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     from mlflow import MlflowClient
 
     uri = settings.tracking_uri()

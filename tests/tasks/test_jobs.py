@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.runtime import launch
 from tasks.runtime.jobs import TRIES, run_child
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.memory import Fits
@@ -47,7 +48,12 @@ def kinds(work: Work) -> list[str]:
 
 
 def run(
-    work: Work, folder: Path, main: str, env: dict[str, str] | None = None, fits: Fits | None = None
+    work: Work,
+    folder: Path,
+    main: str,
+    env: dict[str, str] | None = None,
+    fits: Fits | None = None,
+    stall_timeout_s: float = 60.0,
 ) -> dict[str, Any]:
     """Runs a real program whose `main` has these lines."""
     body = "\n    ".join(main.splitlines())
@@ -60,7 +66,16 @@ def run(
         "run_program(main)\n"
     )
     argv = [sys.executable, str(program)]
-    return run_child(work, "program", argv, settings={"rows": 3}, inputs={"data": folder}, env=env, fits=fits)
+    return run_child(
+        work,
+        "program",
+        argv,
+        settings={"rows": 3},
+        inputs={"data": folder},
+        env=env,
+        stall_timeout_s=stall_timeout_s,
+        fits=fits,
+    )
 
 
 WRITE = """
@@ -80,19 +95,24 @@ def test_the_output_the_events_and_what_was_printed_are_brought_home(work: Work,
     assert kinds(work) == ["started", "metrics"]
 
 
-KILLED_ONCE = """
-events.metrics(1, {"loss": 0.5})
+ONCE = """
+events.metrics(1, {{"loss": 0.5}})
 if not (job_dir / "checkpoints" / "mark").exists():
     (job_dir / "checkpoints" / "mark").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-events.metrics(1, {"loss": 0.5})
-events.metrics(2, {"loss": 0.25})
-return {}
+    {}
+events.metrics(1, {{"loss": 0.5}})
+events.metrics(2, {{"loss": 0.25}})
+return {{}}
 """
+KILL, LEAVE, HANG = "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "os.kill(os.getpid(), signal.SIGSTOP)"
 
 
-def test_a_program_killed_from_outside_goes_on_and_each_event_is_told_once(work: Work, tmp_path: Path) -> None:
-    assert run(work, tmp_path, KILLED_ONCE) == {} and work.state == "resumed"
+@pytest.mark.parametrize("ends", [KILL, LEAVE, HANG], ids=["killed", "exit status 0", "hanging"])
+def test_a_program_that_ends_early_or_hangs_goes_on_and_each_event_is_told_once(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(launch, "STALLED_GRACE_S", 0.1)
+    assert run(work, tmp_path, ONCE.format(ends), stall_timeout_s=5.0) == {} and work.state == "resumed"
     assert kinds(work) == ["started", "metrics", "warning", "started", "metrics"]
     assert {"1.log", "2.log", "events.jsonl"} <= {path.name for path in (work.out / "log").iterdir()}
 

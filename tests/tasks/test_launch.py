@@ -23,9 +23,10 @@ from tasks.runtime.launch import (
     start,
     stop,
 )
+from tests.drill.full_disk import SmallDisk, why_not
 from training.problems import UserError
 from training.processes import LINUX, start_ticks
-from training.protocol import Failure, Job, Outcome, finished_output, read_events
+from training.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome
 
 ROOT = str(Path(training.__path__[0]).parent)
 
@@ -130,6 +131,29 @@ def test_a_crash_in_native_code_is_told_with_the_line_that_led_there(tmp_path: P
     outcome, _ = run(tmp_path, "os.abort()")
     assert failure(outcome).kind == "internal"
     assert "in main" in failure(outcome).traceback
+
+
+@pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
+def test_a_disk_so_full_that_the_program_could_not_tell_of_it_is_told_all_the_same(tmp_path: Path) -> None:
+    main = """
+with open(job_dir / "output" / "large", "wb", buffering=0) as file:
+    while True:
+        file.write(bytes(4096))
+"""
+    (tmp_path / "disk").mkdir()
+    job, argv = write_job(tmp_path / "disk", main)
+    code = (
+        "import sys; from pathlib import Path; from tasks.runtime.launch import run_job\n"
+        "job, argv = Path(sys.argv[1]), sys.argv[2:]\n"
+        "print(run_job(job, argv, on_events=lambda e: None, stall_timeout_s=60).model_dump_json())"
+    )
+    with SmallDisk(tmp_path / "disk", megabytes=2) as disk:
+        follower = [*disk.inside, sys.executable, "-c", code, str(job), *argv]
+        env = {**os.environ, "PYTHONPATH": ROOT}
+        told = subprocess.run(follower, env=env, capture_output=True, text=True, check=True).stdout
+        assert read_outcome(disk.seen / "job") is None
+    (problem,) = failure(Outcome.model_validate_json(told)).problems
+    assert problem.where == str(job) and problem.message.startswith("the disk is full: 0 of 2 MB are free.")
 
 
 def test_the_users_mistakes_are_raised_as_such_and_other_failures_as_job_failed(tmp_path: Path) -> None:

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.drill.full_disk import SmallDisk, enter, why_not
 from tests.training import tiny
 from tests.training.forks import (
+    FORKS,
     assert_same,
     checkpoints_written,
     curve,
     events,
     finish,
     kill_when,
+    run_fit,
 )
+from training.checkpoints import damage_of
 from training.protocol import Outcome, read_outcome
 
 EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
@@ -90,6 +94,39 @@ def test_damaged_checkpoints_are_put_aside_and_an_older_one_or_none_gives_the_sa
     assert finish(job_dir).state == "finished"
     assert_same(job_dir, undisturbed)
     assert len(list((job_dir / "checkpoints/quarantine").iterdir())) >= 3
+
+
+def run_fit_on_disk(job_dir: str, holder: int) -> None:
+    enter(holder)
+    run_fit(job_dir, {})
+
+
+def finish_on(disk: SmallDisk, job_dir: Path) -> Outcome:
+    process = FORKS.Process(target=run_fit_on_disk, args=(str(job_dir), disk.holder))
+    process.start()
+    process.join(timeout=60)
+    return read_outcome(job_dir) or Outcome(state="failed")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
+def test_a_disk_that_fills_up_ends_training_with_one_message_and_with_room_again_it_ends_with_the_same_bytes(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "full", **EPOCHS)
+    folder = job_dir / "checkpoints"
+    folder.mkdir()
+    with SmallDisk(folder, megabytes=1) as disk:
+        failure = finish_on(disk, job_dir).failure
+        assert failure is not None and failure.kind == "user_error"
+        (problem,) = failure.problems
+        assert problem.where == str(folder)
+        assert problem.message.startswith("the disk is full: 0 of 1 MB are free. Make room")
+        kept = sorted(disk.seen.iterdir(), key=step)  # and nothing that is half written
+        assert kept and all(damage_of(checkpoint) is None for checkpoint in kept)
+        disk.resize(megabytes=50)
+        assert finish_on(disk, job_dir).state == "finished"
+    assert f"going on from {kept[-1].name}" in [event["message"] for event in events(job_dir, "note")]
+    assert_same(job_dir, undisturbed)
 
 
 def test_a_run_that_was_over_when_it_was_killed_only_exports(world: Path, undisturbed: Path, tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""Random kills: trainings one after another, in which parts of a run get SIGKILL until all kills are spent."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+from tests.drill.compare import Left, left_by, tracking_faults
+from tests.drill.ground import Ground, Run, victims
+from tests.drill.watch import Watch
+
+PARTS = ("flow", "supervisor", "launcher", "rank")
+"""Who is drawn. Before there is a launcher or a rank, the next part above it dies in its place."""
+SHORT = 1.5
+"""Bends the draw of delays towards short ones: a run that was killed begins again where it was."""
+OWN_SERVER_EVERY = 4
+"""Of so many trainings, one has runs that start Prefect's server themselves."""
+END_WITHIN_S = 900.0
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that nobody killed."""
+
+    left: Left
+    seconds: float
+
+
+@dataclass
+class Kills:
+    """What was killed, and what came of it."""
+
+    by_stage: Counter[tuple[str, str]] = field(default_factory=Counter)
+    by_processes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    trainings: int = 0
+    runs: int = 0
+    differences: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def undisturbed(ground: Ground, processes: int) -> tuple[Undisturbed, Path]:
+    """The run that all others are held against, and its home."""
+    home = ground.folder / f"undisturbed-{processes}"
+    run = ground.start(home, f"compute.num_processes={processes}")
+    if run.ended_within(END_WITHIN_S):
+        raise RuntimeError(f"the undisturbed run failed: {run.ending()}")
+    seconds = time.monotonic() - run.started
+    return Undisturbed(left_by(home, run.result()), seconds), home
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One kill to come."""
+
+    part: str
+    after: float
+    """The kill's distance from the one before, or from the start: a share of an undisturbed run's duration."""
+    which: float
+    """Chooses among several ranks, 0 to 1."""
+
+
+def plan(kills: int, seed: int) -> list[Planned]:
+    """The kills, in order; the same for the same seed."""
+    draw = random.Random(seed)
+    return [Planned(draw.choice(PARTS), draw.random() ** SHORT, draw.random()) for _ in range(kills)]
+
+
+def random_kills(ground: Ground, watch: Watch, whole: Mapping[int, Undisturbed], kills: int, seed: int) -> Kills:
+    """Kills as planned, training after training, taking turns between the numbers of processes."""
+    waiting = plan(kills, seed)[::-1]
+    done = Kills()
+    for processes in cycle(whole):
+        if not waiting:
+            return done
+        done.trainings += 1
+        Training(ground, watch, whole[processes], processes, done).survive(waiting)
+    raise AssertionError("there is always a next training")
+
+
+class Training:
+    """One home, from empty to its model, through as many kills as come upon it."""
+
+    def __init__(self, ground: Ground, watch: Watch, whole: Undisturbed, processes: int, done: Kills) -> None:
+        self._ground, self._watch, self._whole, self._processes, self._done = ground, watch, whole, processes, done
+        self._home = ground.folder / f"home-{done.trainings}"
+        self._own_server = done.trainings % OWN_SERVER_EVERY == 0
+        self._name = f"training {done.trainings}, {processes} process" + "es" * (processes > 1)
+
+    def survive(self, waiting: list[Planned]) -> None:
+        """Takes kills off the list until the training ends, and compares."""
+        run = self._start()
+        parts_killed = 0
+        while True:
+            since = time.monotonic()
+            delay_s = waiting[-1].after * self._whole.seconds if waiting else END_WITHIN_S
+            if self._watch.look_until(since + delay_s, run):
+                if not waiting:
+                    self._fault(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
+                    os.kill(run.process.pid, signal.SIGKILL)
+                    return
+                if self._kill(run, waiting.pop()) == "flow":
+                    following = self._start()
+                    run.process.wait()
+                    self._watch.condemn(run)
+                    run, parts_killed = following, 0
+                else:
+                    parts_killed += 1
+            elif run.process.returncode == 0:
+                return self._compare(run)
+            elif run.process.returncode == 1 and parts_killed:
+                # A job that is killed under the same run again and again is given up; the next run goes on.
+                run, parts_killed = self._start(), 0
+            else:
+                return self._fault(f"exit status {run.process.returncode}: {run.ending()}")
+
+    def _start(self) -> Run:
+        self._done.runs += 1
+        return self._ground.start(self._home, f"compute.num_processes={self._processes}", embedded=self._own_server)
+
+    def _kill(self, run: Run, planned: Planned) -> str:
+        """Kills the wanted part, or what there is of it, and tells which it was."""
+        alive = victims(run.process.pid)
+        above = {
+            "rank": ("rank", "program", "launcher", "supervisor"),
+            "launcher": ("launcher", "program", "supervisor"),
+        }
+        part = next((part for part in above.get(planned.part, (planned.part,)) if part in alive), "flow")
+        stage, pids = run.stage(), alive[part]
+        seconds = time.monotonic() - run.started
+        os.kill(pids[int(planned.which * len(pids))], signal.SIGKILL)
+        number = sum(self._done.by_stage.values()) + 1
+        print(f"{number:5}  {self._name}: {part} killed {seconds:.1f} s after the start, in {stage}", flush=True)
+        self._done.by_stage[part, stage] += 1
+        self._done.by_processes[part, str(self._processes)] += 1
+        return part
+
+    def _compare(self, run: Run) -> None:
+        left = left_by(self._home, run.result())
+        differences = self._whole.left.differences(left)
+        self._done.differences += len(differences)
+        faults = [*differences, *tracking_faults(self._home, run.result(), left.curve)]
+        faults += [f"{job} is left" for job in (self._home / "jobs").iterdir()]
+        for fault in faults:
+            self._fault(fault)
+        print(f"       {self._name}: ended with {'the same bytes' if not differences else 'DIFFERENCES'}", flush=True)
+
+    def _fault(self, what: str) -> None:
+        print(f"       {self._name}: FAULT: {what}", flush=True)
+        self._done.faults.append(f"{self._name}: {what}")

@@ -1,0 +1,40 @@
+"""What a drill says at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from flows.pipeline import STAGES
+from tests.drill.kills import Kills
+from tests.drill.watch import Watch
+
+VICTIMS = ["flow", "supervisor", "launcher", "rank", "program"]
+
+
+def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float) -> list[str]:
+    """Lines: the kills by victim, stage and number of processes, the fires, and what went wrong."""
+    lines = ["", "kills by stage"]
+    lines += table(kills.by_stage, VICTIMS, ["start", *STAGES[1:], "end"])
+    lines += ["kills by number of processes that train"]
+    lines += table(kills.by_processes, VICTIMS, sorted({down for _, down in kills.by_processes}))
+    if fires:
+        lines += ["fires", *(f"  {name:<20} {told.splitlines()[0]}" for name, told in fires.items())]
+    total, held = sum(kills.by_stage.values()), [*kills.faults, *watch.faults]
+    lines += [*(f"FAULT  {fault.splitlines()[0]}" for fault in held), ""]
+    lines += [
+        f"{total} kills in {kills.runs} runs of {kills.trainings} trainings, {len(fires)} fires, {seconds:.0f} s: "
+        f"{kills.differences} differences, {watch.left} processes left, "
+        f"{len(held) + sum(told.startswith('FAULT') for told in fires.values())} faults in all"
+    ]
+    return lines
+
+
+def table(counts: Counter[tuple[str, str]], across: list[str], down: list[str]) -> list[str]:
+    """Lines of a table of counts by (across, down), with sums and without empty rows."""
+    rows = [[name, *(counts[column, name] for column in across)] for name in down]
+    rows = [[*row, sum(row[1:])] for row in rows if any(row[1:])]
+    sums = [sum(row[i] for row in rows) for i in range(1, len(across) + 2)]
+    cells = [[str(cell or "") for cell in line] for line in (["", *across, "all"], *rows, ["all", *sums])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]

@@ -1,0 +1,81 @@
+"""Looks at the machine's processes while runs are killed: who is left, and whether two write at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.drill.ground import MARK, Run, argv
+from training.processes import SUPERVISOR, send, variable
+
+GONE_WITHIN_S = 5.0
+
+
+class Watch:
+    """Keeps what it found wrong in `faults`, a line each."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.left = 0
+        """Processes that outlived their run."""
+        self._condemned: list[tuple[float, Run]] = []
+
+    def condemn(self, run: Run) -> None:
+        """From `GONE_WITHIN_S` on, nothing of this run may be left."""
+        self._condemned.append((time.monotonic() + GONE_WITHIN_S, run))
+
+    def look(self) -> None:
+        """Takes one look at everything that belongs to this drill."""
+        ours = {pid: mark for pid in _pids() if (mark := _mark(pid))}
+        self._look_for_survivors(ours)
+        self._look_for_two_writers(ours)
+
+    def look_until(self, deadline: float, run: Run) -> bool:
+        """Keeps looking till the deadline (of the monotonic clock), or the run's end; whether it still runs."""
+        while (remaining := deadline - time.monotonic()) > 0:
+            if run.process.poll() is not None:
+                return False
+            self.look()
+            time.sleep(max(0.0, min(0.2, remaining, deadline - time.monotonic())))
+        return run.process.poll() is None
+
+    def settle(self) -> None:
+        """Keeps looking until every run that was condemned has had its time."""
+        while self._condemned:
+            self.look()
+            time.sleep(0.2)
+
+    def _look_for_survivors(self, ours: dict[int, str]) -> None:
+        now = time.monotonic()
+        due = {run.mark for deadline, run in self._condemned if deadline <= now}
+        self._condemned = [entry for entry in self._condemned if entry[0] > now]
+        for pid, mark in ours.items():
+            words = argv(pid)
+            # Read again: it may have ended since the list was made.
+            if mark in due and _mark(pid):
+                self.left += 1
+                self.faults.append(f"process {pid} outlived its run by {GONE_WITHIN_S:g} s: {' '.join(words)[:200]}")
+                send(pid, signal.SIGKILL)
+
+    def _look_for_two_writers(self, ours: dict[int, str]) -> None:
+        writers: dict[str, dict[str, int]] = {}  # job -> supervisor -> one of its processes
+        for pid in ours:
+            supervisor, words = variable(pid, SUPERVISOR), argv(pid)
+            if supervisor and words and Path(words[-1]).parent.name == "jobs":
+                writers.setdefault(words[-1], {})[supervisor] = pid
+        for job, by_supervisor in writers.items():
+            # A process whose memory is gone has no variables any more, and still holds its files: alive is who has.
+            alive = [pid for pid in by_supervisor.values() if variable(pid, SUPERVISOR)]
+            if len(alive) > 1:
+                self.faults.append(f"two supervisors at once have processes in {job}: {alive}")
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _mark(pid: int) -> str | None:
+    mark = variable(pid, MARK)
+    return mark if mark and mark.startswith(f"{os.getpid()}-") else None
