@@ -61,11 +61,9 @@ def look_up(kind: Kind, path: str, revision: str | None, last: HubPin | None) ->
 def told(kind: Kind, path: str, revision: str) -> Iterator[None]:
     """Makes one UserError, with the next step, of whatever the clients of the Hub raise in the block."""
     from httpx2 import HTTPError
-    from huggingface_hub import is_offline_mode
     from huggingface_hub.errors import (
         CachedRepoTreeNotFoundError,
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -90,12 +88,19 @@ def told(kind: Kind, path: str, revision: str) -> Iterator[None]:
     except (HTTPError, OSError, CachedRepoTreeNotFoundError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             raise  # of this machine, such as a full disk: what the clients make up themselves has no number
-        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-            message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
-            raise _problem(f"{part}.path", message) from error
-        mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
-        message = f"the Hub cannot be asked for {path!r} at {revision!r} ({_why(error)}): {mend}, then run the same"
-        raise _problem(f"{part}.path", f"{message} command again.", NETWORK) from error
+        raise _unanswered(f"{part}.path", path, revision, error) from error
+
+
+def _unanswered(where: str, path: str, revision: str, error: Exception) -> UserError:
+    from huggingface_hub import is_offline_mode
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
+        return _problem(where, message)
+    mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
+    message = f"the Hub cannot be asked for {path!r} at {revision!r} ({_why(error)}): {mend}, then run the same command"
+    return _problem(where, f"{message} again.", NETWORK)
 
 
 def _why(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +132,24 @@ def test_plan_says_that_the_branches_moved_and_asks_for_metadata_alone(shipped: 
         assert f"{name} at main {shipped.first[name]} → {shipped.moved[name]}" in plan.stdout
     data, model = f"/api/datasets/{ROWS}", f"/api/models/{MODEL}"
     assert shipped.hub.requests == [f"GET {data}/revision/main", f"GET {data}/auth-check", f"GET {model}/revision/main"]
+
+
+def test_a_new_run_sees_where_the_branches_are_now_and_stores_no_half_of_their_rows(
+    shipped: Shipped, tmp_path: Path
+) -> None:
+    home, out = shutil.copytree(shipped.home, tmp_path / "home", symlinks=True), tmp_path / "out.json"
+    shipped.hub.fault = lambda method, path: 503 if method == "GET" and path.endswith(".parquet") else None
+    try:
+        run = finetune(home, "run", SST2, "--json", str(out), **shipped.env)
+    finally:
+        shipped.hub.fault = lambda method, path: None
+    assert run.returncode == 1
+    _, said, _ = run.stderr.splitlines()
+    assert said.startswith(f"data.path: the Hub cannot be asked for {ROWS!r} at {shipped.moved[ROWS]!r}")
+    pins = json.loads((home / "runs" / json.loads(out.read_text())["flow_run_id"] / "pins.json").read_text())
+    assert {name: pins[f"{part}_hub"]["commit"] for part, name in (("data", ROWS), ("model", MODEL))} == shipped.moved
+    kept = [[path.name for path in folder.glob("artifacts/load_data/*")] for folder in (home, shipped.home)]
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("how", ["stopped", "offline"])
