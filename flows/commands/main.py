@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from flows.commands import plan, predict, run
-from flows.commands.codes import INTERRUPTED, USER_ERROR
+from flows.commands.codes import FAILED, INTERRUPTED, USER_ERROR
 from tasks.runtime import settings
+from tasks.runtime.launch import JobFailed
+from tasks.runtime.tracking import MlflowFailed
 from training.problems import UserError
 
 
@@ -30,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         show_problems(error)
         return USER_ERROR
+    except (JobFailed, MlflowFailed) as error:
+        print(error, file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

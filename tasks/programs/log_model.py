@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.tracking import failures_told
 from training.protocol import Events, Job, run_program
 
 
@@ -16,9 +17,15 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     Settings: experiment, run_id, registry, task, max_length (tokens), tags, requirements, probes
     (texts with the probabilities that were stored for them), tolerance (of a probability). Inputs: model, a folder.
-    Figures: version. Raises RuntimeError, the version deleted again, where the reloaded model answers otherwise.
+    Figures: version. Raises RuntimeError, the version deleted again, where the reloaded model answers otherwise;
+    MlflowFailed where MLflow does not do its part.
     """
     events.progress(done=0, total=3)
+    with failures_told():
+        return {"version": _log_and_register(job, events)}
+
+
+def _log_and_register(job: Job, events: Events) -> str:
     import mlflow
     from mlflow.models import Model
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -54,7 +61,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     events.progress(done=2, total=3)
     for name, value in say["tags"].items():
         client.set_model_version_tag(say["registry"], version, name, value)
-    return {"version": version}
+    return version
 
 
 def _compare(pipeline: Any, say: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -18,11 +19,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import tasks
-from tasks.runtime import settings, store
-from tasks.runtime.outbox import Outbox
+from tasks.runtime import machine, settings, store, tracking
+from tasks.runtime.outbox import Outbox, left_by_others
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row
-from tasks.runtime.tracking import FLOW_RUN_TAG, Delivery, Tracker, connect, environment
+from tasks.runtime.tracking import FLOW_RUN_TAG, Delivery, Tracker, connect, deliver_left, environment
 
 ROOT = str(Path(tasks.__path__[0]).parent)
 
@@ -241,6 +242,51 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
     assert tracker.mlflow_run_id is None
     assert tracker.trouble is not None and "secret" not in tracker.trouble and "127.0.0.1" in tracker.trouble
     assert len(Outbox("flow-1").waiting()) > 5
+
+
+def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_is_said(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "LAST_WAIT_S", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracker = Tracker("recipe", "flow-1")
+        tracker.stage_events("fit", EVENTS)
+        started = time.monotonic()
+        tracker.end("FINISHED")
+        assert time.monotonic() - started < 10
+    assert tracker.trouble == "it did not answer within 2 s"
+    assert len(Outbox("flow-1").waiting()) == 3
+
+
+def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answers(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.2)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
+    dead = Tracker("recipe", "flow-1")
+    wait_until(lambda: len([e for e, _ in Outbox("flow-1").waiting() if e["entry"] == "metrics"]) > 2)
+    dead.end("FINISHED")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert deliver_left() is None
+    assert the_run().info.status == "FINISHED"
+    assert len(history("system/cpu_utilization_percentage")) > 2
+    assert deliver_left() is None and not left_by_others("")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_no_number_takes_no_other_along_and_is_there_once(tracked: Path, value: float) -> None:
+    event = {"time": 1000.5, "kind": "metrics", "step": 10, "values": {"loss": value, "eval_loss": 0.5}}
+    tracker = Tracker("recipe", "flow-1")
+    tracker.stage_events("fit", [event])
+    tracker.stage_events("fit", [event])
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    assert history("fit/eval_loss") == [(0.5, 1_000_500, 10)]
+    ((found, *at),) = history("fit/loss")
+    assert at == [1_000_500, 10]
+    # A database holds no infinity: MLflow keeps the largest number instead.
+    assert math.isnan(found) if math.isnan(value) else found == math.copysign(sys.float_info.max, value)
 
 
 @pytest.fixture
