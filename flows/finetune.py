@@ -57,10 +57,11 @@ def finetune(
     except BaseException as caught:  # whatever ends the run, MLflow is told
         error = caught
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
-    progress.end()
-    tracker.end(MLFLOW_STATUS[state])
     # Where nobody watches, Prefect's own patience is right: minutes of tries to tell the server.
     away = bool(followers.get()) and not untold.server_answers()
+    if not away:
+        progress.end()
+    tracker.end(MLFLOW_STATUS[state])
     done = result(
         state, walk.rows, flow_run_id=run, mlflow_run_id=tracker.mlflow_run_id, finished=finished, error=error
     )

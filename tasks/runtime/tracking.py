@@ -59,6 +59,7 @@ class Tracker:
         self.mlflow_run_id: str | None = None
         self.trouble: str | None = None
         """Why the last delivery failed; None while all is well."""
+        self._curves: set[str] = set()
         self._outbox = Outbox(run)
         self._claim = self._outbox.claimed(CLAIM_WAIT_S)
         self._claim.__enter__()
@@ -99,6 +100,7 @@ class Tracker:
             for name, value in event["values"].items()
         ]
         if points:
+            self._curves.update(point[0] for point in points)
             self._outbox.put("metrics", points=points)
 
     def stage_ended(self, row: Row, result: Any) -> None:
@@ -110,7 +112,9 @@ class Tracker:
             figures |= dict(_numbers(result.figures))
             self._artifact(result, row)
         now = int(time.time() * 1000)
-        self._outbox.put("metrics", points=[[f"{row.name}/{name}", v, now, 0] for name, v in figures.items()])
+        points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
+        # A mean would be a point of the curve of its name.
+        self._outbox.put("metrics", points=[point for point in points if point[0] not in self._curves])
 
     def end(self, status: str) -> None:
         """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits, within reason, until MLflow has it all."""
