@@ -6,18 +6,20 @@ from typing import Any
 
 import yaml
 from prefect import flow, get_run_logger
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows.pipeline import pipeline
 from flows.report import result
+from tasks.runtime import untold
 from tasks.runtime.history import History
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.progress import PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
-from tasks.runtime.tracking import Tracker
+from tasks.runtime.tracking import MlflowFailed, Tracker
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
@@ -25,6 +27,11 @@ from training.recipe import Recipe, parse
 followers: contextvars.ContextVar[tuple[Follower, ...]] = contextvars.ContextVar("followers", default=())
 
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+PREFECT_STATE = {
+    "completed": StateType.COMPLETED,
+    "failed": StateType.FAILED,
+    "interrupted": StateType.CRASHED,
+}
 
 
 @flow(name="finetune", flow_run_name="{recipe.name}")
@@ -50,26 +57,46 @@ def finetune(
     except BaseException as caught:  # whatever ends the run, MLflow is told
         error = caught
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
-    progress.end()
+    # Where nobody watches, Prefect's own patience is right: minutes of tries to tell the server.
+    away = bool(followers.get()) and not untold.server_answers()
+    if not away:
+        progress.end()
     tracker.end(MLFLOW_STATUS[state])
     done = result(
         state, walk.rows, flow_run_id=run, mlflow_run_id=tracker.mlflow_run_id, finished=finished, error=error
     )
-    if tracker.trouble:
-        get_run_logger().warning("MLflow has not everything yet (%s); the next run delivers it", tracker.trouble)
-    for follower in followers.get():
-        follower.run_ended(done)
-    return _flow_state(recipe, done, error)
-
-
-def _flow_state(recipe: Recipe, done: dict[str, Any], error: BaseException | None) -> dict[str, Any] | State[Any]:
-    """What Prefect shall make of it: mistakes and failed jobs are told without this process's traceback."""
+    done["warnings"] = _warnings(tracker.trouble, away)
     if error is None:
         History(recipe.name).remember_completed(done)
+    for follower in followers.get():
+        follower.run_ended(done)
+    if away:
+        untold.keep(run, PREFECT_STATE[state])
+        raise Abort("the Prefect server is away")  # the one end of a flow that asks the server nothing
+    return _flow_state(done, error)
+
+
+def _warnings(trouble: str | None, away: bool) -> list[str]:
+    """What the user should know although the run has ended as it has."""
+    said = []
+    if trouble:
+        said.append(f"MLflow has not everything yet ({trouble}); the next run delivers it.")
+        get_run_logger().warning(said[-1])
+    if away:
+        said.append(
+            "The Prefect server does not answer: it shows this run as it was when it was last reached. "
+            "The next run tells it how this one ended."
+        )
+    return said
+
+
+def _flow_state(done: dict[str, Any], error: BaseException | None) -> dict[str, Any] | State[Any]:
+    """What Prefect shall make of it: mistakes and failed jobs are told without this process's traceback."""
+    if error is None:
         return done
     if isinstance(error, JobFailed) and error.failure.traceback:
         get_run_logger().error(error.failure.traceback)
-    if isinstance(error, UserError | JobFailed):
+    if isinstance(error, UserError | JobFailed | MlflowFailed):
         return Failed(message=str(error))
     raise error
 

@@ -49,6 +49,7 @@ def result(
         "metrics": finished.scores.figures if finished else {},
         "model": _model(finished.trained, finished) if finished else None,
         "problems": problems(error, rows[-1].name if rows else "recipe"),
+        "warnings": [],
     }
 
 

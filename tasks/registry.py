@@ -12,7 +12,7 @@ from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Ingredients, Work, action
-from tasks.runtime.tracking import MAX_LENGTH_TAG, connect, environment, exclusive, find_or_create_run
+from tasks.runtime.tracking import MAX_LENGTH_TAG, connect, environment, exclusive, failures_told, find_or_create_run
 from training.recipe import Recipe
 
 MODEL_TAG = "finetune.model_digest"
@@ -44,9 +44,9 @@ def register(
     if name is None:
         work.state = "skipped"
         return None
-    client = connect()
     # Two runs that end with the same model at once register it once.
-    with exclusive(f"registry-{name}"):
+    with failures_told(), exclusive(f"registry-{name}"):
+        client = connect()
         version = _registered(client, name, trained)
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)

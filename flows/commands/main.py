@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from flows.commands import plan, predict, run
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from tasks.runtime import settings
+from tasks.runtime.launch import JobFailed
+from tasks.runtime.tracking import MlflowFailed
 from training.problems import UserError, full_disk
 
 
@@ -30,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         show_problems(error)
         return code_of(problem.kind for problem in error.problems)
+    except (JobFailed, MlflowFailed) as error:
+        print(error, file=sys.stderr)
+        return FAILED
     except OSError as error:
         if full := full_disk(settings.home(), error):
             show_problems(full)

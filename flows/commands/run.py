@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from flows.terminal import Terminal, line
 from tasks.runtime import settings
 from tasks.runtime.history import History
 from tasks.runtime.looking import Foreseen, Looking
+from tasks.runtime.tracking import deliver_left
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
 from training.recipe import Recipe
@@ -60,7 +62,12 @@ def act(arguments: argparse.Namespace) -> int:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
     _say_next(recipe, done)
-    _write(out, {**done, "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]})
+    trouble = deliver_left()
+    warnings = [f"MLflow has not everything yet ({trouble})."] if trouble else []
+    for warning in warnings:
+        print(warning, file=sys.stderr)
+    stages = [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]
+    _write(out, {**done, "stages": stages, "warnings": warnings})
     return COMPLETED
 
 
@@ -72,6 +79,7 @@ _EMPTY: dict[str, Any] = {
     "metrics": {},
     "model": None,
     "problems": [],
+    "warnings": [],
 }
 
 
@@ -97,9 +105,26 @@ def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     # The table tells what happens here; Prefect's own lines go to its server and its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    # Nor does it tell here, line for line, that the server is away.
+    os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
+    logging.raiseExceptions = False
     print(f"{recipe.name}: starting", file=sys.stderr)
     done = _call_flow(recipe, force)
     _write(out, done)
+    code = _say(recipe, done)
+    for warning in done["warnings"]:
+        print(warning, file=sys.stderr)
+    from tasks.runtime import untold
+
+    if untold.waits(done["flow_run_id"]):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # Prefect would try for minutes to send its last log lines to a server that is away
+    return code
+
+
+def _say(recipe: Recipe, done: dict[str, Any]) -> int:
+    """Tells how the run ended, and what to do next; gives the exit code."""
     if done["state"] == "completed":
         _say_next(recipe, done)
         return COMPLETED
@@ -121,7 +146,9 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
     try:
         ensure_prefect_server()
         from flows.finetune import finetune, followers
+        from tasks.runtime import untold
 
+        untold.tell()
         followers.set((terminal,))
         finetune(recipe=recipe, force=sorted(force), return_state=True)
     except BaseException as error:  # told by the result where the flow itself began

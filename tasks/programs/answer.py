@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.tracking import failures_told
 from training.protocol import Events, Job, run_program
 
 
@@ -16,7 +17,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """
     import mlflow
 
-    pipeline = mlflow.transformers.load_model(job.settings["model"])
+    with failures_told():
+        pipeline = mlflow.transformers.load_model(job.settings["model"])
     texts = [
         text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]} for text in job.settings["texts"]
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.tracking import failures_told
 from training.protocol import Events, Job, run_program
 
 
@@ -16,9 +17,15 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     Settings: experiment, run_id, registry, task, max_length (tokens), tags, requirements, probes
     (texts with the probabilities that were stored for them), tolerance (of a probability). Inputs: model, a folder.
-    Figures: version. Raises RuntimeError, and registers nothing, where the reloaded model answers otherwise.
+    Figures: version. Raises RuntimeError, and registers nothing, where the reloaded model answers otherwise;
+    MlflowFailed where MLflow does not do its part.
     """
     events.progress(done=0, total=3)
+    with failures_told():
+        return {"version": _log_and_register(job, events)}
+
+
+def _log_and_register(job: Job, events: Events) -> str:
     import mlflow
     from mlflow.models import Model
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -46,7 +53,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     _compare(mlflow.transformers.load_model(info.model_uri), say)
     events.progress(done=2, total=3)
     # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
-    return {"version": str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)}
+    return str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)
 
 
 def _compare(pipeline: Any, say: dict[str, Any]) -> None:

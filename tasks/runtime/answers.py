@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.runtime import settings
 from tasks.runtime.launch import python_argv, require_finished, run_job
-from tasks.runtime.tracking import MAX_LENGTH_TAG, connect, environment
+from tasks.runtime.tracking import MAX_LENGTH_TAG, connect, environment, failures_told
 from training.problems import Problem, UserError, nearest
 from training.protocol import Job
 
@@ -20,9 +20,10 @@ STALL_TIMEOUT_S = 600.0
 def ask(name: str, alias: str, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
     """For each text the labels with their probabilities, the likeliest first.
 
-    Raises UserError where the registry has no such model or alias.
+    Raises UserError where the registry has no such model or alias, MlflowFailed where it does not answer.
     """
-    version = _version(name, alias)
+    with failures_told():
+        version = _version(name, alias)
     job = settings.home() / "jobs" / f"answer-{uuid.uuid4().hex[:12]}"
     Job(
         program=PROGRAM,

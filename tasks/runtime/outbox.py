@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,15 +35,22 @@ class Outbox:
         self.run = run
         self.folder: Path = settings.home() / "runs" / run
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.unwritten = b""
+        """What a full disk did not take; written with the next entry."""
+        self._lock = threading.Lock()
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Adds an entry, in one system call."""
+        """Adds an entry; one that the disk does not take stays in memory and is no error."""
         line = json.dumps({"entry": kind, "time": time.time(), **fields}) + "\n"
-        descriptor = os.open(self.folder / OUTBOX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        with self._lock:
+            self.unwritten += line.encode()
+            with contextlib.suppress(OSError):
+                descriptor = os.open(self.folder / OUTBOX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                try:
+                    # A disk that is almost full takes a part of it.
+                    self.unwritten = self.unwritten[os.write(descriptor, self.unwritten) :]
+                finally:
+                    os.close(descriptor)
 
     def waiting(self) -> list[tuple[dict[str, Any], int]]:
         """Entries not delivered yet, each with the offset behind it."""
@@ -60,14 +68,14 @@ class Outbox:
                     entries.append((json.loads(line), offset))
         return entries
 
-    def experiment(self) -> str:
-        """The experiment that the run belongs to, as its start says. Raises LookupError before there is a start."""
+    def start(self) -> dict[str, Any]:
+        """The run's first entry, with its experiment. Raises LookupError before there is one."""
         with (self.folder / OUTBOX).open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):
                     entry = json.loads(line)
                     if entry["entry"] == "start":
-                        return str(entry["experiment"])
+                        return dict(entry)
         raise LookupError(f"{self.folder / OUTBOX} has no start")
 
     def mark(self, offset: int) -> None:

@@ -89,12 +89,14 @@ class PrefectProgress:
 
     def _send(self, stage: str, percent: float, bars: dict[str, UUID]) -> None:
         """Makes or moves the stage's bar. A server that stays down costs its view, and nothing else."""
+        # The context knows the server, too: without it Prefect would start another one for the update.
+        context = self._contexts[stage]
         for _ in range(TRIES):
             with contextlib.suppress(Exception):
                 if stage in bars:
-                    update_progress_artifact(artifact_id=bars[stage], progress=percent)
+                    context.run(update_progress_artifact, artifact_id=bars[stage], progress=percent)
                 else:
-                    bars[stage] = self._contexts[stage].run(_create, stage, percent)
+                    bars[stage] = context.run(_create, stage, percent)
                 return
             time.sleep(RETRY_S)
 

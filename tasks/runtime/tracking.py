@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtime import settings
+from tasks.runtime import machine, settings
 from tasks.runtime.locks import FlockManager
 from tasks.runtime.outbox import Outbox, left_by_others
 from tasks.runtime.refs import Ref
@@ -29,6 +29,7 @@ RETRY_S = 3.0
 LAST_RETRY_S = 0.5
 # How long a retried run waits for whoever just delivers what its earlier try had left.
 CLAIM_WAIT_S = 5.0
+LOAD_WAIT_S = 1.0
 # How long a run that has ended waits for a tracker that answers slowly, or not.
 LAST_WAIT_S = 30.0
 DEAD_WAIT_S = 3.0
@@ -40,6 +41,10 @@ MAX_SHOWN_BYTES = 20_000_000
 REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
 
 _logger = logging.getLogger(__name__)
+
+
+class MlflowFailed(Exception):
+    """MLflow did not do what a stage or a command needs at once; the message is for the user."""
 
 
 class Tracker:
@@ -54,6 +59,7 @@ class Tracker:
         self.mlflow_run_id: str | None = None
         self.trouble: str | None = None
         """Why the last delivery failed; None while all is well."""
+        self._curves: set[str] = set()
         self._outbox = Outbox(run)
         self._claim = self._outbox.claimed(CLAIM_WAIT_S)
         self._claim.__enter__()
@@ -62,6 +68,9 @@ class Tracker:
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._deliver_until_ended, name="mlflow-delivery", daemon=True)
         self._thread.start()
+        self._resting = threading.Event()
+        self._load = threading.Thread(target=machine.sample, args=(self._sampled, self._resting), daemon=True)
+        self._load.start()
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Logs the recipe's fields, flat."""
@@ -69,9 +78,7 @@ class Tracker:
 
     def text(self, name: str, content: str) -> None:
         """Logs a small text file, kept with the run."""
-        path = self._outbox.folder / name
-        path.write_text(content)
-        self._file(path, "")
+        self._outbox.put("text", name=name, content=content)
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Sets tags of the MLflow run."""
@@ -93,6 +100,7 @@ class Tracker:
             for name, value in event["values"].items()
         ]
         if points:
+            self._curves.update(point[0] for point in points)
             self._outbox.put("metrics", points=points)
 
     def stage_ended(self, row: Row, result: Any) -> None:
@@ -104,10 +112,14 @@ class Tracker:
             figures |= dict(_numbers(result.figures))
             self._artifact(result, row)
         now = int(time.time() * 1000)
-        self._outbox.put("metrics", points=[[f"{row.name}/{name}", v, now, 0] for name, v in figures.items()])
+        points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
+        # A mean would be a point of the curve of its name.
+        self._outbox.put("metrics", points=[point for point in points if point[0] not in self._curves])
 
     def end(self, status: str) -> None:
         """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits, within reason, until MLflow has it all."""
+        self._resting.set()
+        self._load.join(LOAD_WAIT_S)  # nothing comes after the end, or the run would look unended
         self._outbox.put("end", status=status)
         self._ended.set()
         deadline = time.monotonic() + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
@@ -115,8 +127,19 @@ class Tracker:
             self._thread.join(0.1)
             if self.trouble:
                 deadline = min(deadline, time.monotonic() + DEAD_WAIT_S)
+        if self._thread.is_alive() and self.trouble is None:
+            self.trouble = f"it did not answer within {LAST_WAIT_S:g} s"
+        if self._outbox.unwritten:
+            self.trouble = f"some of it is lost: {self._outbox.folder} could not be written to"
         self._given_up.set()
         self._claim.__exit__(None, None, None)
+
+    def _sampled(self, figures: dict[str, float]) -> None:
+        # Seconds as steps: they go on upwards when the run is retried.
+        now = time.time()
+        step = int(now - self._outbox.start()["time"])
+        points = [[f"system/{name}", value, int(now * 1000), step] for name, value in figures.items()]
+        self._outbox.put("metrics", points=points)
 
     def _artifact(self, ref: Ref, row: Row) -> None:
         events = ref.path / "log" / EVENTS
@@ -137,23 +160,20 @@ class Tracker:
     def _deliver_until_ended(self) -> None:
         delivery: Delivery | None = None
         others_waiting = True
-        with contextlib.ExitStack() as monitoring:
-            while True:
-                last = self._ended.wait(RETRY_S if delivery or self.trouble else 0)
-                try:
-                    delivery = delivery or Delivery()
-                    delivery.deliver(self._outbox)
-                    if self.mlflow_run_id is None:
-                        self.mlflow_run_id = delivery.run_of(self._outbox)
-                        monitoring.enter_context(_system_metrics(self.mlflow_run_id))
-                    if others_waiting:
-                        delivery.deliver_left_by_others(self._outbox.run)
-                        others_waiting = False
-                    self.trouble = None
-                except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
-                    self.trouble = settings.without_credentials(f"{type(error).__name__}: {_first_line(error)}")
-                if last and (self.trouble is None or self._given_up.wait(LAST_RETRY_S)):
-                    return
+        while True:
+            last = self._ended.wait(RETRY_S if delivery or self.trouble else 0)
+            try:
+                delivery = delivery or Delivery()
+                delivery.deliver(self._outbox)
+                self.mlflow_run_id = delivery.run_of(self._outbox)
+                if others_waiting:
+                    delivery.deliver_left_by_others(self._outbox.run)
+                    others_waiting = False
+                self.trouble = None
+            except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
+                self.trouble = _told(error)
+            if last and (self.trouble is None or self._given_up.wait(LAST_RETRY_S)):
+                return
 
 
 class Delivery:
@@ -197,7 +217,7 @@ class Delivery:
     def run_of(self, outbox: Outbox) -> str:
         """The MLflow run's id."""
         if outbox.run not in self._runs:
-            self._runs[outbox.run] = find_or_create_run(self._client, outbox.experiment(), outbox.run)
+            self._runs[outbox.run] = find_or_create_run(self._client, outbox.start()["experiment"], outbox.run)
         return self._runs[outbox.run]
 
     def _deliver(self, entry: dict[str, Any], run_id: str) -> None:
@@ -216,6 +236,8 @@ class Delivery:
             path = settings.home() / entry["path"]
             if path.is_file():
                 self._client.log_artifact(run_id, str(path), entry["to"] or None)
+        elif kind == "text":
+            self._client.log_text(run_id, entry["content"], entry["name"])
         elif kind == "dataset":
             self._client.log_inputs(run_id, datasets=[_dataset(entry)])
         elif kind == "end":
@@ -255,6 +277,32 @@ def connect() -> MlflowClient:
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
+
+
+@contextlib.contextmanager
+def failures_told() -> Iterator[None]:
+    """Around what cannot wait in an outbox. Raises MlflowFailed where MLflow is down or refuses."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    try:
+        yield
+    except (MlflowException, RequestException) as error:
+        uri = settings.without_credentials(settings.tracking_uri())
+        # Their own traces name the URL with its password.
+        raise MlflowFailed(
+            f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({_told(error)})."
+        ) from None
+
+
+def deliver_left() -> str | None:
+    """Delivers what earlier runs left. Gives why that failed; None where all is well."""
+    if left_by_others(""):
+        try:
+            Delivery().deliver_left_by_others("")
+        except Exception as error:
+            return _told(error)
+    return None
 
 
 def environment() -> dict[str, str]:
@@ -299,16 +347,8 @@ def exclusive(name: str) -> Iterator[None]:
         locks.release_lock(name, holder)
 
 
-@contextlib.contextmanager
-def _system_metrics(run_id: str) -> Iterator[None]:
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-    monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=settings.tracking_uri())
-    monitor.start()
-    try:
-        yield
-    finally:
-        monitor.finish()
+def _told(error: Exception) -> str:
+    return settings.without_credentials(f"{type(error).__name__}: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -72,7 +73,30 @@ def test_a_run_killed_within_its_first_line_is_no_run(home: Path) -> None:
     assert not outbox.is_open() and left_by_others("another") == []
     with outbox.claimed():
         outbox.put("start", experiment="recipe")
-    assert outbox.experiment() == "recipe"
+    assert outbox.start()["experiment"] == "recipe"
+
+
+def test_what_a_full_disk_refuses_or_takes_in_part_is_written_when_there_is_room_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox, write = begun(), os.write
+    takes = [20, OSError(errno.ENOSPC, "full"), 0]
+
+    def almost_full(descriptor: int, content: bytes) -> int:
+        taken = takes.pop(0)
+        if isinstance(taken, OSError):
+            raise taken
+        return write(descriptor, content[:taken])
+
+    monkeypatch.setattr(os, "write", almost_full)
+    for name in ("a", "b", "c"):
+        outbox.put("tags", values={name: "1"})
+    assert entries(outbox) == ["start"] and outbox.unwritten
+    monkeypatch.undo()
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    outbox.put("end", status="FINISHED")
+    assert [entry.get("values") for entry, _ in outbox.waiting()] == [None, {"a": "1"}, {"b": "1"}, {"c": "1"}, None]
+    assert not outbox.unwritten and not outbox.is_open()
 
 
 def test_an_outbox_is_claimed_by_one_at_a_time(home: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import prefect.context
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
@@ -57,6 +58,15 @@ def run(state: str, events: list[dict[str, Any]]) -> tuple[list[Any], str]:
 def test_a_stage_has_one_bar_that_is_full_when_it_ended_well() -> None:
     (bar,), task_id = run("ran", UP_TO)
     assert (bar.key, bar.data, bar.type, str(bar.task_run_id)) == ("finetune-fit", 100.0, "progress", task_id)
+
+
+def test_a_bar_moves_on_the_server_of_its_run_even_where_other_threads_know_of_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        monkeypatch.setattr(prefect.context, "GLOBAL_SETTINGS_CONTEXT", prefect.context.get_settings_context())
+    (bar,), _ = run("ran", UP_TO)
+    assert bar.data == 100.0
 
 
 def test_the_bar_of_a_stage_that_failed_stays_where_it_was() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,21 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import tasks
-from tasks.runtime import settings, store
-from tasks.runtime.outbox import Outbox
+from tasks.runtime import machine, settings, store, tracking
+from tasks.runtime.outbox import Outbox, left_by_others
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row
-from tasks.runtime.tracking import FLOW_RUN_TAG, Delivery, Tracker, connect, environment
+from tasks.runtime.tracking import (
+    FLOW_RUN_TAG,
+    Delivery,
+    MlflowFailed,
+    Tracker,
+    connect,
+    deliver_left,
+    environment,
+    failures_told,
+)
+from tests.servers import Server, closed_port, mlflow_server
 
 ROOT = str(Path(tasks.__path__[0]).parent)
 
@@ -70,14 +82,14 @@ EVENTS = [
 ]
 
 
-def artifact(stage: str = "load_data") -> Ref:
+def artifact(stage: str = "load_data", **figures: float) -> Ref:
     with store.filling(stage, "k" * 40) as aside:
         (aside / "report.json").write_text("{}")
         (aside / "train.arrow").write_bytes(b"rows")
         (aside / "log").mkdir()
         (aside / "log" / "1.log").write_text("printed")
         (aside / "log" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
-        return store.publish(aside, stage, "k" * 40, {}, {"train_rows": 3, "labels": 2, "inner": {"x": 1.5}})
+        return store.publish(aside, stage, "k" * 40, {}, {"train_rows": 3, "labels": 2, "inner": {"x": 1.5}, **figures})
 
 
 def test_a_run_has_its_parameters_tags_figures_files_and_data(tracked: Path) -> None:
@@ -132,11 +144,13 @@ def test_an_outbox_delivered_twice_from_the_start_adds_nothing(tracked: Path) ->
 
 
 def test_a_cached_training_brings_its_curve_into_the_new_run(tracked: Path) -> None:
-    ref = artifact("fit")
+    ref = artifact("fit", loss=0.375, steps=20)
     tracker = Tracker("recipe", "flow-2")
     tracker.stage_ended(Row("fit", "k" * 40, "cached", 0.1), ref)
     tracker.end("FINISHED")
+    # A figure of the same name, the mean here, is no point of the curve.
     assert history("fit/loss") == [(0.5, 1_000_500, 10), (0.25, 1_002_500, 20)]
+    assert [value for value, _, _ in history("fit/steps")] == [20]
 
 
 def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
@@ -221,12 +235,6 @@ def test_a_run_that_cannot_be_delivered_does_not_hold_up_the_others(tracked: Pat
     assert tracker.trouble is not None and "active" in tracker.trouble
 
 
-def closed_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,44 +251,99 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
     assert len(Outbox("flow-1").waiting()) > 5
 
 
-@pytest.fixture
-def server(tmp_path: Path, fresh_database: Path) -> Iterator[tuple[str, list[str]]]:
-    """Where an MLflow server will answer, and the command that starts it."""
-    shutil.copyfile(fresh_database, tmp_path / "server.db")
-    port = closed_port()
-    argv = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    argv += ["--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}"]
-    argv += ["--artifacts-destination", str(tmp_path / "artifacts")]
-    yield f"http://127.0.0.1:{port}", argv
-
-
-def test_what_waits_for_a_server_that_is_down_is_delivered_by_the_next_run(
-    home: Path, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_is_said(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri, argv = server
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setattr(tracking, "LAST_WAIT_S", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracker = Tracker("recipe", "flow-1")
+        tracker.stage_events("fit", EVENTS)
+        started = time.monotonic()
+        tracker.end("FINISHED")
+        assert time.monotonic() - started < 10
+    assert tracker.trouble == "it did not answer within 2 s"
+    assert len(Outbox("flow-1").waiting()) == 3
+
+
+def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answers(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.2)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
+    dead = Tracker("recipe", "flow-1")
+    wait_until(lambda: len([e for e, _ in Outbox("flow-1").waiting() if e["entry"] == "metrics"]) > 2)
+    dead.end("FINISHED")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert deliver_left() is None
+    assert the_run().info.status == "FINISHED"
+    assert len(history("system/cpu_utilization_percentage")) > 2
+    assert deliver_left() is None and not left_by_others("")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_no_number_takes_no_other_along_and_is_there_once(tracked: Path, value: float) -> None:
+    event = {"time": 1000.5, "kind": "metrics", "step": 10, "values": {"loss": value, "eval_loss": 0.5}}
+    tracker = Tracker("recipe", "flow-1")
+    tracker.stage_events("fit", [event])
+    tracker.stage_events("fit", [event])
+    tracker.end("FINISHED")
+    assert tracker.trouble is None
+    assert history("fit/eval_loss") == [(0.5, 1_000_500, 10)]
+    ((found, *at),) = history("fit/loss")
+    assert at == [1_000_500, 10]
+    # A database holds no infinity: MLflow keeps the largest number instead.
+    assert math.isnan(found) if math.isnan(value) else found == math.copysign(sys.float_info.max, value)
+
+
+@pytest.fixture
+def server(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    shutil.copyfile(fresh_database, tmp_path / "server.db")
+    server = mlflow_server(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+    yield server
+    server.kill()
+
+
+def test_what_a_server_misses_before_and_in_the_middle_of_a_run_it_gets_once_when_it_is_back(
+    home: Path, server: Server
+) -> None:
     first = Tracker("recipe", "flow-1")
     first.stage_events("fit", EVENTS)
     first.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
     first.end("FINISHED")
     assert first.mlflow_run_id is None
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        second = Tracker("recipe", "flow-2")  # begins while the server still starts
-        wait_until(lambda: second.mlflow_run_id is not None and second.trouble is None, timeout_s=60)
-        second.end("FINISHED")
-        by_flow = {of(run): run for run in runs()}
-        assert {name: run.info.status for name, run in by_flow.items()} == {"flow-1": "FINISHED", "flow-2": "FINISHED"}
-        late = by_flow["flow-1"]
-        assert late.data.metrics["fit/loss"] == 0.25 and late.data.metrics["load_data/seconds"] == 1.25
-        assert late.info.end_time is not None and late.info.end_time < by_flow["flow-2"].info.end_time
-        assert "load_data/report.json" in files(late)
-        points = connect().get_metric_history(late.info.run_id, "fit/loss")
-        assert [(p.timestamp, p.step) for p in points] == [(1_000_500, 10), (1_002_500, 20)]
-    finally:
-        process.terminate()
-        process.wait(20)
+    server.start()
+    second = Tracker("recipe", "flow-2")  # begins while the server still starts
+    second.stage_events("fit", EVENTS[:1])
+    wait_until(lambda: second.mlflow_run_id is not None and second.trouble is None, timeout_s=60)
+    server.kill()
+    second.stage_events("fit", EVENTS[1:])
+    wait_until(lambda: second.trouble is not None)
+    server.start()
+    wait_until(lambda: second.trouble is None, timeout_s=60)
+    second.end("FINISHED")
+    assert second.trouble is None
+    by_flow = {of(run): run for run in runs()}
+    assert {name: run.info.status for name, run in by_flow.items()} == {"flow-1": "FINISHED", "flow-2": "FINISHED"}
+    late = by_flow["flow-1"]
+    assert late.data.metrics["load_data/seconds"] == 1.25 and "load_data/report.json" in files(late)
+    assert late.info.end_time is not None and late.info.end_time < by_flow["flow-2"].info.end_time
+    for run in by_flow.values():
+        points = connect().get_metric_history(run.info.run_id, "fit/loss")
+        assert [(p.value, p.timestamp, p.step) for p in points] == [(0.5, 1_000_500, 10), (0.25, 1_002_500, 20)]
+
+
+def test_what_mlflow_fails_in_is_told_with_its_address_and_without_its_password(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{closed_port()}")
+    with (
+        pytest.raises(MlflowFailed, match=r"^MLflow at http://127.0.0.1:\d+ fails: start it") as failed,
+        failures_told(),
+    ):
+        connect()
+    assert "secret" not in "".join(traceback.format_exception(failed.value))
 
 
 TRACK = """

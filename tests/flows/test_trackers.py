@@ -1,0 +1,148 @@
+"""Servers that die in the middle of a run: it ends all the same, and they are told when they are back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from tests.flows.small import FinishedRun, command, environment, finetune, states
+from tests.servers import Server, mlflow_server, prefect_server
+
+# Less than one call that waits for Prefect's server to come back, or for two answers of MLflow's.
+NO_TIME_LOST_S = 30
+
+
+def wait_until(happened: Callable[[], Any], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path) -> Iterator[Server]:
+    server = mlflow_server(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def prefect(tmp_path: Path) -> Iterator[Server]:
+    server = prefect_server(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def run_of(client: MlflowClient, flow_run: str) -> Run | None:
+    experiment = client.get_experiment_by_name("small")
+    chosen = f"tags.`finetune.flow_run_id` = '{flow_run}'"
+    found = client.search_runs([experiment.experiment_id], chosen) if experiment else []
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def curve_in(events: Path) -> dict[str, list[tuple[float, int, int]]]:
+    """Each figure of the file's events, as MLflow should have it: value, time in milliseconds, step."""
+    curve: dict[str, list[tuple[float, int, int]]] = {}
+    for event in map(json.loads, events.read_text().splitlines()):
+        if event["kind"] == "metrics":
+            for name, value in event["values"].items():
+                curve.setdefault(f"fit/{name}", []).append((value, int(event["time"] * 1000), event["step"]))
+    return curve
+
+
+def curve_of(client: MlflowClient, run: Run) -> dict[str, list[tuple[float, int, int]]]:
+    """The same, of the names that MLflow has; `fit/` figures that came at the stage's end have no step."""
+    names = [name for name in run.data.metrics if name.startswith("fit/")]
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
+    return {name: [(p.value, p.timestamp, p.step) for p in points] for name, points in histories.items()}
+
+
+def times(events: Path) -> list[float]:
+    return [json.loads(line)["time"] for line in events.read_text().splitlines()]
+
+
+def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_tells_them_all(
+    finished: FinishedRun, mlflow: Server, prefect: Server, tmp_path: Path
+) -> None:
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    argv = ["run", str(finished.file), "--set", "training.num_train_epochs=30", "--json"]
+    servers = {"MLFLOW_TRACKING_URI": mlflow.url, "PREFECT_API_URL": f"{prefect.url}/api"}
+    client = MlflowClient(mlflow.url)
+    for server in (mlflow, prefect):
+        server.wait()
+    run = subprocess.Popen(
+        command(*argv, str(tmp_path / "first.json")),
+        env=environment(home, **servers),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: run.poll() is not None or _training_is_tracked(client))
+    assert run.poll() is None and list(home.glob("jobs/*/events.jsonl")), "the training was too short to be hit"
+    killed_at = time.time()
+    mlflow.kill()
+    prefect.kill()
+    printed = run.communicate(timeout=200)[0]
+
+    # It ends: all that needs no server is done, without delay, and the user is told what is not.
+    first = json.loads((tmp_path / "first.json").read_text())
+    assert run.returncode == 1, printed
+    ended = {name: state for name, state in states(tmp_path / "first.json").items() if state != "cached"}
+    assert ended == {"resolve": "ran", "fit": "ran", "predict": "ran", "score": "ran", "gate": "ran"} | {
+        "register": "failed"
+    }
+    fit, predict = (
+        home / stage["artifact"] / "log" / "events.jsonl"
+        for stage in first["stages"]
+        if stage["name"] in ("fit", "predict")
+    )
+    after = [killed_at, *(moment for moment in times(fit) + times(predict) if moment > killed_at)]
+    assert times(fit)[-1] > killed_at
+    assert max(later - earlier for earlier, later in itertools.pairwise(after)) < NO_TIME_LOST_S
+    assert "Traceback" not in printed and "Error" not in printed.replace("ConnectionError", "")
+    assert f"register: MLflow at {mlflow.url} fails: start it" in printed
+    assert "the same command goes on from there" in printed
+    assert "MLflow has not everything yet" in printed and "The Prefect server does not answer" in printed
+    assert len(first["warnings"]) == 2
+
+    # The same command, with the servers back, does what is left and tells what they have missed.
+    mlflow.start()
+    prefect.start()
+    mlflow.wait()
+    prefect.wait()
+    again = finetune(home, *argv, str(tmp_path / "second.json"), **servers)
+    assert again.returncode == 0, again.stderr
+    second = json.loads((tmp_path / "second.json").read_text())
+    assert states(tmp_path / "second.json")["fit"] == "cached" and second["warnings"] == []
+    assert second["model"]["registered"] == "small/1"
+    for result, status in ((first, "FAILED"), (second, "FINISHED")):
+        tracked = run_of(client, result["flow_run_id"])
+        assert tracked is not None and tracked.info.status == status
+        known, curve = curve_of(client, tracked), curve_in(fit)
+        assert len(curve["fit/eval_loss"]) == 30 and {name: known[name] for name in curve} == curve
+        shown = {file.path for file in client.list_artifacts(tracked.info.run_id, "fit")}
+        assert {"fit/events.jsonl", "fit/loss.png"} <= shown
+    with temporary_settings({PREFECT_API_URL: servers["PREFECT_API_URL"]}), get_client(sync_client=True) as asked:
+        known_states = {str(run.id): run.state_name for run in asked.read_flow_runs()}
+    assert known_states == {first["flow_run_id"]: "Failed", second["flow_run_id"]: "Completed"}
+
+
+def _training_is_tracked(client: MlflowClient) -> bool:
+    experiment = client.get_experiment_by_name("small")
+    runs = client.search_runs([experiment.experiment_id]) if experiment else []
+    return any("fit/eval_loss" in run.data.metrics for run in runs)

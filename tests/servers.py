@@ -1,0 +1,68 @@
+"""Real servers on loopback that can die and come back at their address."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+
+class Server:
+    """A program in a process group of its own; `health` is a path that answers when it is ready."""
+
+    def __init__(self, health: str, argv: list[str], env: dict[str, str]) -> None:
+        port = closed_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._health = self.url + health
+        self._argv = [sys.executable, "-m", *argv, "--host", "127.0.0.1", "--port", str(port)]
+        self._env = {**os.environ, **env}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            self._argv, env=self._env, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+
+    def wait(self, timeout_s: float = 120.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._answers():
+            assert time.monotonic() < deadline, f"{self._health} does not answer"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self._health, timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def mlflow_server(folder: Path) -> Server:
+    """Its database is server.db in the folder."""
+    argv = ["mlflow", "server", "--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'server.db'}"]
+    argv += ["--artifacts-destination", str(folder / "artifacts")]
+    return Server("/health", argv, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+
+
+def prefect_server(folder: Path) -> Server:
+    argv = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "critical"]
+    return Server("/api/health", argv, {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_UI_ENABLED": "0"})
