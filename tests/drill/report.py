@@ -14,10 +14,11 @@ VICTIMS = ["flow", "supervisor", "launcher", "rank", "program"]
 
 def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float) -> list[str]:
     """Lines: the kills by victim, stage and number of processes, the fires, and what went wrong."""
-    lines = ["", "kills by stage"]
-    lines += table(kills.by_stage, VICTIMS, ["start", *STAGES[1:], "end"])
-    lines += ["kills by number of processes that train"]
-    lines += table(kills.by_processes, VICTIMS, sorted({down for _, down in kills.by_processes}))
+    lines = [""]
+    if kills.by_stage:
+        lines += ["kills by stage", *table(kills.by_stage, VICTIMS, ["start", *STAGES[1:], "end"])]
+        lines += ["kills by number of processes that train"]
+        lines += table(kills.by_processes, VICTIMS, sorted({down for _, down in kills.by_processes}))
     if fires:
         lines += ["fires", *(f"  {name:<20} {told.splitlines()[0]}" for name, told in fires.items())]
     total, held = sum(kills.by_stage.values()), [*kills.faults, *watch.faults]
