@@ -352,7 +352,9 @@ def _told(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
+    line = (str(error).splitlines() or [""])[0]
+    # Where a connection failed, the cause comes last, behind 300 characters.
+    return line.rpartition("(Caused by ")[2].removesuffix(")")[:200]
 
 
 def _dataset(entry: Mapping[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from mlflow.entities import Run
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from tasks.runtime.outbox import Outbox
 from tests.flows.small import FinishedRun, command, environment, finetune, states
 from tests.servers import Server, mlflow_server, prefect_server
 
@@ -115,7 +116,7 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_te
     assert times(fit)[-1] > killed_at
     assert max(later - earlier for earlier, later in itertools.pairwise(after)) < NO_TIME_LOST_S
     assert "Traceback" not in printed and "Error" not in printed.replace("ConnectionError", "")
-    assert f"register: MLflow at {mlflow.url} fails: start it" in printed
+    assert f"register: MLflow at {mlflow.url} fails: start it" in printed and "Connection refused" in printed
     assert "the same command goes on from there" in printed
     assert "MLflow has not everything yet" in printed and "The Prefect server does not answer" in printed
     assert len(first["warnings"]) == 2
@@ -146,3 +147,15 @@ def _training_is_tracked(client: MlflowClient) -> bool:
     experiment = client.get_experiment_by_name("small")
     runs = client.search_runs([experiment.experiment_id]) if experiment else []
     return any("fit/eval_loss" in run.data.metrics for run in runs)
+
+
+def test_a_command_that_finds_nothing_changed_delivers_what_earlier_runs_left(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    Outbox("left").put("start", experiment="small")
+    run = finetune(home, "run", str(finished.file))
+    assert run.returncode == 0 and "Nothing changed" in run.stdout, run.stderr
+    tracked = run_of(MlflowClient(f"sqlite:///{home / 'mlflow.db'}"), "left")
+    assert tracked is not None and tracked.info.status == "KILLED"

@@ -9,9 +9,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,32 @@ def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than
         tracker.end("FINISHED")
         assert time.monotonic() - started < 10
     assert tracker.trouble == "it did not answer within 2 s"
+    assert len(Outbox("flow-1").waiting()) == 3
+
+
+class Failing(BaseHTTPRequestHandler):
+    """Answers everything with an error of its own."""
+
+    def do_GET(self) -> None:
+        self.send_error(500)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_server_that_fails_in_everything_holds_up_no_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HTTPServer(("127.0.0.1", 0), Failing) as failing:
+        threading.Thread(target=failing.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{failing.server_port}")
+        tracker = Tracker("recipe", "flow-1")
+        tracker.stage_events("fit", EVENTS)
+        wait_until(lambda: tracker.trouble is not None)
+        started = time.monotonic()
+        tracker.end("FINISHED")
+        assert time.monotonic() - started < 15
+        failing.shutdown()
+    assert tracker.trouble is not None and "500" in tracker.trouble
     assert len(Outbox("flow-1").waiting()) == 3
 
 
