@@ -1,0 +1,77 @@
+"""`python -m tests.benchmarks`: measures, and prints one table of figures against their budgets.
+
+Without options it needs nothing but the project: rows and model are made up. With --data and --model it measures
+on those, and with --peer also against that script, called as
+`SCRIPT --model DIR --data DIR --epochs N --lr F --seed N --batch N --max-length N --out DIR`, whose last line is
+JSON with train_samples_per_second and accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.runtime import settings
+from tests.benchmarks import checkpoints, kill, orchestration, peer, step, tokenization, unchanged
+from tests.benchmarks.subject import Subject
+from tests.benchmarks.table import Row, machine, markdown
+
+BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
+    "step": step.measure,
+    "peer": peer.measure,
+    "tokenization": tokenization.measure,
+    "orchestration": orchestration.measure,
+    "unchanged": unchanged.measure,
+    "checkpoints": checkpoints.measure,
+    "kill": kill.measure,
+}
+
+
+def main() -> int:
+    """Prints the table; 1 where a benchmark failed (a missed budget is a figure, no failure)."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure against the budgets.")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a model folder to train, in place of a made-up one")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="train.parquet and validation.parquet: text, label")
+    parser.add_argument("--peer", type=Path, metavar="FILE", help="a training script to compare with")
+    options = parser.parse_args()
+    if options.peer and not (options.model and options.data):
+        parser.error("--peer trains --model on --data: name both")
+    settings.prepare_environment()
+    rows, failed = [], False
+    with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
+        _isolate(Path(folder))
+        subject = Subject(Path(folder), options.model, options.data, options.peer)
+        for name in options.only:
+            began = time.monotonic()
+            print(f"{name} …", end=" ", file=sys.stderr, flush=True)
+            try:
+                rows += BENCHMARKS[name](subject)
+            except Exception:
+                failed = True
+                traceback.print_exc()
+            print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+    print(f"{machine()}.\n\n{markdown(rows)}")
+    return 1 if failed else 0
+
+
+def _isolate(folder: Path) -> None:
+    """Nothing of the user's servers and settings is used, and nothing is left behind."""
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        os.environ.pop(name, None)
+    os.environ.update(
+        FINETUNE_HOME=str(folder / "home"),
+        HF_HUB_OFFLINE="1",
+        PREFECT_HOME=str(folder / "prefect"),
+        PREFECT_RESULTS_LOCAL_STORAGE_PATH=str(folder / "results"),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

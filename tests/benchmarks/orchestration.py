@@ -1,0 +1,96 @@
+"""What a flow costs beside its stages, on a Prefect server that runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime.services import ensure_prefect_server
+from tests.benchmarks.subject import Subject
+from tests.benchmarks.table import Row
+from tests.flows.small import finetune, write_project
+from training.protocol import EVENTS
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One `finetune run`: the command's wall time and its result."""
+
+    wall_s: float
+    result: dict[str, Any]
+    home: Path
+
+    @property
+    def outside_s(self) -> float:
+        """What was not spent in a stage: Python's start, imports, Prefect, MLflow."""
+        return self.wall_s - sum(stage["seconds"] for stage in self.result["stages"])
+
+    @property
+    def children_s(self) -> dict[str, float]:
+        """The seconds of the stages that had a child program."""
+        flow_run = self.result["flow_run_id"]
+        return {
+            stage["name"]: stage["seconds"]
+            for stage in self.result["stages"]
+            if (self.home / (stage["artifact"] or f"runs/{flow_run}/{stage['name']}") / "log" / EVENTS).is_file()
+        }
+
+
+@dataclass(frozen=True)
+class Project:
+    """A recipe whose stages have next to nothing to do, and the home in which it ran."""
+
+    file: Path
+    home: Path
+    first: Ran
+
+
+def measure(subject: Subject) -> list[Row]:
+    """The cost of a first run, of a later one with all stages made anew, and of the children inside the stages."""
+    project = finished_project(subject.folder)
+    first, again = project.first, run_project(project.file, project.home, "--force", "all")
+    return [
+        Row(
+            "a flow beside its stages",
+            again.outside_s,
+            f"`finetune run --force all`, {len(again.result['stages'])} stages, {again.wall_s:.1f} s from the "
+            "command's start to its end, on a running server",
+            unit="s",
+            most=5.0,
+        ),
+        Row(
+            "a flow beside its stages, first run of a home",
+            first.outside_s,
+            f"the same, and MLflow's database is made; {first.wall_s:.1f} s in all",
+            unit="s",
+        ),
+        Row(
+            "starts and imports inside the stages",
+            sum(first.children_s.values()),
+            "the first run's stages with a child program, whose work is next to nothing: "
+            + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in first.children_s.items()),
+            unit="s",
+        ),
+    ]
+
+
+@cache
+def finished_project(folder: Path) -> Project:
+    """The small recipe, run once on a server that was started before."""
+    file, home = write_project(folder / "small"), folder / "small-home"
+    return Project(file, home, run_project(file, home))
+
+
+def run_project(file: Path, home: Path, *arguments: str) -> Ran:
+    """Runs the recipe as a person would. Raises RuntimeError where it fails."""
+    out, server = file.with_suffix(".json"), ensure_prefect_server()
+    began = time.monotonic()
+    done = finetune(home, "run", str(file), "--json", str(out), *arguments, PREFECT_API_URL=server)
+    wall_s = time.monotonic() - began
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout + done.stderr)
+    return Ran(wall_s, json.loads(out.read_text()), home)
