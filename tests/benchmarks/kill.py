@@ -9,14 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from tasks.runtime import launch
-from tests.benchmarks.subject import Subject, training_argv
+from tests.benchmarks.subject import Subject, training_argv, training_environment
 from tests.benchmarks.table import Row
 from training.processes import descendants, send
 from training.protocol import EVENTS, read_events
-from training.recipe import Compute
 
 ROUNDS = 3
 BUDGETS_S = {1: 15.0, 2: 20.0}
@@ -26,7 +23,7 @@ GIVEN_UP_S = 300.0
 def measure(subject: Subject) -> list[Row]:
     """Seconds from the supervisor's start, for each number of processes that a recipe may ask for."""
     rows = []
-    for processes in filter(_a_recipe_takes, BUDGETS_S):
+    for processes in BUDGETS_S:
         seconds = [_back_s(subject, processes, place) for place in range(ROUNDS)]
         rows.append(
             Row(
@@ -41,14 +38,6 @@ def measure(subject: Subject) -> list[Row]:
     return rows
 
 
-def _a_recipe_takes(processes: int) -> bool:
-    try:
-        Compute.model_validate({"num_processes": processes})
-    except ValidationError:
-        return False
-    return True
-
-
 def _back_s(subject: Subject, processes: int, place: int) -> float:
     """Starts a training, kills its whole tree after the first checkpoint, and starts it again."""
     job = subject.training_job(
@@ -59,8 +48,8 @@ def _back_s(subject: Subject, processes: int, place: int) -> float:
         load_best_model_at_end=False,
         checkpoint_interval_s=2.0,
     )
-    argv = training_argv(num_processes=processes)
-    handle = launch.start(job, argv, {})
+    argv, env = training_argv(num_processes=processes), training_environment(processes)
+    handle = launch.start(job, argv, env)
     saved, _ = _wait(handle, 0, lambda event: event["kind"] == "checkpoint")
     for pid in [handle.pid, *descendants(handle.pid)]:
         send(pid, signal.SIGKILL)
@@ -68,7 +57,7 @@ def _back_s(subject: Subject, processes: int, place: int) -> float:
         time.sleep(0.01)
     _, told = read_events(Path(handle.job) / EVENTS, 0)
     began = time.time()
-    handle = launch.start(job, argv, {})
+    handle = launch.start(job, argv, env)
     back, _ = _wait(handle, told, lambda event: event["kind"] == "progress" and event["done"] > saved["step"])
     launch.stop(handle, 0.0)
     return float(back["time"] - began)

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.runtime.hardware import gpu_compute_capabilities, mixed_precision
-from tasks.runtime.launch import accelerate_argv, python_argv, require_finished, run_job
+from tasks.runtime.hardware import mixed_precision, visible_gpus
+from tasks.runtime.launch import accelerate_argv, accelerate_environment, python_argv, require_finished, run_job
 from training.data import load
 from training.protocol import OUTPUT, Job
 from training.recipe import Data, Training
@@ -92,6 +92,7 @@ class Subject:
             "training": Training(**chosen).model_dump(mode="json"),
             "compute": {"strategy": "ddp", "num_processes": num_processes, "mixed_precision": mixed_precision()},
             "metrics": ["accuracy"],
+            "batch_division": 1,
         }
         job = self.folder / "jobs" / name
         write_job(job, program, settings, {**self.base, "tokens": self.tokens})
@@ -110,8 +111,13 @@ def training_argv(program: str = "training.fit", num_processes: int = 1) -> list
         program,
         num_processes=num_processes,
         mixed_precision=mixed_precision(),
-        use_cpu=not gpu_compute_capabilities(),
+        use_cpu=not visible_gpus(),
     )
+
+
+def training_environment(num_processes: int) -> dict[str, str]:
+    """What the stage fit gives that command beside the environment of every job."""
+    return accelerate_environment(num_processes=num_processes, use_cpu=not visible_gpus())
 
 
 def run(job: Path, argv: list[str]) -> dict[str, Any]:
