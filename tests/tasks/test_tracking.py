@@ -366,10 +366,7 @@ def test_what_mlflow_fails_in_is_told_with_its_address_and_without_its_password(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{closed_port()}")
-    with (
-        pytest.raises(MlflowFailed, match=r"^MLflow at http://127.0.0.1:\d+ fails: start it") as failed,
-        failures_told(),
-    ):
+    with pytest.raises(MlflowFailed, match=r"^MLflow at http://127\..* fails: start it") as failed, failures_told():
         connect()
     assert "secret" not in "".join(traceback.format_exception(failed.value))
 
