@@ -25,12 +25,13 @@ OWN_SERVER_EVERY = 4
 END_WITHIN_S = 900.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Undisturbed:
     """A run that nobody killed."""
 
     left: Left
     seconds: float
+    """The shortest that one has taken so far: kills that are drawn from longer might never fall."""
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Training:
     def survive(self, waiting: list[Planned]) -> None:
         """Takes kills off the list until the training ends, and compares."""
         run = self._start()
-        parts_killed = 0
+        began, parts_killed, planned = run.started, 0, len(waiting)
         while True:
             since = time.monotonic()
             delay_s = waiting[-1].after * self._whole.seconds if waiting else END_WITHIN_S
@@ -113,6 +114,8 @@ class Training:
                 else:
                     parts_killed += 1
             elif run.process.returncode == 0:
+                if len(waiting) == planned:
+                    self._whole.seconds = min(self._whole.seconds, time.monotonic() - began)
                 return self._compare(run)
             elif run.process.returncode == 1 and parts_killed:
                 # A job that is killed under the same run again and again is given up; the next run goes on.
