@@ -17,6 +17,8 @@ from training.recipe import Recipe
 
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM = {"logging_steps", "checkpoint_interval_s"}
+# What the need for memory hangs on, beside the model, the length of rows and the number format.
+NEED_MEMORY = {"per_device_train_batch_size", "per_device_eval_batch_size", "optim", "extra"}
 
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
@@ -76,11 +78,11 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
         },
         inputs={"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path},
         fits=Fits(
-            recipe.training.per_device_train_batch_size,
+            max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
             model.path / "model",
             program="training.fit",
             max_length=recipe.tokens.max_length,
-            optim=recipe.training.optim,
+            training=recipe.training.model_dump(mode="json", include=NEED_MEMORY),
             mixed_precision=pins.mixed_precision,
             num_processes=pins.num_processes,
         ),

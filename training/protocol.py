@@ -41,7 +41,7 @@ CHECKPOINTS = "checkpoints"
 OUTPUT = "output"
 LOGS = "logs"
 
-FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank", "stalled", "internal"]
+FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", "internal"]
 
 
 class Job(BaseModel):
@@ -294,6 +294,7 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
         _ignore_stop()
         traceback.print_exc()
         outcome = Outcome(state="failed", failure=_failure(full_disk(job_dir, error) or error))
+    faulthandler.disable()  # what crashes at exit does so after all is told
     if rank() == 0 or outcome.state == "failed":
         write_atomically(told, outcome.model_dump_json(indent=1).encode())
     sys.exit(0 if outcome.state == "finished" else 1)
@@ -301,14 +302,14 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
 
 def _run(main: Callable[[Path, Job, Events], dict[str, Any]], job_dir: Path) -> dict[str, Any]:
     job = Job.read(job_dir)
-    for folder in (CHECKPOINTS, OUTPUT, LOGS):
+    for folder in (CHECKPOINTS, LOGS):
         (job_dir / folder).mkdir(exist_ok=True)
     # Native code that crashes leaves no outcome; this file then says where it was.
     crash = os.open(crash_file(job_dir, rank()), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     faulthandler.enable(crash)
     if rank() == 0:
-        shutil.rmtree(job_dir / OUTPUT)
-        (job_dir / OUTPUT).mkdir(exist_ok=True)  # another rank may have been faster
+        shutil.rmtree(job_dir / OUTPUT, ignore_errors=True)
+        (job_dir / OUTPUT).mkdir()
     events = Events(job_dir / EVENTS)
     events.write("started", program=job.program, rank=rank(), pid=os.getpid())
     return main(job_dir, job, events)
@@ -326,6 +327,11 @@ def _print_into(log: Path) -> None:
 def crash_file(job_dir: Path, of_rank: int) -> Path:
     """Where the tracebacks of a rank's crash in native code are written; empty when there was none."""
     return job_dir / LOGS / f"crash.rank{of_rank}.txt"
+
+
+def crash_files(job_dir: Path) -> list[Path]:
+    """Those of all ranks that have begun."""
+    return sorted((job_dir / LOGS).glob("crash.rank*.txt"))
 
 
 def _die_with_supervisor() -> None:
@@ -356,7 +362,8 @@ def _ignore_stop() -> None:
 def _failure(error: BaseException) -> Failure:
     if isinstance(error, UserError):
         return Failure(kind="user_error", message=str(error), rank=rank(), problems=error.problems)
-    message = "".join(traceback.format_exception_only(error)).strip()
+    own = type(error).__module__.partition(".")[0] in ("tasks", "training")  # these speak for themselves
+    message = str(error) if own else "".join(traceback.format_exception_only(error)).strip()
     kind: FailureKind = "internal"
     if isinstance(error, KeyboardInterrupt):
         kind, message = "interrupted", str(error) or "The program was asked to stop."
@@ -369,9 +376,10 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # torch is not imported here: its error is known by name, and that of its CPU allocator by its words.
+    # torch is not imported here: its error is known by name, and those of allocators and drivers by their words.
     names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+    words = ("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(word in str(error) for word in words)
 
 
 def _is_lost_rank(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from training.problems import DISK, NETWORK
 COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 # Kinds of failure that are not the user's mistake.
-FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", DISK, NETWORK}
+FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", DISK, NETWORK}
 
 
 def code_of(kinds: Iterable[str]) -> int:

@@ -64,10 +64,15 @@ def _handle(nvml: Any, name: str) -> Any:
 
 
 def killed_for_memory() -> int:
-    """How many processes Linux has killed since boot because memory ran out; 0 where it does not tell."""
-    with contextlib.suppress(OSError, ValueError):
-        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-        return int(counters.get("oom_kill", "0"))
+    """How many processes Linux has killed because memory ran out, so far; 0 where it does not tell.
+
+    Those of this process's control group, such as a container or a scheduler's job, else of the whole machine.
+    """
+    with contextlib.suppress(OSError):
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
+        own = Path(f"/sys/fs/cgroup{group}/memory.events")
+        counters = (own if own.is_file() else Path("/proc/vmstat")).read_text()
+        return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from tasks.runtime.stage import Work
 from training.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Failure, Job, Outcome, finished_output
 
 # Killed from outside, or hanging: what helped before is to go on from the last checkpoint.
-TRIED_AGAIN = ("interrupted", "lost_rank", "stalled")
+TRIED_AGAIN = ("interrupted", "lost_rank", "stalled", "not_started")
 TRIES = 3
 DEFAULT_STALL_TIMEOUT_S = 600.0
 
@@ -39,15 +40,16 @@ def run_child(
     job = work.job
     if any((job / CHECKPOINTS).glob("checkpoint-*")) or finished_output(job):
         work.state = "resumed"
-
-    def write_job() -> None:
+    if fits:
+        _begin_where_it_was(job, fits)
+        if fits.division > 1:
+            note = f"{fits.rows} rows at a time: more did not fit here before (forget that: remove {fits.file})"
+            work.on_events([{"kind": "note", "message": note}])
+    told, tries = 0, TRIES
+    while True:
         division = {"batch_division": fits.division} if fits else {}
         places = {name: str(path) for name, path in inputs.items()}
         Job(program=program, key=work.key, settings={**settings, **division}, inputs=places).write(job)
-
-    told, tries = 0, TRIES
-    while True:
-        write_job()
         follow = _Follower(work, skip=told)
         outcome = run_job(job, argv, env=env or {}, on_events=follow, stall_timeout_s=stall_timeout_s)
         if outcome.failure is None:
@@ -59,20 +61,22 @@ def run_child(
         told = follow.seen
         work.on_events([{"kind": "warning", "message": f"{outcome.failure.message.splitlines()[0]} {again}"}])
         work.state = "resumed"
-    _bring(job / OUTPUT, work.out)
-    log = work.out / "log"
-    log.mkdir(exist_ok=True)
-    if (job / EVENTS).is_file():
-        shutil.copyfile(job / EVENTS, log / EVENTS)
-    for printed in sorted((job / LOGS).glob("*.log")):
-        shutil.copyfile(printed, log / printed.name)
+    if fits and fits.division > 1:
+        fits.remember()
+    _bring_home(job, work.out)
     return dict(outcome.figures)
+
+
+def _begin_where_it_was(job: Path, fits: Fits) -> None:
+    """A job that goes on does so with the batches it had, whatever other work has learnt since."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        fits.division = int(Job.read(job).settings["batch_division"])
 
 
 def _next_try(failure: Failure, fits: Fits | None, tries_left: int) -> str | None:
     """What is done about a failure, for the user; None where nothing is."""
     if failure.kind == "out_of_memory" and fits is not None and fits.halve():
-        return f"Going on with {fits.rows} rows at a time."
+        return f"Going on with at most {fits.rows} rows at a time."
     if failure.kind in TRIED_AGAIN and tries_left > 0:
         return "Trying again."
     return None
@@ -99,6 +103,16 @@ class _Follower:
         self.seen += len(events)
         if fresh:
             self._work.on_events(fresh)
+
+
+def _bring_home(job: Path, out: Path) -> None:
+    _bring(job / OUTPUT, out)
+    log = out / "log"
+    log.mkdir(exist_ok=True)
+    if (job / EVENTS).is_file():
+        shutil.copyfile(job / EVENTS, log / EVENTS)
+    for printed in sorted((job / LOGS).glob("*.log")):
+        shutil.copyfile(printed, log / printed.name)
 
 
 def _bring(source: Path, target: Path) -> None:

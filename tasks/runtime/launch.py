@@ -28,7 +28,7 @@ from training.protocol import (
     Failure,
     FailureKind,
     Outcome,
-    crash_file,
+    crash_files,
     finished_output,
     read_events,
     read_outcome,
@@ -122,6 +122,8 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle:
     """
     job = job.resolve()
     (job / LOGS).mkdir(parents=True, exist_ok=True)
+    for told in job.glob("outcome*.json"):
+        told.unlink()  # of an earlier try; this one may be killed before it gets so far
     with open(job / LOGS / "supervisor.log", "ab") as log:
         supervisor = subprocess.Popen(
             [
@@ -207,24 +209,29 @@ def run_job(
     if stalled:
         stop(handle, STALLED_GRACE_S)
     follow.read()
-    outcome = _outcome(handle, stalled_s=stall_timeout_s if stalled else None, began=follow.tries > tries_before)
-    lost = outcome.failure is not None and outcome.failure.kind in ("interrupted", "lost_rank")
-    if lost and killed_for_memory() > killed_before:
-        return _failed("out_of_memory", "The system ran out of memory and killed the program.", handle)
-    return outcome
+    if stalled:
+        return _stalled(handle, stall_timeout_s)
+    began, short = follow.tries > tries_before, killed_for_memory() > killed_before
+    return _told(handle) or _untold(handle, began=began, short_of_memory=short)
 
 
-def _outcome(handle: Handle, *, stalled_s: float | None, began: bool) -> Outcome:
-    """What the job's programs told, or else what can be said without them."""
+def _told(handle: Handle) -> Outcome | None:
+    """What the job's programs told of the cause; that another of them is gone is no cause."""
     outcome = read_outcome(Path(handle.job))
+    return None if outcome is None or _kind(outcome) == "lost_rank" else outcome
+
+
+def _stalled(handle: Handle, stall_timeout_s: float) -> Outcome:
     # A program that is stopped says "interrupted"; anything else was told before and is the cause.
-    told = outcome is not None and (outcome.failure is None or outcome.failure.kind != "interrupted")
-    if outcome is not None and (told or stalled_s is None):
-        return outcome
-    if stalled_s is not None:
-        message = f"No sign of life for {stalled_s:g} s (compute.stall_timeout_s), so the job was stopped."
-        return _failed("stalled", message, handle)
-    return _untold(handle, began=began)
+    told = _told(handle)
+    if told is not None and _kind(told) != "interrupted":
+        return told
+    message = f"No sign of life for {stall_timeout_s:g} s (compute.stall_timeout_s), so the job was stopped."
+    return _failed("stalled", message, handle)
+
+
+def _kind(outcome: Outcome) -> str | None:
+    return outcome.failure.kind if outcome.failure else None
 
 
 class _Follower:
@@ -248,18 +255,27 @@ class _Follower:
         return time.monotonic() - self._last
 
 
-def _untold(handle: Handle, *, began: bool) -> Outcome:
-    """The failure of a job that left no outcome. Its exit code does not tell: accelerate's is always 1."""
-    if full := full_disk(Path(handle.job)):  # then no outcome could be written
+def _untold(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
+    """The failure of a job whose cause nobody told. Its exit code does not tell: accelerate's is always 1."""
+    job = Path(handle.job)
+    if full := full_disk(job):  # then no outcome could be written
         failure = Failure(kind="user_error", message=str(full), problems=full.problems)
         return Outcome(state="failed", failure=failure)
-    crash = crash_file(Path(handle.job), 0)
-    if began and crash.is_file() and (where := crash.read_text(errors="replace")):
-        return _failed("internal", "The program crashed in native code.", handle, where)
-    if began:
-        message = "The program was killed (the system does so, too, when memory runs out)."
-        return _failed("interrupted", message, handle)
-    return _failed("internal", "The program ended before it began its work.", handle)
+    if not began:
+        return _failed("not_started", "The program ended before it began its work.", handle)
+    if short_of_memory:
+        return _failed("out_of_memory", "The system ran out of memory and killed the program.", handle)
+    crashes = [file.read_text(errors="replace") for file in crash_files(job)]
+    several = len(crashes) > 1
+    for where in crashes:
+        # Of several, one that lost another may abort.
+        if where and not (several and "Aborted" in where):
+            return _failed("internal", "The program crashed in native code.", handle, where)
+    if several:
+        message = "One of the processes was killed (the system does so, too, when memory runs out)."
+        return _failed("lost_rank", message, handle)
+    message = "The program was killed (the system does so, too, when memory runs out)."
+    return _failed("interrupted", message, handle)
 
 
 def _failed(kind: FailureKind, message: str, handle: Handle, where: str = "") -> Outcome:

@@ -22,7 +22,7 @@ class Fits:
     """How large a batch of one kind of work may be on this machine.
 
     Args:
-        rows: the rows of a batch as the recipe wants it.
+        rows: the rows of its largest batch as the recipe wants it.
         model: the model's folder; its config.json tells its size, whatever its weights.
         what: whatever else the need for memory hangs on; JSON values.
     """
@@ -31,22 +31,26 @@ class Fits:
         self._rows = rows
         config = sha256(model / "config.json")
         self._what = {"rows": rows, "config": config, "hardware": memory(), **what}
-        self._file = settings.home() / "memory" / f"{digest_of(self._what)[:40]}.json"
+        self.file = settings.home() / "memory" / f"{digest_of(self._what)[:40]}.json"
+        """Where it is remembered; without it, the recipe's own batches are tried again."""
         self.division = 1
-        """By how much batches are divided; 1 until memory ran out."""
+        """By how much batches are divided."""
         with contextlib.suppress(OSError, ValueError, KeyError):  # nothing learnt, or not to be read any more
-            self.division = int(json.loads(self._file.read_bytes())["division"])
+            self.division = int(json.loads(self.file.read_bytes())["division"])
 
     @property
     def rows(self) -> int:
-        """Rows of a batch as it is now."""
+        """Rows of the largest batch as it is now."""
         return -(-self._rows // self.division)
 
     def halve(self) -> bool:
-        """Halves the batches from now on; False where they are single rows already."""
+        """Halves the batches; False where they are single rows already."""
         if self.rows == 1:
             return False
         self.division *= 2
-        self._file.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self._file, json.dumps({**self._what, "division": self.division}, indent=1).encode())
         return True
+
+    def remember(self) -> None:
+        """Has the next work of this kind begin with batches of this size: they did fit."""
+        self.file.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(self.file, json.dumps({**self._what, "division": self.division}, indent=1).encode())

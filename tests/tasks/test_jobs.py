@@ -176,10 +176,14 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_
     assert isinstance(told, Told)
     said = [event["message"].split(". ")[-1] for event in told.events if event["kind"] == "warning"]
     assert [message.split(" ", 1)[1] for message in said] == [
-        "Going on with 3 rows at a time.",
-        "Going on with 2 rows at a time.",
+        "Going on with at most 3 rows at a time.",
+        "Going on with at most 2 rows at a time.",
     ]
     assert Fits(6, tmp_path, program="p").rows == 2
+    again = Work("j" * 40, tmp_path / "again", "run", (Told(),), "child")
+    again.out.mkdir()
+    run(again, tmp_path, NEEDS_QUARTERS, fits=Fits(6, tmp_path, program="p"))
+    assert kinds(again) == ["note", "started"]
     assert Fits(6, tmp_path, program="other").rows == Fits(8, tmp_path, program="p").rows - 2 == 6
     (tmp_path / "config.json").write_text('{"hidden_size": 1}')
     assert Fits(6, tmp_path, program="p").rows == 6
@@ -190,3 +194,15 @@ def test_when_single_rows_do_not_fit_the_run_ends_and_says_what_helps(work: Work
     with pytest.raises(JobFailed, match="choose a smaller model") as failed:
         run(work, tmp_path, "raise MemoryError", fits=Fits(3, tmp_path, program="p"))
     assert failed.value.failure.kind == "out_of_memory" and kinds(work).count("started") == 3
+
+
+def test_a_job_that_goes_on_keeps_its_batches_whatever_others_have_learnt_since(work: Work, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    first = Fits(6, tmp_path, program="p")
+    with pytest.raises(JobFailed):
+        run(work, tmp_path, "1 / 0", fits=first)
+    learnt = Fits(6, tmp_path, program="p")
+    assert learnt.halve()
+    learnt.remember()
+    again = run(work, tmp_path, "return job.settings", fits=Fits(6, tmp_path, program="p"))
+    assert again["batch_division"] == 1

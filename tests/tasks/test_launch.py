@@ -112,13 +112,13 @@ def test_a_job_that_told_that_it_finished_has_finished_whatever_its_exit_code(tm
 
 def test_exit_code_0_without_an_outcome_is_a_failure_that_shows_the_log(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, "return {}", before="print('who am I?'); raise SystemExit(0)")
-    assert failure(outcome).kind == "internal"
+    assert failure(outcome).kind == "not_started"
     assert "who am I?" in failure(outcome).message
 
 
 def test_a_program_that_cannot_even_start_is_a_failure_that_shows_the_log(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, "return {}", before="import nowhere_to_be_found")
-    assert failure(outcome).kind == "internal"
+    assert failure(outcome).kind == "not_started"
     assert "No module named 'nowhere_to_be_found'" in failure(outcome).message
 
 
@@ -131,6 +131,31 @@ def test_a_crash_in_native_code_is_told_with_the_line_that_led_there(tmp_path: P
     outcome, _ = run(tmp_path, "os.abort()")
     assert failure(outcome).kind == "internal"
     assert "in main" in failure(outcome).traceback
+
+
+LOST = """
+(job_dir / "logs" / "crash.rank1.txt").write_text({crash!r})
+raise RuntimeError("[/src/gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+"""
+
+
+def test_a_rank_that_crashed_is_the_cause_and_one_that_lost_it_is_not(tmp_path: Path) -> None:
+    crash = "Fatal Python error: Segmentation fault\n  File rows.py, line 3 in read"
+    outcome, _ = run(tmp_path, LOST.format(crash=crash))
+    assert (failure(outcome).kind, failure(outcome).traceback) == ("internal", crash)
+
+
+@pytest.mark.parametrize("crash", ["", "Fatal Python error: Aborted"])
+def test_a_rank_that_was_killed_or_aborted_over_the_loss_of_another_is_told_as_lost(tmp_path: Path, crash: str) -> None:
+    outcome, _ = run(tmp_path, LOST.format(crash=crash))
+    assert failure(outcome).kind == "lost_rank"
+    assert failure(outcome).message.startswith("One of the processes was killed")
+
+
+def test_what_an_earlier_try_told_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    run(tmp_path, "raise MemoryError")
+    outcome, _ = run(tmp_path, "return {}", before="import nowhere_to_be_found")
+    assert failure(outcome).kind == "not_started"
 
 
 @pytest.mark.skipif(bool(why_not()), reason=str(why_not()))

@@ -57,5 +57,5 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
     assert (figures["micro_batch"], figures["steps"]) == (32, 3)  # 150 rows, 64 a step
     assert json.loads((work.job / "job.json").read_text())["settings"]["batch_division"] == 2
     warnings = [event["message"] for event in said if event["kind"] == "warning"]
-    assert len(warnings) == 1 and warnings[0].endswith("Going on with 32 rows at a time.")
+    assert len(warnings) == 1 and warnings[0].endswith("Going on with at most 32 rows at a time.")
     assert Fits(64, world / "base/model").rows == 32
