@@ -40,7 +40,7 @@ def measure(subject: Subject) -> list[Row]:
             f"{ours['accuracy']:.2%} and {theirs['accuracy']:.2%} of {count:,} rows, seed {SEED}; the budget is one "
             "standard error",
             unit="points",
-            least=-error,
+            least=-round(error, 2),
         ),
         Row(
             "`finetune run` / the plain script, from start to end",
