@@ -37,12 +37,19 @@ class Outbox:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.unwritten = b""
         """What a full disk did not take; written with the next entry."""
+        self._ended = False
         self._lock = threading.Lock()
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Adds an entry; one that the disk does not take stays in memory and is no error."""
+        """Adds an entry; one that the disk does not take stays in memory and is no error.
+
+        After the end, until the run starts again, entries are dropped.
+        """
         line = json.dumps({"entry": kind, "time": time.time(), **fields}) + "\n"
         with self._lock:
+            if self._ended and kind != "start":
+                return  # a thread that was late: with it behind the end, the run would look unended
+            self._ended = kind == "end"
             self.unwritten += line.encode()
             with contextlib.suppress(OSError):
                 descriptor = os.open(self.folder / OUTBOX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -147,6 +154,7 @@ def _locked(descriptor: int, wait_s: float) -> bool:
 def left_by_others(run: str) -> list[Outbox]:
     """Outboxes of other runs in which something waits or whose run was never ended."""
     runs = settings.home() / "runs"
-    others = [path.name for path in sorted(runs.iterdir()) if path.is_dir() and path.name != run]
+    # Unlike iterdir, glob finds nothing where somebody has removed the folder.
+    others = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != run]
     boxes = [Outbox(name) for name in others]
     return [box for box in boxes if box.waiting() or box.is_open()]

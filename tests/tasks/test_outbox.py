@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_a_run_is_open_from_its_start_to_its_end_and_again_when_it_is_retried(ho
     assert not outbox.is_open()
     outbox.put("start", experiment="recipe")
     assert outbox.is_open()
+
+
+def test_nothing_comes_after_the_end_of_a_run_until_it_is_retried(home: Path) -> None:
+    outbox = begun()
+    outbox.put("end", status="FINISHED")
+    outbox.put("metrics", points=[])
+    assert entries(outbox) == ["start", "end"] and not outbox.is_open()
+    outbox.put("start", experiment="recipe")
+    outbox.put("metrics", points=[])
+    assert entries(outbox) == ["start", "end", "start", "metrics"]
 
 
 def test_a_last_entry_of_any_size_tells_whether_the_run_is_open(home: Path) -> None:
@@ -117,6 +128,12 @@ def _inheritable(descriptor: int) -> bool:
         return os.get_inheritable(descriptor)
     except OSError:
         return False
+
+
+def test_nobody_left_anything_where_the_folder_of_the_runs_was_removed(home: Path) -> None:
+    begun()
+    shutil.rmtree(home / "runs")
+    assert left_by_others("") == []
 
 
 def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
