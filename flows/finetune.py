@@ -13,14 +13,14 @@ from prefect.states import Failed
 
 from flows.pipeline import pipeline
 from flows.report import result
-from tasks.runtime import untold
+from tasks.runtime import settings, untold
 from tasks.runtime.history import History
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.progress import PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
 from tasks.runtime.tracking import MlflowFailed, Tracker
-from training.problems import UserError
+from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
 # Who else follows a flow that is called in this process: the terminal of `finetune run`.
@@ -55,7 +55,7 @@ def finetune(
     try:
         finished = pipeline(walk, recipe)
     except BaseException as caught:  # whatever ends the run, MLflow is told
-        error = caught
+        error = _told_as_full_disk(caught) or caught
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
     # Where nobody watches, Prefect's own patience is right: minutes of tries to tell the server.
     away = bool(followers.get()) and not untold.server_answers()
@@ -65,9 +65,9 @@ def finetune(
     done = result(
         state, walk.rows, flow_run_id=run, mlflow_run_id=tracker.mlflow_run_id, finished=finished, error=error
     )
-    done["warnings"] = _warnings(tracker.trouble, away)
+    done["warnings"] = _warnings(tracker, away)
     if error is None:
-        History(recipe.name).remember_completed(done)
+        done["warnings"] += _remember_completed(recipe.name, done)
     for follower in followers.get():
         follower.run_ended(done)
     if away:
@@ -76,18 +76,45 @@ def finetune(
     return _flow_state(done, error)
 
 
-def _warnings(trouble: str | None, away: bool) -> list[str]:
+def _told_as_full_disk(error: BaseException) -> UserError | None:
+    """The full disk of which the error came; None where it came of none, or of one on MLflow's own machine."""
+    if isinstance(error, MlflowFailed) and not settings.tracking_is_local():
+        return None
+    return full_disk(settings.home(), error)
+
+
+def _warnings(tracker: Tracker, away: bool) -> list[str]:
     """What the user should know although the run has ended as it has."""
     said = []
-    if trouble:
-        said.append(f"MLflow has not everything yet ({trouble}); the next run delivers it.")
-        get_run_logger().warning(said[-1])
+    if tracker.lost:
+        said.append(
+            "MLflow will never have everything of this run, nor how it ended: "
+            f"{tracker.folder} could not be written to, and what waited for that is lost."
+        )
+    elif tracker.trouble:
+        said.append(f"MLflow has not everything yet ({tracker.trouble}); the next run delivers it.")
+    for warning in said:
+        get_run_logger().warning(warning)
     if away:
         said.append(
             "The Prefect server does not answer: it shows this run as it was when it was last reached. "
-            "The next run tells it how this one ended."
+            "The next run that runs a stage tells it how this one ended."
         )
     return said
+
+
+def _remember_completed(recipe: str, done: dict[str, Any]) -> list[str]:
+    """Remembers it for the next run. What keeps it from that fails no run that is complete: it is a warning."""
+    try:
+        History(recipe).remember_completed(done)
+    except OSError as error:
+        warning = (
+            f"This run is complete, but {settings.home()} could not be written to ({error.strerror}) to remember it: "
+            "the same command may go through its stages again, where it would have found that nothing changed."
+        )
+        get_run_logger().warning(warning)
+        return [warning]
+    return []
 
 
 def _flow_state(done: dict[str, Any], error: BaseException | None) -> dict[str, Any] | State[Any]:

@@ -142,7 +142,7 @@ def _say(recipe: Recipe, done: dict[str, Any]) -> int:
 def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
     from tasks.runtime.services import ensure_prefect_server
 
-    terminal = Terminal()
+    terminal, where = Terminal(), "prefect"
     try:
         ensure_prefect_server()
         from flows.finetune import finetune, followers
@@ -150,12 +150,15 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
 
         untold.tell()
         followers.set((terminal,))
-        finetune(recipe=recipe, force=sorted(force), return_state=True)
+        ended = finetune(recipe=recipe, force=sorted(force), return_state=True)
+        if terminal.result is None:
+            where = "run"
+            ended.result()  # raises what ended the flow before or after its stages
     except BaseException as error:  # told by the result where the flow itself began
         if terminal.result is None:
             state = "failed" if isinstance(error, Exception) else "interrupted"
             error = full_disk(settings.home(), error) or error
-            return {**_EMPTY, "state": state, "problems": problems(error, "prefect")}
+            return {**_EMPTY, "state": state, "problems": problems(error, where)}
     assert terminal.result is not None  # the flow tells it last of all
     return terminal.result
 

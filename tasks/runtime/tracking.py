@@ -59,8 +59,12 @@ class Tracker:
         self.mlflow_run_id: str | None = None
         self.trouble: str | None = None
         """Why the last delivery failed; None while all is well."""
+        self.lost = False
+        """Whether the disk never took what was to be tracked; known at the end, which is then lost too."""
         self._curves: set[str] = set()
         self._outbox = Outbox(run)
+        self.folder = self._outbox.folder
+        """Where waits what MLflow has not got."""
         self._claim = self._outbox.claimed(CLAIM_WAIT_S)
         self._claim.__enter__()
         self._outbox.put("start", experiment=experiment)
@@ -119,7 +123,7 @@ class Tracker:
     def end(self, status: str) -> None:
         """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits, within reason, until MLflow has it all."""
         self._resting.set()
-        self._load.join(LOAD_WAIT_S)  # nothing comes after the end, or the run would look unended
+        self._load.join(LOAD_WAIT_S)  # a sample that is being taken may come along; after the end it may not
         self._outbox.put("end", status=status)
         self._ended.set()
         deadline = time.monotonic() + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
@@ -129,17 +133,17 @@ class Tracker:
                 deadline = min(deadline, time.monotonic() + DEAD_WAIT_S)
         if self._thread.is_alive() and self.trouble is None:
             self.trouble = f"it did not answer within {LAST_WAIT_S:g} s"
-        if self._outbox.unwritten:
-            self.trouble = f"some of it is lost: {self._outbox.folder} could not be written to"
+        self.lost = bool(self._outbox.unwritten)
         self._given_up.set()
         self._claim.__exit__(None, None, None)
 
     def _sampled(self, figures: dict[str, float]) -> None:
         # Seconds as steps: they go on upwards when the run is retried.
         now = time.time()
-        step = int(now - self._outbox.start()["time"])
-        points = [[f"system/{name}", value, int(now * 1000), step] for name, value in figures.items()]
-        self._outbox.put("metrics", points=points)
+        with contextlib.suppress(LookupError, FileNotFoundError):  # the disk is full, and has not taken the start yet
+            step = int(now - self._outbox.start()["time"])
+            points = [[f"system/{name}", value, int(now * 1000), step] for name, value in figures.items()]
+            self._outbox.put("metrics", points=points)
 
     def _artifact(self, ref: Ref, row: Row) -> None:
         events = ref.path / "log" / EVENTS

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextvars
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from flows import finetune as flow
+from flows.commands import run as command_run
+from tasks.runtime import settings, tracking, untold
+from tasks.runtime.outbox import OUTBOX
+from tasks.runtime.tracking import MlflowFailed
 from tests.flows.small import FinishedRun, command, environment, finetune, states, write_project
+from tests.servers import closed_port
+from training.recipe import parse
 
 STAGES = ["resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "gate", "register"]
 CACHED = STAGES[1:7]
@@ -232,6 +243,92 @@ def test_bad_rows_are_the_users_mistake_told_with_file_and_row(server: dict[str,
     assert "Traceback" not in run.stderr
     assert "train.csv" in run.stderr and "242" in run.stderr and "243" in run.stderr
     assert not list((tmp_path / "home" / "artifacts" / "load_data").iterdir())
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+
+def fail_with(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def run_flow(
+    home: Path, prefect_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], dict[str, Any]]:
+    """Runs the flow as `finetune run` does, in this process, with an MLflow that is down; gives its result."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
+    monkeypatch.setattr(tracking, "DEAD_WAIT_S", 0.1)
+    file = yaml.safe_load(write_project(tmp_path / "project").read_text())
+    recipe = parse(file["deployments"][0]["parameters"]["recipe"])
+    # Followers stay in the context in which they are set.
+    return lambda: contextvars.copy_context().run(command_run._call_flow, recipe, frozenset())
+
+
+def test_a_flow_that_fails_before_its_stages_says_why_in_its_result(
+    run_flow: Callable[[], dict[str, Any]], home: Path
+) -> None:
+    home.mkdir(mode=0o700)
+    (home / "runs").write_text("no folder")
+    result = run_flow()
+    assert result["state"] == "failed"
+    ((kind, where, message),) = (problem.values() for problem in result["problems"])
+    assert (kind, where) == ("internal", "run") and str(home / "runs") in message
+
+
+@pytest.mark.parametrize("place", ["Tracker", "pipeline"])
+def test_a_full_disk_is_told_once_with_its_folder_wherever_it_is_met(
+    run_flow: Callable[[], dict[str, Any]], home: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(flow, place, fail_with(FULL))
+    result = run_flow()
+    assert result["state"] == "failed"
+    ((kind, where, message),) = (problem.values() for problem in result["problems"])
+    assert (kind, where) == ("disk", str(home)) and message.startswith("the disk is full: ")
+
+
+def test_a_full_disk_of_a_server_is_not_told_as_this_machines(
+    run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "pipeline", fail_with(MlflowFailed("MLflow at http://server fails (disk is full).")))
+    assert [problem["kind"] for problem in run_flow()["problems"]] == ["internal"]
+
+
+def test_a_complete_run_that_cannot_be_remembered_is_complete_and_says_so(
+    run_flow: Callable[[], dict[str, Any]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)
+    home.mkdir(mode=0o700)
+    (home / "recipes").write_text("no folder")
+    result = run_flow()
+    assert result["state"] == "completed" and result["problems"] == []
+    assert "This run is complete, but" in result["warnings"][-1] and str(home) in result["warnings"][-1]
+
+
+def test_what_is_lost_for_mlflow_is_not_promised_to_the_next_run(
+    run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(walk: Any, recipe: Any) -> None:
+        (tracking_file,) = settings.home().glob(f"runs/*/{OUTBOX}")
+        tracking_file.unlink()
+        tracking_file.mkdir()
+
+    monkeypatch.setattr(flow, "pipeline", breaks)
+    (warning,) = run_flow()["warnings"]
+    assert "is lost" in warning and "next run" not in warning
+
+
+def test_what_the_prefect_server_missed_is_promised_to_the_next_run_that_runs_a_stage(
+    run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)
+    monkeypatch.setattr(untold, "server_answers", lambda: False)
+    result = run_flow()
+    assert result["state"] == "completed" and untold.waits(result["flow_run_id"])
+    assert "The next run that runs a stage tells it" in result["warnings"][-1]
 
 
 def test_a_registered_model_answers_with_labels_and_probabilities(finished: FinishedRun) -> None:

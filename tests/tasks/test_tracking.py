@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mlflow.entities import Run
 
 import tasks
 from tasks.runtime import machine, settings, store, tracking
-from tasks.runtime.outbox import Outbox, left_by_others
+from tasks.runtime.outbox import OUTBOX, Outbox, left_by_others
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row
 from tasks.runtime.tracking import (
@@ -307,6 +308,53 @@ def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answ
     assert the_run().info.status == "FINISHED"
     assert len(history("system/cpu_utilization_percentage")) > 2
     assert deliver_left() is None and not left_by_others("")
+
+
+def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, asked, told = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(tell: Callable[[dict[str, float]], None], ended: threading.Event) -> None:
+        asked.set()
+        taken.wait()
+        tell({"cpu_utilization_percentage": 50.0})
+        told.set()
+
+    monkeypatch.setattr(machine, "sample", slow)
+    for name in ("LOAD_WAIT_S", "LAST_WAIT_S", "DEAD_WAIT_S"):
+        monkeypatch.setattr(tracking, name, 0.1)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
+    tracker = Tracker("recipe", "flow-1")
+    assert asked.wait(5)
+    tracker.end("FINISHED")
+    taken.set()
+    assert told.wait(5)
+    assert not Outbox("flow-1").is_open()
+
+
+def test_what_a_full_disk_never_took_is_told_as_lost_and_stops_no_sample(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_, full = os.open, threading.Event()
+
+    def refusing(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if full.is_set() and str(path).endswith(OUTBOX):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open_(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(machine, "sample", lambda tell, ended: None)
+    monkeypatch.setattr(tracking, "DEAD_WAIT_S", 0.1)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
+    full.set()
+    tracker = Tracker("recipe", "flow-1")
+    tracker._sampled({"cpu_utilization_percentage": 50.0})  # the start is not on the disk: no error
+    full.clear()
+    tracker.tags({"fit.key": "k"})
+    tracker._sampled({"cpu_utilization_percentage": 50.0})
+    assert [entry["entry"] for entry, _ in Outbox("flow-1").waiting()] == ["start", "tags", "metrics"]
+    full.set()
+    tracker.end("FINISHED")
+    assert tracker.lost and Outbox("flow-1").is_open()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
