@@ -121,8 +121,14 @@ def training_environment(num_processes: int) -> dict[str, str]:
 
 
 def run(job: Path, argv: list[str]) -> dict[str, Any]:
-    """The figures of a job, run to its end in the environment of a real one. Raises JobFailed, UserError."""
-    return dict(require_finished(run_job(job, argv, on_events=lambda _: None, stall_timeout_s=600.0)).figures)
+    """The figures of a job of one process, run to its end in the environment of a real one.
+
+    Raises JobFailed, UserError.
+    """
+    launched = "accelerate.commands.launch" in argv
+    env = training_environment(1) if launched else None
+    outcome = run_job(job, argv, env=env, on_events=lambda _: None, stall_timeout_s=600.0)
+    return dict(require_finished(outcome).figures)
 
 
 def _write_rows(out: Path) -> Path:
