@@ -20,6 +20,7 @@ from training import fit
 from training.protocol import Job, Outcome, read_events, read_outcome, run_program, sha256
 
 FORKS = multiprocessing.get_context("forkserver")
+END_WITHIN_S = 120.0
 
 
 def run_fit(job_dir: str, rank: dict[str, str]) -> None:
@@ -33,7 +34,7 @@ def start(job_dir: Path, launched: int | None = None) -> list[BaseProcess]:
     """The job's ranks, started; `launched` of them where that is not what the job asks for."""
     count = launched or Job.read(job_dir).settings["compute"]["num_processes"]
     (job_dir / "logs").mkdir(exist_ok=True)
-    processes = [FORKS.Process(target=run_fit, args=(str(job_dir), rank)) for rank in _ranks(count)]
+    processes = [FORKS.Process(target=run_fit, args=(str(job_dir), rank), daemon=True) for rank in _ranks(count)]
     for process in processes:
         process.start()
     return processes
@@ -51,8 +52,7 @@ def _ranks(count: int) -> list[dict[str, str]]:
 
 def finish(job_dir: Path, launched: int | None = None) -> Outcome:
     """How the job ended, after it has; the processes of one that failed must end by themselves."""
-    for process in start(job_dir, launched):
-        process.join(timeout=60)
+    _wait_for_all(start(job_dir, launched), job_dir, time.monotonic() + END_WITHIN_S)
     outcome = read_outcome(job_dir)
     assert outcome is not None, "it died without an outcome"
     return outcome
@@ -61,14 +61,26 @@ def finish(job_dir: Path, launched: int | None = None) -> Outcome:
 def kill_when(job_dir: Path, reached: Callable[[], bool], number: int = signal.SIGKILL, victim: int = 0) -> bool:
     """Start the job and send the signal to one rank once `reached`; whether it was still running then."""
     processes = start(job_dir)
-    while processes[victim].is_alive() and not reached():
+    deadline = time.monotonic() + END_WITHIN_S
+    while processes[victim].is_alive() and not reached() and time.monotonic() < deadline:
         time.sleep(0.0005)
     alive = processes[victim].is_alive()
-    if alive:
+    if alive and time.monotonic() < deadline:
         os.kill(processes[victim].pid or 0, number)
-    for process in processes:
-        process.join(timeout=60)
+        deadline = time.monotonic() + END_WITHIN_S
+    _wait_for_all(processes, job_dir, deadline)
     return alive
+
+
+def _wait_for_all(processes: list[BaseProcess], job_dir: Path, deadline: float) -> None:
+    """Waits for the ranks; those that hang, as ranks do that wait for each other, are killed and fail the test."""
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    for rank in hanging:
+        processes[rank].kill()
+        processes[rank].join()
+    assert not hanging, f"ranks {hanging} of {len(processes)} were still running after {END_WITHIN_S:g} s in {job_dir}"
 
 
 def weights(job_dir: Path) -> str:
