@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
+from tasks.runtime.jobs import TRIED_AGAIN, TRIES
 from tests.drill.compare import Left, left_by, tracking_faults
 from tests.drill.ground import Ground, Run, victims
 from tests.drill.watch import Watch
 
 PARTS = ("flow", "supervisor", "launcher", "rank")
 """Who is drawn. Before there is a launcher or a rank, the next part above it dies in its place."""
-SHORT = 1.5
-"""Bends the draw of delays towards short ones: a run that was killed begins again where it was."""
+SHORT = 2.5
+"""Bends the draw of delays towards short ones: many kills come upon one training, since a run that was killed goes on
+where it was. By the few long ones it gets through every stage."""
 OWN_SERVER_EVERY = 4
 """Of so many trainings, one has runs that start Prefect's server themselves."""
 END_WITHIN_S = 900.0
@@ -42,6 +44,8 @@ class Kills:
     by_processes: Counter[tuple[str, str]] = field(default_factory=Counter)
     trainings: int = 0
     runs: int = 0
+    given_up: list[int] = field(default_factory=list)
+    """Of each run that gave up a job which was killed again and again, its kills."""
     differences: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -105,44 +109,55 @@ class Training:
                 if not waiting:
                     self._fault(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
                     os.kill(run.process.pid, signal.SIGKILL)
-                    return
-                if self._kill(run, waiting.pop()) == "flow":
-                    following = self._start()
                     run.process.wait()
-                    self._watch.condemn(run)
-                    run, parts_killed = following, 0
-                else:
+                    return self._watch.condemn(run)
+                part = self._kill(run, waiting[-1])
+                if part:  # else it has just ended, which is seen next, and the kill falls on a later run
+                    waiting.pop()
                     parts_killed += 1
-            elif run.process.returncode == 0:
+                if part == "flow":
+                    self._watch.condemn(run)
+                    run, parts_killed = self._start(), 0
+                continue
+            self._watch.condemn(run)
+            if run.process.returncode == 0:
                 if len(waiting) == planned:
                     self._whole.seconds = min(self._whole.seconds, time.monotonic() - began)
                 return self._compare(run)
-            elif run.process.returncode == 1 and parts_killed:
-                # A job that is killed under the same run again and again is given up; the next run goes on.
-                run, parts_killed = self._start(), 0
-            else:
-                return self._fault(f"exit status {run.process.returncode}: {run.ending()}")
+            if reason := not_to_be_given_up(run, parts_killed):
+                return self._fault(f"{reason}: {run.ending()}")
+            self._done.given_up.append(parts_killed)
+            print(f"       {self._name}: given up after {parts_killed} kills", flush=True)
+            run, parts_killed = self._start(), 0
 
     def _start(self) -> Run:
         self._done.runs += 1
         return self._ground.start(self._home, f"compute.num_processes={self._processes}", embedded=self._own_server)
 
-    def _kill(self, run: Run, planned: Planned) -> str:
-        """Kills the wanted part, or what there is of it, and tells which it was."""
-        alive = victims(run.process.pid)
+    def _kill(self, run: Run, planned: Planned) -> str | None:
+        """Kills the wanted part, or what there is of it, and tells which it was; None where the run has ended."""
         above = {
             "rank": ("rank", "program", "launcher", "supervisor"),
             "launcher": ("launcher", "program", "supervisor"),
         }
-        part = next((part for part in above.get(planned.part, (planned.part,)) if part in alive), "flow")
-        stage, pids = run.stage(), alive[part]
-        seconds = time.monotonic() - run.started
-        os.kill(pids[int(planned.which * len(pids))], signal.SIGKILL)
-        number = sum(self._done.by_stage.values()) + 1
-        print(f"{number:5}  {self._name}: {part} killed {seconds:.1f} s after the start, in {stage}", flush=True)
-        self._done.by_stage[part, stage] += 1
-        self._done.by_processes[part, str(self._processes)] += 1
-        return part
+        while run.process.poll() is None:
+            alive = victims(run.process.pid)
+            part = next((part for part in above.get(planned.part, (planned.part,)) if part in alive), "flow")
+            stage, pids = run.stage(), alive[part]
+            seconds = time.monotonic() - run.started
+            try:
+                os.kill(pids[int(planned.which * len(pids))], signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # gone in between: taken again from who is alive now
+            # The kernel takes a signal to a flow that has just ended: only its exit status tells.
+            if part == "flow" and run.process.wait() != -signal.SIGKILL:
+                return None
+            number = sum(self._done.by_stage.values()) + 1
+            print(f"{number:5}  {self._name}: {part} killed {seconds:.1f} s after the start, in {stage}", flush=True)
+            self._done.by_stage[part, stage] += 1
+            self._done.by_processes[part, str(self._processes)] += 1
+            return part
+        return None
 
     def _compare(self, run: Run) -> None:
         left = left_by(self._home, run.result())
@@ -157,3 +172,16 @@ class Training:
     def _fault(self, what: str) -> None:
         print(f"       {self._name}: FAULT: {what}", flush=True)
         self._done.faults.append(f"{self._name}: {what}")
+
+
+def not_to_be_given_up(run: Run, parts_killed: int) -> str | None:
+    """Why a run may not have ended as it did after so many kills of its parts; None where a job was given up rightly.
+
+    A job that is killed under the same run again and again is given up; the next run goes on.
+    """
+    status = run.process.returncode
+    kinds = {problem["kind"] for problem in run.result()["problems"]} if run.out.is_file() else set()
+    if status == 1 and parts_killed >= TRIES and kinds and kinds <= set(TRIED_AGAIN):
+        return None
+    told = ", ".join(sorted(kinds)) or "no problem"
+    return f"exit status {status} after {parts_killed} kills of its parts, with {told} told"

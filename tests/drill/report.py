@@ -19,6 +19,8 @@ def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float
         lines += ["kills by stage", *table(kills.by_stage, VICTIMS, ["start", *STAGES[1:], "end"])]
         lines += ["kills by number of processes that train"]
         lines += table(kills.by_processes, VICTIMS, sorted({down for _, down in kills.by_processes}))
+        for count, times in sorted(Counter(kills.given_up).items()):
+            lines += [f"given up after {count} kills: {times} time" + "s" * (times > 1)]
     if fires:
         lines += ["fires", *(f"  {name:<20} {told.splitlines()[0]}" for name, told in fires.items())]
     total, held = sum(kills.by_stage.values()), [*kills.faults, *watch.faults]

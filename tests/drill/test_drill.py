@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tasks.runtime.jobs import TRIES
+from tests.drill import kills as killing
 from tests.drill import watch as watching
 from tests.drill.compare import Left
-from tests.drill.ground import MARK, Run
-from tests.drill.kills import plan
+from tests.drill.ground import MARK, Ground, Run
+from tests.drill.kills import Kills, Planned, Training, Undisturbed, not_to_be_given_up, plan
+from tests.drill.report import summary
 from tests.drill.watch import Watch
 from training.processes import SUPERVISOR
 
@@ -72,3 +77,80 @@ def test_whatever_differs_is_named() -> None:
         "curve.loss",
         "curve.f1",
     ]
+
+
+def ended(folder: Path, status: int, *problems: str) -> Run:
+    """A run that has ended with this status, and told problems of these kinds."""
+    process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
+    process.wait()
+    for name in ("stdout", "stderr"):
+        (folder / name).touch()
+    run = Run(f"{os.getpid()}-1", folder, folder, process)
+    if problems:
+        run.out.write_text(json.dumps({"problems": [{"kind": kind} for kind in problems]}))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("status", "problems", "kills", "rightly"),
+    [
+        (1, ["interrupted"], TRIES, True),
+        (1, ["lost_rank", "stalled"], TRIES + 1, True),
+        (1, ["interrupted"], TRIES - 1, False),
+        (1, ["internal"], TRIES, False),
+        (1, ["interrupted", "internal"], TRIES, False),
+        (1, [], TRIES, False),
+        (2, ["interrupted"], TRIES, False),
+    ],
+)
+def test_a_run_may_give_up_only_after_as_many_kills_as_it_has_tries_and_only_for_them(
+    tmp_path: Path, status: int, problems: list[str], kills: int, rightly: bool
+) -> None:
+    assert (not_to_be_given_up(ended(tmp_path, status, *problems), kills) is None) == rightly
+
+
+class Given(Ground):
+    """Its only run is there already."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder, self.run = run.home, run
+
+    def start(self, home: Path, *settings: str, **more: Any) -> Run:
+        return self.run
+
+
+def training(run: Run, watch: Watch, done: Kills) -> Training:
+    return Training(Given(run), watch, Undisturbed(Left("sha", None, {}, {}, {}), 1.0), 1, done)
+
+
+def test_whatever_outlives_a_run_that_ended_by_itself_is_told_of_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "GONE_WITHIN_S", 0.0)
+    survivor, watch, done = asleep(1), Watch(), Kills()
+    training(ended(tmp_path, 1, "internal"), watch, done).survive([])
+    watch.settle()
+    assert "exit status 1 after 0 kills" in done.faults[0] and watch.left == 1
+    assert survivor.wait(5) == -9
+
+
+def test_a_victim_that_has_gone_in_between_is_no_kill_and_the_next_look_finds_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, flow, rank, done = ended(tmp_path, 0).process.pid, asleep(1), asleep(1), Kills()
+    looks = iter([gone, rank.pid])
+    monkeypatch.setattr(killing, "victims", lambda pid: {"flow": [pid], "rank": [next(looks)]})
+    run = Run(f"{os.getpid()}-1", tmp_path, tmp_path, flow)
+    assert training(run, Watch(), done)._kill(run, Planned("rank", 0.0, 0.0)) == "rank"
+    assert rank.wait(5) == -9 and flow.poll() is None and done.by_stage.total() == 1
+    flow.kill()
+    flow.wait()
+    assert training(run, Watch(), done)._kill(run, Planned("flow", 0.0, 0.0)) is None
+    assert done.by_stage.total() == 1
+
+
+def test_the_summary_tells_how_often_a_job_was_given_up() -> None:
+    kills = Kills(given_up=[3, 4, 3])
+    kills.by_stage["rank", "fit"] = kills.by_processes["rank", "1"] = 10
+    lines = summary(kills, {}, Watch(), 1.0)
+    assert "given up after 3 kills: 2 times" in lines and "given up after 4 kills: 1 time" in lines
