@@ -14,12 +14,13 @@ from prefect.states import Failed
 from flows.pipeline import pipeline
 from flows.report import result
 from tasks.runtime import settings, untold
+from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.progress import PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
-from tasks.runtime.tracking import MlflowFailed, Tracker
+from tasks.runtime.tracking import Tracker
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from tasks.runtime import settings
 from tasks.runtime.code import library_versions
+from tasks.runtime.connection import MAX_LENGTH_TAG, connect, environment, exclusive, failures_told, find_or_create_run
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Ingredients, Work, action
-from tasks.runtime.tracking import MAX_LENGTH_TAG, connect, environment, exclusive, failures_told, find_or_create_run
 from training.recipe import Recipe
 
 MODEL_TAG = "finetune.model_digest"

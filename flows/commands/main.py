@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from flows.commands import plan, predict, run
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from tasks.runtime import settings
+from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.launch import JobFailed
-from tasks.runtime.tracking import MlflowFailed
 from training.problems import UserError, full_disk
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.tracking import failures_told
+from tasks.runtime.connection import failures_told
 from training.protocol import Events, Job, run_program
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.runtime import settings
+from tasks.runtime.connection import MAX_LENGTH_TAG, connect, environment, failures_told
 from tasks.runtime.launch import python_argv, require_finished, run_job
-from tasks.runtime.tracking import MAX_LENGTH_TAG, connect, environment, failures_told
 from training.problems import Problem, UserError, nearest
 from training.protocol import Job
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,18 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.runtime import machine, settings
-from tasks.runtime.locks import FlockManager
+from tasks.runtime.connection import connect, find_or_create_run, first_line, told
 from tasks.runtime.outbox import Outbox, left_by_others
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row
 from training.protocol import EVENTS, read_events
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    pass
 
-FLOW_RUN_TAG = "finetune.flow_run_id"
-# On a registered version: the tokens after which it cuts a text.
-MAX_LENGTH_TAG = "finetune.max_length"
 RETRY_S = 3.0
 LAST_RETRY_S = 0.5
 # How long a retried run waits for whoever just delivers what its earlier try had left.
@@ -41,10 +37,6 @@ MAX_SHOWN_BYTES = 20_000_000
 REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
 
 _logger = logging.getLogger(__name__)
-
-
-class MlflowFailed(Exception):
-    """MLflow did not do what a stage or a command needs at once; the message is for the user."""
 
 
 class Tracker:
@@ -175,7 +167,7 @@ class Tracker:
                     others_waiting = False
                 self.trouble = None
             except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
-                self.trouble = _told(error)
+                self.trouble = told(error)
             if last and (self.trouble is None or self._given_up.wait(LAST_RETRY_S)):
                 return
 
@@ -199,7 +191,7 @@ class Delivery:
                 del self._runs[outbox.run]  # somebody may have deleted it
                 if error.error_code not in REFUSALS:
                     raise
-                _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, _first_line(error))
+                _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, first_line(error))
             outbox.mark(offset)
 
     def deliver_left_by_others(self, run: str) -> None:
@@ -261,42 +253,7 @@ class Delivery:
                 if len(batch) > 1:
                     self._log(run_id, kind, batch, 1)
                 else:
-                    _logger.warning("MLflow refuses %s of %s: %s", batch[0].key, kind, _first_line(error))
-
-
-def connect() -> MlflowClient:
-    """A client of the tracking server, or of the database in the home folder, made ready to be used by many."""
-    # The outbox tries again by itself; minutes of retries inside one call would only delay the end of a run.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    # They print pages about what is raised all the same, and told in one line by whoever asked.
-    for name in ("mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    from mlflow import MlflowClient
-
-    uri = settings.tracking_uri()
-    # Two processes that migrate a fresh SQLite file at once both fail; a server does that by itself.
-    with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        client.search_experiments(max_results=1)
-    return client
-
-
-@contextlib.contextmanager
-def failures_told() -> Iterator[None]:
-    """Around what cannot wait in an outbox. Raises MlflowFailed where MLflow is down or refuses."""
-    from mlflow.exceptions import MlflowException
-    from requests import RequestException
-
-    try:
-        yield
-    except (MlflowException, RequestException) as error:
-        uri = settings.without_credentials(settings.tracking_uri())
-        # Their own traces name the URL with its password.
-        raise MlflowFailed(
-            f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({_told(error)})."
-        ) from None
+                    _logger.warning("MLflow refuses %s of %s: %s", batch[0].key, kind, first_line(error))
 
 
 def deliver_left() -> str | None:
@@ -305,60 +262,8 @@ def deliver_left() -> str | None:
         try:
             Delivery().deliver_left_by_others("")
         except Exception as error:
-            return _told(error)
+            return told(error)
     return None
-
-
-def environment() -> dict[str, str]:
-    """What a child that talks to MLflow by itself is given: the server, and time to store a large model there."""
-    return {
-        "MLFLOW_TRACKING_URI": settings.tracking_uri(),
-        "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "600",
-    }
-
-
-def find_or_create_run(client: MlflowClient, experiment: str, run: str) -> str:
-    """The id of the MLflow run that belongs to the flow run."""
-    with exclusive(f"mlflow-run-{run}"):
-        experiment_id = _experiment_id(client, experiment)
-        found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
-        if found:
-            return str(found[0].info.run_id)
-        created = client.create_run(experiment_id, tags={FLOW_RUN_TAG: run}, run_name=f"{experiment}-{run[-8:]}")
-        return str(created.info.run_id)
-
-
-def _experiment_id(client: MlflowClient, name: str) -> str:
-    with exclusive(f"mlflow-experiment-{name}"):
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        place = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
-        return str(client.create_experiment(name, artifact_location=place))
-
-
-@contextlib.contextmanager
-def exclusive(name: str) -> Iterator[None]:
-    """Keeps other threads and processes that use this home folder out of the block of the same name."""
-    locks = FlockManager(settings.home() / "locks")
-    holder = f"{os.getpid()}-{threading.get_ident()}"
-    locks.acquire_lock(name, holder)
-    try:
-        yield
-    finally:
-        locks.release_lock(name, holder)
-
-
-def _told(error: Exception) -> str:
-    return settings.without_credentials(f"{type(error).__name__}: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    line = (str(error).splitlines() or [""])[0]
-    # Where a connection failed, the cause comes last, behind 300 characters.
-    return line.rpartition("(Caused by ")[2].removesuffix(")")[:200]
 
 
 def _dataset(entry: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks.runtime.tracking import FLOW_RUN_TAG
+from tasks.runtime.connection import FLOW_RUN_TAG
 from training.protocol import read_events
 
 Curve = dict[str, list[tuple[int, float]]]

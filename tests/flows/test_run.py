@@ -20,8 +20,8 @@ import yaml
 from flows import finetune as flow
 from flows.commands import run as command_run
 from tasks.runtime import settings, tracking, untold
+from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.outbox import OUTBOX
-from tasks.runtime.tracking import MlflowFailed
 from tests.flows.small import FinishedRun, command, environment, finetune, states, write_project
 from tests.servers import closed_port
 from training.recipe import parse

@@ -24,19 +24,11 @@ from mlflow.entities import Run
 
 import tasks
 from tasks.runtime import machine, settings, store, tracking
+from tasks.runtime.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, failures_told
 from tasks.runtime.outbox import OUTBOX, Outbox, left_by_others
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row
-from tasks.runtime.tracking import (
-    FLOW_RUN_TAG,
-    Delivery,
-    MlflowFailed,
-    Tracker,
-    connect,
-    deliver_left,
-    environment,
-    failures_told,
-)
+from tasks.runtime.tracking import Delivery, Tracker, deliver_left
 from tests.servers import Server, closed_port, mlflow_server
 
 ROOT = str(Path(tasks.__path__[0]).parent)

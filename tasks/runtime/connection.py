@@ -1,0 +1,128 @@
+"""MLflow's server or database: reached, made, asked by one at a time, and what its failures are called."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.runtime import settings
+from tasks.runtime.locks import FlockManager
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+FLOW_RUN_TAG = "finetune.flow_run_id"
+# On a registered version: the tokens after which it cuts a text.
+MAX_LENGTH_TAG = "finetune.max_length"
+
+
+class MlflowFailed(Exception):
+    """MLflow did not do what a stage or a command needs at once; the message is for the user."""
+
+
+def connect() -> MlflowClient:
+    """A client of the tracking server, or of the database in the home folder, made ready to be used by many."""
+    # The outbox tries again by itself; minutes of retries inside one call would only delay the end of a run.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # They print pages about what is raised all the same, and told in one line by whoever asked.
+    for name in ("mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    from mlflow import MlflowClient
+
+    uri = settings.tracking_uri()
+    # Two processes that migrate a fresh SQLite file at once both fail; a server does that by itself.
+    with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
+        if settings.tracking_is_local():
+            _make_database(settings.home() / "mlflow.db")
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def _make_database(final: Path) -> None:
+    """A new database has all of its tables or is not there: half of them could never be completed."""
+    from mlflow import MlflowClient
+
+    if not final.exists():
+        aside = final.with_name(f".{final.name}-new")
+        for left in final.parent.glob(f"{aside.name}*"):  # by a run that was killed, its journal too
+            left.unlink()
+        MlflowClient(tracking_uri=f"sqlite:///{aside}").search_experiments(max_results=1)
+        aside.rename(final)
+
+
+@contextlib.contextmanager
+def failures_told() -> Iterator[None]:
+    """Around what cannot wait in an outbox. Raises MlflowFailed where MLflow is down or refuses."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    try:
+        yield
+    except (MlflowException, RequestException) as error:
+        uri = settings.without_credentials(settings.tracking_uri())
+        # Their own traces name the URL with its password.
+        raise MlflowFailed(
+            f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({told(error)})."
+        ) from None
+
+
+def environment() -> dict[str, str]:
+    """What a child that talks to MLflow by itself is given: the server, and time to store a large model there."""
+    return {
+        "MLFLOW_TRACKING_URI": settings.tracking_uri(),
+        "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "600",
+    }
+
+
+def find_or_create_run(client: MlflowClient, experiment: str, run: str) -> str:
+    """The id of the MLflow run that belongs to the flow run."""
+    with exclusive(f"mlflow-run-{run}"):
+        experiment_id = _experiment_id(client, experiment)
+        found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        created = client.create_run(experiment_id, tags={FLOW_RUN_TAG: run}, run_name=f"{experiment}-{run[-8:]}")
+        return str(created.info.run_id)
+
+
+def _experiment_id(client: MlflowClient, name: str) -> str:
+    with exclusive(f"mlflow-experiment-{name}"):
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        place = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
+        return str(client.create_experiment(name, artifact_location=place))
+
+
+@contextlib.contextmanager
+def exclusive(name: str) -> Iterator[None]:
+    """Keeps other threads and processes that use this home folder out of the block of the same name."""
+    locks = FlockManager(settings.home() / "locks")
+    holder = f"{os.getpid()}-{threading.get_ident()}"
+    locks.acquire_lock(name, holder)
+    try:
+        yield
+    finally:
+        locks.release_lock(name, holder)
+
+
+def told(error: Exception) -> str:
+    """An error in one line, without passwords."""
+    return settings.without_credentials(f"{type(error).__name__}: {first_line(error)}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first."""
+    line = (str(error).splitlines() or [""])[0]
+    # Where a connection failed, the cause comes last, behind 300 characters.
+    return line.rpartition("(Caused by ")[2].removesuffix(")")[:200]
