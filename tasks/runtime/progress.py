@@ -65,7 +65,7 @@ class PrefectProgress:
             self._show(row.name, 100.0)
 
     def end(self) -> None:
-        """Sends what is left, within reason."""
+        """Sends what is left, within reason. To be called inside the flow, whose connection to the server it uses."""
         self._ended = True
         self._news.set()
         self._thread.join(END_WAIT_S)

@@ -46,10 +46,10 @@ def run(state: str, events: list[dict[str, Any]]) -> tuple[list[Any], str]:
         shown.stage_started("fit", "k")
         fit()
         shown.stage_ended(Row("fit", "k", state, 1.0), None)
+        shown.end()
 
     shown = PrefectProgress()
     body()
-    shown.end()
     with get_client(sync_client=True) as client:
         chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[ids[0]]))
         return client.read_artifacts(artifact_filter=chosen), ids[1]
