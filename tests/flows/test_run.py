@@ -180,6 +180,8 @@ def _start(home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[s
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell has what it runs in the background ignore Ctrl-C, perhaps these tests, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
