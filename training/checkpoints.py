@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,12 +111,15 @@ def _needs(checkpoint: Path) -> list[str]:
 
 
 def _write_manifest(folder: Path, needs: Sequence[str]) -> None:
-    files = []
-    for path in sorted(folder.rglob("*")):
-        fsync(path)
-        if path.is_file():
-            relative = path.relative_to(folder).as_posix()
-            files.append({"path": relative, "bytes": path.stat().st_size, "sha256": sha256(path)})
+    paths = sorted(folder.rglob("*"))
+    with ThreadPoolExecutor(max_workers=1) as disk:
+        written = disk.map(fsync, paths)  # the disk works while the digests are computed
+        files = [
+            {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
+            for path in paths
+            if path.is_file()
+        ]
+        list(written)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": files, "needs": list(needs)}, indent=1))
     fsync(manifest)
