@@ -92,10 +92,6 @@ def label_places(
     return names, {name: place for place, name in enumerate(names)}
 
 
-def _isint(label: str) -> bool:
-    return label.removeprefix("-").isdecimal() and label.isascii() and str(int(label)) == label
-
-
 def _is_number(label: str) -> bool:
     """Whether it is spelt as Python spells a whole number: `-1`, but not `01` or `1.0`."""
     return label.isascii() and label.removeprefix("-").isdecimal() and str(int(label)) == label
