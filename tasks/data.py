@@ -18,7 +18,7 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     """The columns and labels, and the content of the files, the commit, or the callable's code and fingerprint."""
     data = recipe.data
     read = data.model_dump(include={"source", "text", "label", "label_names"})
-    code = ["training.data"]
+    code = ["training.rows.load"]
     if data.source in ("hub", "python"):
         read |= data.model_dump(include={"path", "config", "splits"})
     if data.source == "python":
@@ -44,7 +44,7 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
 @stage(ingredients)
 def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order."""
-    from training.data import load
+    from training.rows.load import load
 
     if pins.data_hub is None:
         return load(recipe.data, {s: [pin.path for pin in pinned] for s, pinned in pins.data_files.items()}, work.out)

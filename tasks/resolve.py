@@ -20,7 +20,7 @@ from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
 from training.snapshot import need_parts, part_of
-from training.sources import find_files, fingerprint, load_callable
+from training.rows.sources import find_files, fingerprint, load_callable
 
 
 def ingredients(recipe: Recipe) -> Ingredients:

@@ -38,9 +38,9 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
 
 
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from training.data import load
+    from training.rows.load import load
     from training.recipe import Data
-    from training.sources import fingerprint, load_callable
+    from training.rows.sources import fingerprint, load_callable
 
     module("my_rows", example("rows"), monkeypatch)
     figures = load(Data(source="python", path="my_rows:rows", text=["text"], label="label"), {}, tmp_path)

@@ -69,3 +69,11 @@ class Spread:
             if below >= half:
                 break
         return {"min": ordered[0], "median": median, "max": ordered[-1]}
+
+    def histogram(self, most_bins: int = 40) -> dict[str, list[int]]:
+        """How often what lengths occur: `counts[i]` numbers from `edges[i]` up to but not `edges[i + 1]`."""
+        if not self._counts:
+            return {"edges": [], "counts": []}
+        edges = np.unique(np.linspace(min(self._counts), max(self._counts) + 1, most_bins + 1).astype(np.int64))
+        counts, _ = np.histogram(list(self._counts), bins=edges, weights=list(self._counts.values()))
+        return {"edges": edges.tolist(), "counts": counts.astype(np.int64).tolist()}

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,6 +34,10 @@ class Problem(BaseModel):
     """The field (`training.learning_rate`), the file with its row, or the name that is wrong."""
     message: str
     """The value, what is allowed, and the next step, in one or two sentences."""
+    check: str | None = None
+    """The check of the rows that found it, as `data.checks` names it."""
+    level: Literal["error", "warning"] = "error"
+    """Whether it ends the run."""
 
 
 class UserError(Exception):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from training.overrides import finetune_entry, merge
 from training.overrides import parse_set as parse_set  # the third way in, beside load and parse
 from training.problems import Problem, UserError
-from training.recipe_problems import NUMBER, WORD, describe, field_name, templated
+from training.recipe_problems import LIST, NUMBER, WORD, describe, field_name, templated
 from training.recipe_rules import Written, broken_rules
 
 Split = Literal["train", "validation", "test"]
@@ -22,6 +22,12 @@ AutoOrCount = Annotated[
     Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
 ]
 Text = Annotated[str, Field(min_length=1)]
+NameOrNames = Annotated[
+    Annotated[Text, Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
+    Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
+]
+ColumnType = Literal["string", "int64", "float64", "bool"]
+Level = Literal["error", "warning", "ignore"]
 
 
 class Section(BaseModel):
@@ -35,25 +41,48 @@ class Section(BaseModel):
 class Data(Section):
     """Where the rows come from and which columns count."""
 
-    source: Literal["hub", "csv", "json", "parquet", "python"]
-    """hub: a dataset of the Hugging Face Hub. csv, json (one object a line), parquet: files.
-    python: a function that gives the rows."""
+    source: Literal["hub", "csv", "json", "parquet", "arrow", "python"]
+    """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
+    objects), parquet, arrow: files; csv and json also packed by gzip or zstd. python: a function or object that
+    gives the rows."""
     path: Text
-    """The dataset's name on the Hub; or a file, folder, glob or URL; or `module:function`.
+    """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`.
     A relative path counts from the working directory."""
     config: str | None = None
     """Which subset of a Hub dataset, such as `sst2` of `nyu-mll/glue`."""
     revision: str | None = None
     """Branch, tag or commit of a Hub dataset (null: main). Pinned to a commit before anything is read."""
+    splits: dict[str, NameOrNames] | None = None
+    """For train, and perhaps validation and test: the Hub split, or the file or files, that hold it
+    (null: found by name; where no name tells, all files are train). Without validation, rows of train are held out."""
+    validation_size: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the train rows held out for validation where there is no such split: by a hash of the text, so that
+    equal texts stay together, and old rows stay where they are when rows are added."""
+    test_size: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the train rows held out for test where there is no such split, in the same way."""
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    """What separates the columns of a CSV file (null: a comma, and in .tsv files a tab)."""
+    encoding: Text = "utf-8"
+    """How text is written in CSV and JSON files: utf-8, utf-16, latin-1, cp1252, …"""
+    rename: dict[Text, Text] = Field(default_factory=dict)
+    """New names of columns by their old ones. All other fields use the new ones."""
+    cast: dict[Text, ColumnType] = Field(default_factory=dict)
+    """Types of columns that are to be other than they are stored: string, int64, float64 or bool."""
+    filter: Text | None = None
+    """Which rows count, such as `stars >= 4 and language in ("en", "de") and not text == ""`."""
+    limit: int | None = Field(default=None, ge=1)
+    """At most as many rows of each split, the first ones: for trials."""
     text: list[Text] = Field(min_length=1, max_length=2)
     """The text column, or the two columns of a pair of texts, in the model's order."""
     label: Text
     """The column of labels: names, or whole numbers."""
     label_names: list[Text] | None = Field(default=None, min_length=2)
     """The labels in the order of the model's outputs (null: as the data names them, else sorted)."""
-    splits: dict[str, Text] | None = None
-    """For train, validation and perhaps test: the Hub split, or the file, that holds it
-    (null: found by name)."""
+    max_file_gb: float = Field(default=20.0, gt=0)
+    """Gigabytes that one file may hold once it is unpacked: a small file may be packed from an endless one."""
+    checks: dict[str, Level] = Field(default_factory=dict)
+    """What becomes of what a check finds, by the check's name: error (nothing is stored), warning or ignore. Rows that
+    cannot be used are left out unless they are an error. The checks: training/rows/checks.py."""
 
 
 class Model(Section):

@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 def tokenize(
     data: Path, tokenizer: Path, out: Path, max_length: int, progress: Progress = lambda done, total: None
 ) -> dict[str, int]:
-    """Writes the token ids of every split of the folder `data` (made by `training.data.load`) to `out`; gives
+    """Writes the token ids of every split of the folder `data` (made by `training.rows.load.load`) to `out`; gives
     the rows, tokens and truncated rows of all splits.
 
     `tokenizer` is a folder with tokenizer.json. `max_length` counts tokens, special ones included; of a pair

@@ -79,7 +79,7 @@ def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> 
     assert {"training/fit.py", "training/trainer.py", "training/batching.py", "tasks/fit.py"} <= counted
     assert not any(name.startswith(("tasks/runtime", "flows", "training/recipe")) for name in counted)
     assert counted.isdisjoint(
-        {"training/protocol.py", "training/supervise.py", "training/data.py", "training/tokens.py"}
+        {"training/protocol.py", "training/supervise.py", "training/rows/load.py", "training/tokens.py"}
     )
 
 

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 
 from training.ipc import Spread, in_blocks, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
-from training.reading import READERS, Block, columns
-from training.sources import split_names
+from training.rows.reading import READERS, Block, columns
+from training.rows.sources import split_names
 
 if TYPE_CHECKING:
     from training.recipe import Data

@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from training.ipc import BLOCK_ROWS
 from training.problems import Problem, UserError, nearest
-from training.sources import load_callable, shown, split_names
+from training.rows.sources import load_callable, shown, split_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.data import label_places, load
+from training.rows.load import label_places, load
 from training.problems import Problem, UserError
-from training.reading import from_dataset
+from training.rows.reading import from_dataset
 from training.recipe import Data
-from training.sources import find_files
+from training.rows.sources import find_files
 
 ROWS: dict[str, list[tuple[str, str]]] = {
     "train": [("good, really", "pos"), ("NA", "neg"), ('say "no"\nand leave', "neg"), ("1.0", "pos")],
@@ -313,6 +313,6 @@ def test_a_column_of_texts_is_not_taken_for_labels(tmp_path: Path) -> None:
 
 def test_reading_imports_no_heavy_library() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'evaluate'}"
-    code = f"import sys, training.data, training.tokens; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, training.rows.load, training.tokens; print(sorted({heavy} & set(sys.modules)))"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ import pytest
 
 from training.problems import UserError
 from training.recipe import Data
-from training.sources import find_files, fingerprint, load_callable
+from training.rows.sources import find_files, fingerprint, load_callable
 
 
 def data(path: Path | str, source: str = "csv", splits: dict[str, str] | None = None) -> Data:
@@ -153,7 +153,7 @@ def test_a_module_that_fails_says_why(my_rows: Path) -> None:
 
 def test_pinning_needs_no_heavy_library() -> None:
     heavy = "{'pyarrow', 'numpy', 'torch', 'transformers', 'datasets', 'tokenizers'}"
-    code = f"import sys, training.sources; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, training.rows.sources; print(sorted({heavy} & set(sys.modules)))"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"
 
