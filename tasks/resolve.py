@@ -19,8 +19,8 @@ from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
-from training.snapshot import need_parts, part_of
 from training.rows.sources import find_files, fingerprint, load_callable
+from training.snapshot import need_parts, part_of
 
 
 def ingredients(recipe: Recipe) -> Ingredients:

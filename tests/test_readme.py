@@ -38,8 +38,8 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
 
 
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from training.rows.load import load
     from training.recipe import Data
+    from training.rows.load import load
     from training.rows.sources import fingerprint, load_callable
 
     module("my_rows", example("rows"), monkeypatch)

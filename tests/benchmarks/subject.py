@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.launch import accelerate_argv, accelerate_environment, python_argv, require_finished, run_job
-from training.rows.load import load
 from training.protocol import OUTPUT, Job
 from training.recipe import Data, Training
+from training.rows.load import load
 from training.tokens import tokenize
 
 KIND = "sequence-classification"

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.rows.load import label_places, load
 from training.problems import Problem, UserError
-from training.rows.reading import from_dataset
 from training.recipe import Data
+from training.rows.load import label_places, load
+from training.rows.reading import from_dataset
 from training.rows.sources import find_files
 
 ROWS: dict[str, list[tuple[str, str]]] = {
