@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from training.problems import Problem, nearest
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe_problems import section_fields
+from training.rows.filters import parse_filter
 
 _SPLITS = ("train", "validation", "test")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -89,6 +90,14 @@ def _columns(written: Written) -> Iterator[tuple[str, str]]:
             "data.label",
             f"{written['data.label']!r} is also a text column; the label has a column of its own.",
         )
+
+
+def _filter(written: Written) -> Iterator[tuple[str, str]]:
+    if (text := written["data.filter"]) is not None:
+        try:
+            parse_filter(text)
+        except ValueError as error:
+            yield "data.filter", str(error)
 
 
 def _label_names(written: Written) -> Iterator[tuple[str, str]]:
@@ -277,6 +286,7 @@ def _alias(written: Written) -> Iterator[tuple[str, str]]:
 _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _data_source,
     _columns,
+    _filter,
     _label_names,
     _splits,
     _model_source,
