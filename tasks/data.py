@@ -11,13 +11,16 @@ from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Recipe
 
 # What a reader of this source imports, beside pyarrow.
-LIBRARIES = {"hub": ("pyarrow", "datasets"), "python": ("pyarrow",)}
+LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
+# Where rows lie, which names are theirs there, and how large a file may be: the files' content says it all.
+NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
 
 
 def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
-    """The columns and labels, and the content of the files, the commit, or the callable's code and fingerprint."""
+    """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
     data = recipe.data
-    read = data.model_dump(include={"source", "text", "label", "label_names"})
+    read = data.model_dump(exclude=NOT_READ)
+    read["checks"].pop("truncated", None)  # another stage's
     code = ["training.rows.load"]
     if data.source in ("hub", "python"):
         read |= data.model_dump(include={"path", "config", "splits"})
@@ -47,6 +50,7 @@ def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
     from training.rows.load import load
 
     if pins.data_hub is None:
-        return load(recipe.data, {s: [pin.path for pin in pinned] for s, pinned in pins.data_files.items()}, work.out)
+        files = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
+        return load(recipe.data, files, work.out, work.progress)
     with told("dataset", recipe.data.path, pins.data_hub.commit):
-        return load(recipe.data, {"commit": pins.data_hub.commit}, work.out)
+        return load(recipe.data, {"commit": pins.data_hub.commit}, work.out, work.progress)
