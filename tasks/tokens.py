@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.runtime.refs import Ref
+from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Level, Recipe
 
@@ -37,9 +37,16 @@ def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, 
         _level(recipe),
         progress=work.progress,
     )
-    problems = json.loads((work.out / "log" / "report.json").read_text())["problems"]
-    work.on_events([{"kind": "warning", "message": f"{p['where']}: {p['message']}"} for p in problems])
+    _show_report(work, recipe.tokens.max_length)
     return figures
+
+
+def _show_report(work: Work, max_length: int) -> None:
+    from training.pictures import draw_tokens
+
+    report = need_report(work.out)
+    tell_warnings(work, report)
+    draw_tokens(report, max_length, work.out / "log")
 
 
 def _level(recipe: Recipe) -> Level:
