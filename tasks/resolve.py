@@ -6,6 +6,7 @@ moved since.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def pin(recipe: Recipe) -> Pins:
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
     processes = max(1, gpus) if compute.num_processes == "auto" else compute.num_processes
     return Pins(mixed_precision=precision, num_processes=processes, **found)
+
+
+def pin_data(recipe: Recipe) -> Pins:
+    """What the recipe's names of data mean now, and nothing else. Raises UserError."""
+    return _pinned_alone(_pin_data, recipe)
+
+
+def pin_tokenizer(recipe: Recipe) -> Pins:
+    """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError."""
+    return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Pins()
+
+
+def _pinned_alone(look: Callable[[Recipe, Pins, list[str]], dict[str, Any]], recipe: Recipe) -> Pins:
+    notes: list[str] = []
+    found = look(recipe, History(recipe.name).last_pins() or Pins(), notes)
+    return Pins(notes=notes, **found)
 
 
 def _pin_data(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:

@@ -22,9 +22,10 @@ def ipc_writer(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWrit
 
 
 @contextmanager
-def ipc_reader(path: Path) -> Iterator[pa.RecordBatchFileReader]:
-    """The record batches of an IPC file, memory-mapped: they hold no memory of their own."""
-    with pa.memory_map(str(path)) as file:
+def ipc_reader(path: Path, *, mapped: bool = True) -> Iterator[pa.RecordBatchFileReader]:
+    """The record batches of an IPC file. Memory-mapped they hold no memory of their own, but what was read of the map
+    counts as memory of the process; else each holds its rows, and is freed with them."""
+    with pa.memory_map(str(path)) if mapped else pa.OSFile(str(path)) as file:
         yield pa.ipc.open_file(file)
 
 

@@ -1,67 +1,108 @@
-"""Texts to token ids, through the `tokenizers` library alone, with the ids that AutoTokenizer would give."""
+"""Texts to token ids, with the ids that AutoTokenizer would give, through the `tokenizers` library alone."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from training.ipc import Spread, in_blocks, ipc_reader, ipc_writer
+from training.ipc import BLOCK_ROWS, Spread, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
-ROWS_AT_ONCE = 2_000  # enough to keep all cores busy; an encoding takes some 100 bytes a token
+    from training.recipe import Level
+
+BYTES_AT_ONCE = 2**19
+"""Of text that are encoded together: enough to keep all cores busy; an encoding takes some 25 bytes for each."""
+CHECK = "truncated"
 
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of some rows: N rows, T tokens of all of them together."""
+
+    lengths: npt.NDArray[np.int32]  # (N,) tokens a row
+    ids: npt.NDArray[np.int32]  # (T,)
+    types: npt.NDArray[np.int8] | None  # (T,) which text of a pair a token is of; None for single texts
+    lost: npt.NDArray[np.int64]  # (N,) tokens a row that did not fit
+
+
+class Encoder(Protocol):
+    """A tokenizer that cuts, and never pads."""
+
+    max_length: int
+
+    def special_tokens(self, pairs: bool) -> int:
+        """Tokens that every row, or pair, has beside those of its texts."""
+
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        """The tokens of these texts, or of these pairs of them."""
+
+
 def tokenize(
-    data: Path, tokenizer: Path, out: Path, max_length: int, progress: Progress = lambda done, total: None
+    data: Path,
+    tokenizer: Path,
+    out: Path,
+    max_length: int,
+    level: Level = "warning",
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, int]:
-    """Writes the token ids of every split of the folder `data` (made by `training.rows.load.load`) to `out`; gives
-    the rows, tokens and truncated rows of all splits.
+    """Writes the token ids of every split of the folder `data` (made by `training.rows.load.load`) to `out`, as
+    `write` does, with the tokenizer.json of the folder `tokenizer`.
 
-    `tokenizer` is a folder with tokenizer.json. `max_length` counts tokens, special ones included; of a pair
-    the longer text is cut first. `progress` gets rows done and rows in all, of all splits.
+    Raises UserError where there is no usable tokenizer.json, and as `write` does.
+    """
+    return write(data, FastEncoder(load_tokenizer(tokenizer, max_length), max_length), out, level, progress)
 
-    `out` gets `<split>.arrow` with columns `input_ids` (list of int32), for pairs `token_type_ids` (list of
-    int8), `length` (int32) and `label` (int64), unpadded; and `report.json` (rows, tokens, truncated rows and
-    lengths a split). Raises UserError where there is no usable tokenizer.json, or no room for any text.
+
+def write(data: Path, encoder: Encoder, out: Path, level: Level, progress: Progress) -> dict[str, int]:
+    """Writes the token ids of every split of `data` to `out`; gives the rows, tokens, truncated rows and lost tokens
+    of all splits.
+
+    The encoder's `max_length` counts tokens, special ones included; of a pair the longer text is cut first. `level`
+    says what it is that rows are cut. `progress` gets rows done and rows in all, of all splits.
+
+    `out` gets `<split>.arrow` with columns `input_ids` (list of int32), for pairs `token_type_ids` (list of int8),
+    `length` (int32) and `label` (int64), unpadded; and `log/report.json` (rows, tokens, truncated rows, lost tokens
+    and lengths a split, and the problems that are warnings). Raises UserError where there is no room for any text, or
+    where rows are cut and that is an error.
     """
     out.mkdir(parents=True, exist_ok=True)
-    encoder = load_tokenizer(tokenizer, max_length)
     files = [path for split in ("train", "validation", "test") if (path := data / f"{split}.arrow").is_file()]
     total, done = sum(map(_count_rows, files)), 0
     tallies: dict[str, Tally] = {}
     for path in files:
         tally = tallies[path.stem] = Tally()
-        with ipc_reader(path) as reader:
+        # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
+        with ipc_reader(path, mapped=False) as reader:
             pairs = "text_pair" in reader.schema.names
-            _need_room(encoder, max_length, pairs)
+            _need_room(encoder, pairs)
             with ipc_writer(out / path.name, _schema(pairs)) as writer:
-                for block in in_blocks(_encoded(encoder, reader, tally, max_length), _schema(pairs)):
-                    writer.write(block)
+                for block in _blocks(reader):
+                    writer.write(_tokens(encoder, block, tally))
                     done += block.num_rows
                     progress(done, total)
-    report = {
-        "rows": {split: tally.rows for split, tally in tallies.items()},
-        "tokens": {split: tally.tokens for split, tally in tallies.items()},
-        "truncated": {split: tally.truncated for split, tally in tallies.items()},
-        "length": {split: tally.lengths.summary() for split, tally in tallies.items()},
-    }
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    problems = [] if level == "ignore" else list(_cut(tallies, encoder.max_length, level))
+    if level == "error" and problems:
+        raise UserError(problems)
+    _write_report(out / "log" / "report.json", tallies, problems)
     return {
         "rows": total,
         "tokens": sum(tally.tokens for tally in tallies.values()),
         "truncated": sum(tally.truncated for tally in tallies.values()),
+        "lost": sum(tally.lost for tally in tallies.values()),
     }
 
 
@@ -72,7 +113,65 @@ class Tally:
     rows: int = 0
     tokens: int = 0
     truncated: int = 0
+    lost: int = 0
+    """Tokens that rows would have had without a limit."""
+    longest: int = 0
+    """Tokens of the longest row without a limit."""
     lengths: Spread = field(default_factory=Spread)
+
+    def add(self, encoded: Encoded) -> None:
+        self.rows += len(encoded.lengths)
+        self.tokens += len(encoded.ids)
+        self.truncated += int(np.count_nonzero(encoded.lost))
+        self.lost += int(encoded.lost.sum())
+        self.longest = max(self.longest, int((encoded.lengths + encoded.lost).max(initial=0)))
+        self.lengths.add(encoded.lengths)
+
+
+class FastEncoder:
+    """A tokenizer of the `tokenizers` library, in its own threads."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        """The tokenizer must cut at `max_length`, without a stride, and not pad."""
+        self.max_length = max_length
+        self._tokenizer = tokenizer
+
+    def special_tokens(self, pairs: bool) -> int:
+        return self._tokenizer.num_special_tokens_to_add(pairs)
+
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
+        # Without offsets into the text, which nobody needs here, it is faster.
+        encodings = self._tokenizer.encode_batch_fast(rows)
+        lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
+        total = int(lengths.sum())
+        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, total)
+        types = None
+        if pairs is not None:
+            types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, total)
+        lost = np.zeros(len(encodings), np.int64)
+        # Only a full row can have lost something; asking is costly.
+        full = np.flatnonzero(lengths >= self.max_length)
+        if len(full):
+            lost[full] = (
+                [self._rest(encodings[row].overflowing) for row in full.tolist()]
+                if pairs is None
+                else self._uncut_lengths([rows[row] for row in full.tolist()]) - lengths[full]
+            )
+        return Encoded(lengths, ids, types, lost)
+
+    def _rest(self, parts: list[Encoding]) -> int:
+        """The tokens of the rest of a text, which comes in parts with special tokens of their own."""
+        return sum(map(len, parts)) - len(parts) * self.special_tokens(pairs=False)
+
+    def _uncut_lengths(self, rows: list[tuple[str, str]]) -> npt.NDArray[np.int64]:
+        """The tokens of whole pairs: the parts of a pair that is cut would be those of each text with all of the
+        other's."""
+        limit = self._tokenizer.truncation
+        self._tokenizer.no_truncation()
+        whole = [len(encoding) for encoding in self._tokenizer.encode_batch_fast(rows)]
+        self._tokenizer.enable_truncation(**limit)
+        return np.array(whole, np.int64)
 
 
 def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
@@ -103,46 +202,79 @@ def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
     return tokenizer
 
 
-def _need_room(tokenizer: Tokenizer, max_length: int, pairs: bool) -> None:
-    special = tokenizer.num_special_tokens_to_add(pairs)
-    if max_length <= special:
-        message = f"{max_length} leaves no room beside the {special} special tokens of each row: choose more."
+def _need_room(encoder: Encoder, pairs: bool) -> None:
+    special = encoder.special_tokens(pairs)
+    if encoder.max_length <= special:
+        message = f"{encoder.max_length} leaves no room beside the {special} special tokens of each row: choose more."
         raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
 
 
-def _encoded(
-    tokenizer: Tokenizer, reader: pa.RecordBatchFileReader, tally: Tally, max_length: int
-) -> Iterator[pa.RecordBatch]:
-    """The token ids of all rows, ROWS_AT_ONCE at a time."""
+def _blocks(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
+    """All rows, at most BLOCK_ROWS at a time."""
     for number in range(reader.num_record_batches):
-        block = reader.get_batch(number)
-        for start in range(0, block.num_rows, ROWS_AT_ONCE):
-            rows = block.slice(start, ROWS_AT_ONCE)
-            texts = rows.column("text").to_pylist()
-            pairs = "text_pair" in rows.schema.names
-            if pairs:
-                texts = list(zip(texts, rows.column("text_pair").to_pylist(), strict=True))
-            # Without offsets into the text, which nobody needs here, it is faster.
-            encodings = tokenizer.encode_batch_fast(texts)
-            lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
-            tally.rows += rows.num_rows
-            tally.tokens += int(lengths.sum())
-            tally.lengths.add(lengths)
-            # Only a full row can have lost something; asking is costly.
-            full = np.flatnonzero(lengths == max_length).tolist()
-            tally.truncated += sum(bool(encodings[place].overflowing) for place in full)
-            columns = [_lists((encoding.ids for encoding in encodings), lengths, np.int32)]
-            if pairs:
-                columns.append(_lists((encoding.type_ids for encoding in encodings), lengths, np.int8))
-            columns += [pa.array(lengths), rows.column("label")]
-            yield pa.RecordBatch.from_arrays(columns, schema=_schema(pairs))
+        batch = reader.get_batch(number)
+        for start in range(0, batch.num_rows, BLOCK_ROWS):
+            yield batch.slice(start, BLOCK_ROWS)
 
 
-def _lists(rows: Iterator[list[int]], lengths: np.ndarray[Any, Any], kind: type[np.integer[Any]]) -> pa.Array:
-    """An Arrow column of lists, built from two flat arrays."""
-    values = np.fromiter(chain.from_iterable(rows), kind, int(lengths.sum()))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+def _tokens(encoder: Encoder, block: pa.RecordBatch, tally: Tally) -> pa.RecordBatch:
+    """The token features of a block, in memory of its own: a slice of a larger one would be written with up to 63
+    bytes of whatever follows it there."""
+    pairs = "text_pair" in block.schema.names
+    pieces = []
+    for start, stop in _pieces(block):
+        rows = block.slice(start, stop - start)
+        second = rows.column("text_pair").to_pylist() if pairs else None
+        pieces.append(encoder.encode(rows.column("text").to_pylist(), second))
+        tally.add(pieces[-1])
+    lengths = np.concatenate([piece.lengths for piece in pieces])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    flat = [np.concatenate([piece.ids for piece in pieces])]
+    if pairs:
+        flat.append(np.concatenate([piece.types for piece in pieces if piece.types is not None]))
+    columns = [pa.ListArray.from_arrays(offsets, pa.array(values)) for values in flat]
+    labels = pa.array(np.array(block.column("label")))
+    return pa.RecordBatch.from_arrays([*columns, pa.array(lengths), labels], schema=_schema(pairs))
+
+
+def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+    """Stretches of rows, from one up to another, of about BYTES_AT_ONCE of text."""
+    sizes = sum(
+        pc.binary_length(block.column(name)).to_numpy() for name in ("text", "text_pair") if name in block.schema.names
+    )
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1
+    bounds = [0, *ends.tolist(), block.num_rows]
+    return pairwise(bounds)
+
+
+def _cut(tallies: Mapping[str, Tally], max_length: int, level: Level) -> Iterator[Problem]:
+    """A problem for each split with rows that are longer than allowed."""
+    for split, tally in tallies.items():
+        if tally.truncated:
+            whole = tally.tokens + tally.lost
+            message = (
+                f"{max_length} cuts {tally.truncated:,} of {tally.rows:,} rows of {split} "
+                f"({tally.truncated / tally.rows:.1%}) and loses {tally.lost:,} of {whole:,} tokens "
+                f"({tally.lost / whole:.1%}): {tally.longest:,} would keep all, if the model takes as many. "
+                f"Where the cut is meant, set data.checks.{CHECK} to ignore."
+            )
+            yield Problem(kind="tokens", where="tokens.max_length", message=message, check=CHECK, level=level)
+
+
+def _write_report(path: Path, tallies: Mapping[str, Tally], problems: list[Problem]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    report = {
+        "rows": {split: tally.rows for split, tally in tallies.items()},
+        "tokens": {split: tally.tokens for split, tally in tallies.items()},
+        "truncated": {split: tally.truncated for split, tally in tallies.items()},
+        "lost": {split: tally.lost for split, tally in tallies.items()},
+        "length": {
+            split: {**tally.lengths.summary(), "histogram": tally.lengths.histogram()}
+            for split, tally in tallies.items()
+        },
+        "problems": [problem.model_dump() for problem in problems],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _schema(pairs: bool) -> pa.Schema:
@@ -152,5 +284,6 @@ def _schema(pairs: bool) -> pa.Schema:
 
 
 def _count_rows(path: Path) -> int:
+    # Mapped, only what describes each batch is read.
     with ipc_reader(path) as reader:
         return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))

@@ -81,7 +81,7 @@ class Subject:
     @cached_property
     def rows(self) -> int:
         """Of the training split."""
-        return int(json.loads((self.tokens / "report.json").read_text())["rows"]["train"])
+        return int(json.loads((self.tokens / "log" / "report.json").read_text())["rows"]["train"])
 
     def training_job(self, name: str, program: str = "training.fit", num_processes: int = 1, **training: Any) -> Path:
         """A job as the stage fit writes it; `training` changes the recipe's training section."""

@@ -136,10 +136,17 @@ def test_lengths_that_the_tokenizer_was_saved_with_do_not_leak(tmp_path: Path) -
     assert (tmp_path / "used" / "train.arrow").read_bytes() == (tmp_path / "plain" / "train.arrow").read_bytes()
 
 
+ROWS = ["the fox", "the", " ".join(["the"] * 9), " ".join(["the"] * 6)]
+
+
+def report_of(out: Path) -> Any:
+    return json.loads((out / "log" / "report.json").read_text())
+
+
 def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     figures = tokenize(
-        save_rows(tmp_path / "data", ["the fox", "the", " ".join(["the"] * 9), " ".join(["the"] * 6)]),
+        save_rows(tmp_path / "data", ROWS),
         save_tokenizer(tmp_path / "tokenizer"),
         tmp_path / "out",
         8,
@@ -147,12 +154,41 @@ def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
     )
     lengths = rows_of(tmp_path / "out").column("length").to_pylist()
     assert lengths[1:] == [3, 8, 8]  # six words and two special tokens fit exactly, nine do not
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["truncated"] == {"train": 1, "validation": 1}
+    report = report_of(tmp_path / "out")
+    assert report["truncated"] == {"train": 1, "validation": 1} and report["lost"] == {"train": 3, "validation": 3}
     assert report["tokens"]["train"] == sum(lengths)
-    assert report["length"]["train"] == {"min": 3, "median": sorted(lengths)[1], "max": 8}
-    assert figures == {"rows": 8, "tokens": 2 * sum(lengths), "truncated": 2}
+    spread = report["length"]["train"]
+    assert (spread["min"], spread["median"], spread["max"]) == (3, sorted(lengths)[1], 8)
+    counts = dict(zip(spread["histogram"]["edges"], spread["histogram"]["counts"], strict=False))
+    assert (counts[3], counts[8], sum(counts.values())) == (1, 2, 4)
+    assert figures == {"rows": 8, "tokens": 2 * sum(lengths), "truncated": 2, "lost": 6}
     assert seen == [(4, 8), (8, 8)]
+
+
+def test_what_is_cut_is_told_for_each_split_with_what_would_keep_all(tmp_path: Path) -> None:
+    data, folder = save_rows(tmp_path / "data", ROWS), save_tokenizer(tmp_path / "tokenizer")
+    tokenize(data, folder, tmp_path / "warned", 8)
+    report = report_of(tmp_path / "warned")
+    whole = report["tokens"]["train"] + 3
+    assert [(p["where"], p["check"], p["level"]) for p in report["problems"]] == [
+        ("tokens.max_length", "truncated", "warning")
+    ] * 2
+    assert report["problems"][0]["message"] == (
+        f"8 cuts 1 of 4 rows of train (25.0%) and loses 3 of {whole} tokens ({3 / whole:.1%}): 11 would keep all, "
+        "if the model takes as many. Where the cut is meant, set data.checks.truncated to ignore."
+    )
+    tokenize(data, folder, tmp_path / "ignored", 8, "ignore")
+    assert report_of(tmp_path / "ignored") == {**report, "problems": []}
+    tokenize(data, folder, tmp_path / "enough", 11, "error")
+    assert report_of(tmp_path / "enough")["problems"] == []
+
+
+def test_rows_that_are_cut_can_be_an_error_that_names_every_split(tmp_path: Path) -> None:
+    data, folder = save_rows(tmp_path / "data", ROWS), save_tokenizer(tmp_path / "tokenizer")
+    with pytest.raises(UserError) as raised:
+        tokenize(data, folder, tmp_path / "out", 8, "error")
+    assert [(p.check, p.level) for p in raised.value.problems] == [("truncated", "error")] * 2
+    assert "of train (" in str(raised.value) and "of validation (" in str(raised.value)
 
 
 def test_the_same_rows_give_the_same_bytes_however_they_are_batched(
@@ -161,9 +197,9 @@ def test_the_same_rows_give_the_same_bytes_however_they_are_batched(
     data = save_rows(tmp_path / "data", [f"the fox {i} " * (i % 7 + 1) for i in range(5_003)])
     folder = save_tokenizer(tmp_path / "tokenizer")
     tokenize(data, folder, tmp_path / "one", 16)
-    monkeypatch.setattr("training.tokens.ROWS_AT_ONCE", 37)
+    monkeypatch.setattr("training.tokens.BYTES_AT_ONCE", 999)
     tokenize(data, folder, tmp_path / "two", 16)
-    for file in ("train.arrow", "validation.arrow", "report.json"):
+    for file in ("train.arrow", "validation.arrow", "log/report.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
