@@ -67,10 +67,20 @@ def _lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
         axes.set_title(said, loc="left", fontsize=9)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _plain(axes)
-    panels[-1].set_xlabel(f"{unit} (dashed: the median)")
+    end = _end(lengths)
+    panels[-1].set_xlim(0, end)
+    panels[-1].set_xlabel(f"{unit} (dashed: the median{'; the longest lie outside' if end else ''})")
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     figure.supylabel(f"share of the rows, a {unit.removesuffix('s')}", fontsize="medium")
     return figure
+
+
+def _end(lengths: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Where the drawing ends: a few texts that are far longer than all others would press those into one bar. None:
+    behind the longest."""
+    edges = [entry["histogram"]["edges"] for entry in lengths.values()]
+    far = [len(one) > 2 and one[-1] - one[-2] > 5 * (one[-2] - one[-3]) for one in edges]
+    return max(one[-2] if out else one[-1] for one, out in zip(edges, far, strict=True)) * 1.02 if any(far) else None
 
 
 def _labels(labels: Mapping[str, Mapping[str, int]]) -> Figure:
