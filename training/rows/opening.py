@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from training.problems import Problem, UserError
+from training.rows.sources import PACKED
 from training.rows.urls import PIECE_BYTES, is_url, open_url, shown, told
 
 if TYPE_CHECKING:
     from training.recipe import Data
-
-PACKED = {".gz": "gzip", ".zst": "zstd"}
-"""Suffixes of packed files, and what packed them."""
 
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does, so it comes first

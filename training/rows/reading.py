@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from training.ipc import BLOCK_ROWS
 from training.problems import Problem, UserError, nearest
-from training.rows.sources import load_callable, shown, split_names
+from training.rows.sources import load_object, shown, split_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
@@ -214,7 +214,7 @@ def from_dataset(dataset: Dataset, data: Data, where: str) -> Iterator[Block]:
 def read_python(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
     """The mappings that the callable `data.path` gives for the split; it is called once for each."""
     name = split_names(data)[split]
-    rows = load_callable(data.path)(name)
+    rows = load_object(data.path)(name)
     where = f"{data.path}({name!r})"
     if not isinstance(rows, Iterable):
         raise _refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")

@@ -41,9 +41,14 @@ def is_url(file: str) -> bool:
     return "://" in file
 
 
+def local(file: str) -> str:
+    """The path of a `file://` URL; anything else as it is."""
+    return file.removeprefix("file://") if file.startswith("file:///") else file
+
+
 def protocol(url: str) -> str:
-    """`s3` of `s3://bucket/rows.csv`."""
-    return url.partition("://")[0].rpartition("::")[2].lower()
+    """`s3` of `s3://bucket/rows.csv`; nothing of a path."""
+    return url.partition("://")[0].lower() if is_url(url) else ""
 
 
 def shown(file: Path | str) -> str:
@@ -58,13 +63,11 @@ def shown(file: Path | str) -> str:
 
 def secret_in(url: str) -> str | None:
     """What of a URL is nobody else's business, by its name and never by its value; None where nothing is."""
-    for part in url.split("::"):
-        if _PASSWORD.search(part) or (protocol(part) in ("http", "https") and "@" in urlsplit(part).netloc):
-            return "a user's name or password"
-        for name, _ in parse_qsl(urlsplit(part).query):
-            if _SECRET.search(name):
-                return f"the parameter {name}"
-    return None
+    if not is_url(url):
+        return None
+    if _PASSWORD.search(url) or (protocol(url) in ("http", "https") and "@" in urlsplit(url).netloc):
+        return "a user's name or password"
+    return next((f"the parameter {name}" for name, _ in parse_qsl(urlsplit(url).query) if _SECRET.search(name)), None)
 
 
 def _without_secrets(url: str) -> str:
@@ -76,6 +79,8 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
     Raises UserError for a protocol that nobody knows or whose package is missing.
     """
+    if "::" in url:
+        raise _problem(url, "names a file inside another: unpack that, and name the file itself.")
     from fsspec import available_protocols
     from fsspec.core import url_to_fs
 
@@ -159,9 +164,16 @@ def _why(error: BaseException) -> str:
 
 
 def open_url(url: str) -> Any:
-    """A URL's bytes as a file of fsspec's. Errors are those of the file system: see `told`."""
+    """A URL's bytes as a file of fsspec's. Its errors are those of the file system: see `told`."""
     system, path = filesystem(url)
     return system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
+
+
+def pieces(url: str) -> Iterator[bytes]:
+    """The bytes of a URL, as they lie there. Raises UserError where they cannot be read."""
+    with told(url), contextlib.closing(open_url(url)) as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
 
 
 def _problem(file: str, message: str, kind: str = "data") -> UserError:

@@ -10,7 +10,7 @@ import pytest
 
 from training.problems import UserError
 from training.recipe import Data
-from training.rows.sources import find_files, fingerprint, load_callable
+from training.rows.sources import find_files, fingerprint, load_object
 
 
 def data(path: Path | str, source: str = "csv", splits: dict[str, str] | None = None) -> Data:
@@ -115,7 +115,7 @@ def my_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_callable_of_the_working_directory_is_found(my_rows: Path) -> None:
-    rows = load_callable(f"{my_rows.stem}:rows")
+    rows = load_object(f"{my_rows.stem}:rows")
     assert rows("train") == []
     assert fingerprint(rows) == "v1"
 
@@ -125,7 +125,7 @@ def test_a_callable_without_a_fingerprint_has_none() -> None:
 
 
 def test_the_working_directory_shadows_no_library(my_rows: Path) -> None:
-    load_callable(f"{my_rows.stem}:rows")
+    load_object(f"{my_rows.stem}:rows")
     assert sys.path.index(str(my_rows.parent)) == len(sys.path) - 1
 
 
@@ -140,7 +140,7 @@ def test_the_working_directory_shadows_no_library(my_rows: Path) -> None:
 )
 def test_a_wrong_callable_says_what_is_wrong(my_rows: Path, change: object, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        load_callable(change(my_rows.stem))  # type: ignore[operator]
+        load_object(change(my_rows.stem))  # type: ignore[operator]
     assert raised.value.problems[0].where == "data.path"
 
 
@@ -148,7 +148,7 @@ def test_a_module_that_fails_says_why(my_rows: Path) -> None:
     broken = my_rows.with_name(f"{my_rows.stem}_broken.py")
     broken.write_text("import no_such_library\n")
     with pytest.raises(UserError, match=r"importing .* failed: No module named 'no_such_library'"):
-        load_callable(f"{broken.stem}:rows")
+        load_object(f"{broken.stem}:rows")
 
 
 def test_pinning_needs_no_heavy_library() -> None:
