@@ -56,8 +56,12 @@ class Digests:
         known = self._recall(memory, _identity(before))
         if known:
             return known
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            error.filename = str(path)  # which reading does not tell, and opening does
+            raise
         settled = time.time_ns() - before.st_ctime_ns > SETTLED_S * 1e9
         if settled and _identity(path.stat()) == _identity(before):
             self._keep(memory, _identity(before), digest)
