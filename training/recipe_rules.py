@@ -18,8 +18,11 @@ from training.rows.urls import secret_in
 
 _SPLITS = ("train", "validation", "test")
 # The usual ones, to be near to; any that Python knows may be used.
-_ENCODINGS = ("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "iso-8859-15", "cp1250")
-_ENCODINGS += ("cp1251", "cp1252", "mac-roman", "koi8-r", "shift-jis", "euc-jp", "euc-kr", "gbk", "gb18030", "big5")
+_ENCODINGS = (
+    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "iso-8859-15"),
+    *("cp1250", "cp1251", "cp1252", "mac-roman", "koi8-r"),
+    *("shift-jis", "euc-jp", "euc-kr", "gbk", "gb18030", "big5"),
+)
 _FILES = ("csv", "json", "parquet", "arrow")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _METRICS = ("accuracy", "f1", "precision", "recall")

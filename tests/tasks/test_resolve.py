@@ -144,15 +144,21 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"), [("two/train.csv", "HEAD /rows/two/train.csv"), ("two", "GET /rows"), ("two/*.csv", "GET /rows")]
+    ("path", "splits", "asked"),
+    [
+        ("two/train.csv", None, "HEAD /rows/two/train.csv"),
+        ("two", None, "GET /rows"),
+        ("two/*.csv", None, "GET /rows"),
+        ("two", {"train": ["train"], "test": "d*.csv"}, "GET /rows"),
+    ],
 )
 def test_what_is_unchanged_on_s3_costs_one_question_and_what_changed_is_another_pin(
-    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str, asked: str
+    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str, splits: dict[str, Any] | None, asked: str
 ) -> None:
     s3.reached(monkeypatch, **KEYS)
     for name in ("train", "dev"):
         s3.put(f"two/{name}.csv", ROWS)
-    recipe = recipe_of({**FILES, "path": f"s3://{BUCKET}/{path}"})
+    recipe = recipe_of({**FILES, "path": f"s3://{BUCKET}/{path}", "splits": splits})
     before = pin(recipe)
     s3.asked.clear()
     assert pin(recipe) == before and s3.asked == [asked]

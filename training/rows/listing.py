@@ -17,7 +17,7 @@ from training.problems import Problem, UserError, nearest
 from training.rows.urls import filesystem, is_url, local, protocol, shown, told
 
 # What file systems call a value that changes with a file's content; the first that one tells is taken.
-_CONTENT = ("ETag", "etag", "md5", "md5Hash", "Content-MD5", "Digest", "checksum", "crc32c", "generation")
+_CONTENT = ("ETag", "etag", "md5", "md5Hash", "Content-MD5", "Digest", "checksum", "crc32c", "generation", "blob_id")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created")
 
 # Some file systems count in whole seconds, and clocks differ.

@@ -52,6 +52,7 @@ class Opened(io.RawIOBase):
     def __init__(self, stored: _Stored, pieces: Iterator[bytes]) -> None:
         self._stored, self._pieces = stored, pieces
         self._rest = memoryview(b"")
+        self._failed: Exception | None = None
         # pyarrow reads ahead from a thread of its own, which may still read when its reader is given up.
         self._lock = threading.Lock()
 
@@ -92,8 +93,14 @@ class Opened(io.RawIOBase):
         """Some bytes, at most so many (below 0: any number), none only at the end."""
         if self.closed:
             raise ValueError("the file is closed")
-        while not self._rest and (piece := next(self._pieces, None)) is not None:
-            self._rest = memoryview(piece)
+        if self._failed:
+            raise self._failed  # again: a broken file must never look like one that ended
+        try:
+            while not self._rest and (piece := next(self._pieces, None)) is not None:
+                self._rest = memoryview(piece)
+        except Exception as error:
+            self._failed = error
+            raise
         cut = len(self._rest) if most < 0 else most
         taken, self._rest = self._rest[:cut], self._rest[cut:]
         return taken
@@ -124,7 +131,7 @@ def seekable(file: str) -> Iterator[pa.NativeFile]:
         with local:
             yield local
         return
-    with contextlib.closing(_Stored(file)) as stored:
+    with contextlib.closing(_Stored(file, by_place=True)) as stored:
         if not stored.seekable():
             message = "is on a server that gives files from their beginning only: download it, and name the file."
             raise _problem(file, message)
@@ -135,12 +142,16 @@ def seekable(file: str) -> Iterator[pa.NativeFile]:
 class _Stored:
     """A file as it lies, read by whoever wants a Python file. Its errors are the user's."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, *, by_place: bool = False) -> None:
         self.file, self.done = file, 0
         self.closed = False
+        self.size: int | None
         with told(file):
-            self._bytes = open_url(file) if is_url(file) else io.FileIO(file)
-            self.size: int | None = self._bytes.size if is_url(file) else os.fstat(self._bytes.fileno()).st_size
+            if is_url(file):
+                self._bytes, self.size = open_url(file, by_place=by_place)
+            else:
+                self._bytes = io.FileIO(file)
+                self.size = os.fstat(self._bytes.fileno()).st_size
 
     def read(self, size: int = PIECE_BYTES) -> bytes:
         """So many bytes, fewer at the end only: a network gives what has come."""
@@ -153,10 +164,13 @@ class _Stored:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def seekable(self) -> bool:
+        """Whether it may be read by place. The last byte is read to see it."""
         try:
             with told(self.file):
+                self._bytes.seek(max(0, (self.size or 0) - 1))
+                self._bytes.read(1)
                 self._bytes.seek(0)
-        except (ValueError, NotImplementedError):  # a stream of HTTP's
+        except (ValueError, NotImplementedError):  # of a web server that gives no parts
             return False
         return True
 

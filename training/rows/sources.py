@@ -65,12 +65,10 @@ def find(data: Data) -> dict[str, list[Found]]:
     (`train-00000-of-00002.parquet`) belong to their name. Raises UserError with what was looked for and what is there.
     """
     listing, suffixes = Listing(), SUFFIXES[data.source]
-    folder, there = "", []
-    if data.splits is None or not _is_web(data.path):
-        folder, there = listing.covered(data.path, suffixes)
+    if data.splits is not None and _is_web(data.path):
+        search = _Search(data, listing, data.path.rstrip("/"), [])
     else:
-        folder = data.path.rstrip("/")
-    search = _Search(data, listing, folder, there)
+        search = _Search(data, listing, *listing.covered(data.path, suffixes))
     found = search.by_name() if data.splits is None else search.as_named(data.splits)
     if search.problems:
         raise UserError(search.problems)
@@ -109,32 +107,31 @@ class _Search:
             like = [file.name for file in self._there if _is_like_a_split(file.name)]
             if self._there and not found and not like:
                 return {"train": self._there}
-            self._tell("data.path", self._absent("train", FILE_NAMES["train"]))
+            self._tell("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
         return found
 
     def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[Found]:
         """The files that one of a split's names stands for."""
-        forms = self._forms(names)
+        forms = self._forms(names, anywhere=needed)
         try:
             hits = {form: files for form in forms if (files := self._matching(form, anywhere=needed))}
         except UserError as error:  # of a file system that does not answer
             self.problems += error.problems
             return []
         if len(hits) > 1:
-            files = ", ".join(shown(file.file) for found in hits.values() for file in found[:2])
-            message = f"the {split} split could be any of {files}: name its file in data.splits.{split}."
-            self._tell(where, message)
+            some = ", ".join(shown(file.file) for found in hits.values() for file in found[:2])
+            self._tell(where, f"the {split} split could be any of {some}: name its file in data.splits.{split}.")
         elif not hits and needed:
-            self._tell(where, self._absent(split, names))
+            self._tell(where, self._absent(split, names, anywhere=True))
         return next(iter(hits.values()), [])
 
-    def _forms(self, names: Iterable[str]) -> list[str]:
-        """The globs by which a split's files may be meant."""
+    def _forms(self, names: Iterable[str], anywhere: bool) -> list[str]:
+        """The globs by which a split's files may be meant; on the web, which lists nothing, the name itself."""
         digits = "[0-9]" * 5
         forms = []
         for name in names:
             forms.append(name)
-            if not glob.has_magic(name) and not _is_web(joined(self._folder, name)):
+            if not glob.has_magic(name) and not (anywhere and _is_web(joined(self._folder, name))):
                 forms += [name + suffix for suffix in self._suffixes]
                 forms += [f"{name}-{digits}-of-{digits}{suffix}" for suffix in self._suffixes]
         return forms
@@ -144,8 +141,11 @@ class _Search:
             return self._listing.matching(joined(self._folder, form))
         return [file for file in self._there if fnmatchcase(file.name, form)]
 
-    def _absent(self, split: str, names: list[str]) -> str:
-        looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in self._forms(names))
+    def _absent(self, split: str, names: list[str], anywhere: bool) -> str:
+        forms = [form for form in self._forms(names, anywhere) if form in names or not form.endswith((*PACKED,))]
+        looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
+        if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
+            looked += f" (also {' and '.join(PACKED)})"
         have = ", ".join(file.name for file in self._there[:20]) or "nothing of the kind"
         near = nearest(names[0], [text for file in self._there for text in (file.name, _stem(file.name))])
         return (

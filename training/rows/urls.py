@@ -28,6 +28,7 @@ _SECRET = re.compile(r"signature|token|secret|passw|credential|access.?key|api.?
 # Where the clients of a file system look for credentials by themselves.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)",
+    "hf": "HF_TOKEN",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
@@ -163,15 +164,21 @@ def _why(error: BaseException) -> str:
     return _without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
 
 
-def open_url(url: str) -> Any:
-    """A URL's bytes as a file of fsspec's. Its errors are those of the file system: see `told`."""
+def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
+    """A URL's bytes as a file of fsspec's, to be read from the beginning or, more slowly, by place; and how many
+    they are, where that is known. Its errors are those of the file system: see `told`."""
     system, path = filesystem(url)
-    return system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
+    if protocol(url) not in ("http", "https") or by_place:
+        file = system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
+        return file, getattr(file, "size", None)
+    # Not every web server gives parts of a file, and one answer is read faster than many.
+    size = system.info(path)["size"]
+    return system.open(path, "rb", block_size=0, size=size), size
 
 
 def pieces(url: str) -> Iterator[bytes]:
     """The bytes of a URL, as they lie there. Raises UserError where they cannot be read."""
-    with told(url), contextlib.closing(open_url(url)) as file:
+    with told(url), contextlib.closing(open_url(url)[0]) as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
 
