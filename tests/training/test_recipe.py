@@ -319,6 +319,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, wher
         "https://host:8080/a@b/rows.csv?design=1",
         "abfs://container@account.dfs.core.windows.net/rows.csv",
         "sftp://me@host/rows.csv",
+        "https://[no-host/rows.csv",
     ],
 )
 def test_a_url_without_a_secret_is_taken(url: str) -> None:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from training.problems import Problem, UserError, nearest
-from training.rows.urls import filesystem, is_url, local, protocol, shown, told
+from training.rows.urls import filesystem, is_url, is_web, local, name_of, shown, told
 
 # What file systems call a value that changes with a file's content; the first that one tells is taken.
 _CONTENT = ("ETag", "etag", "md5", "md5Hash", "Content-MD5", "Digest", "checksum", "crc32c", "generation", "blob_id")
@@ -39,7 +39,7 @@ class Found:
     @property
     def name(self) -> str:
         """`train.csv` of `s3://bucket/train.csv`."""
-        return _base(self.file)
+        return name_of(self.file)
 
 
 class Listing:
@@ -72,10 +72,10 @@ class Listing:
         """The files that a path, a URL or a glob of either stands for, by name; none where there are none."""
         if not is_url(pattern):
             return _sorted(Found(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
-        if protocol(pattern) in ("http", "https") and not _has_magic(pattern):
+        if is_web(pattern) and not _has_magic(pattern):
             return _some(asked(pattern))  # such a server lists nothing
         folder, _, last = pattern.rpartition("/")
-        if _has_magic(folder) or "**" in last or protocol(pattern) in ("http", "https"):
+        if _has_magic(folder) or "**" in last or is_web(pattern):
             return _globbed(pattern)
         return [found for found in self._folder(folder) if fnmatchcase(found.name, last)]
 
@@ -83,7 +83,7 @@ class Listing:
         parent = url.rpartition("/")[0]
         if _has_magic(url):
             return _fixed_part(url), _of(suffixes if url.endswith("*") else (), self.matching(url))
-        if protocol(url) in ("http", "https"):
+        if is_web(url):
             return parent, _some(asked(url))
         if re.search(r"\.\w+$", url):  # most likely a file: one question, where a folder of many would be several
             file = asked(url)
@@ -107,7 +107,7 @@ class Listing:
             if [info["name"] for info in listed] == [path]:  # a file after all
                 self._folders[url] = [_found(url, files[0])]
             else:
-                self._folders[url] = _sorted(_found(f"{url}/{_base(info['name'])}", info) for info in files)
+                self._folders[url] = _sorted(_found(f"{url}/{name_of(info['name'])}", info) for info in files)
         return self._folders[url]
 
 
@@ -173,7 +173,7 @@ def _globbed(url: str) -> list[Found]:
         system.invalidate_cache()
         found = system.glob(path, detail=True)
     infos = [info for info in found.values() if info["type"] == "file"]
-    if protocol(url) in ("http", "https"):
+    if is_web(url):
         return _sorted(_found(info["name"], info) for info in infos)
     return _sorted(_found(start + info["name"][below:], info) for info in infos)
 
@@ -187,13 +187,7 @@ def _fixed_part(pattern: str) -> str:
 
 def _has_magic(pattern: str) -> bool:
     # A question mark begins the parameters of a URL of the web.
-    return "*" in pattern if protocol(pattern) in ("http", "https") else glob.has_magic(pattern)
-
-
-def _base(file: str) -> str:
-    if protocol(file) in ("http", "https"):
-        file = file.partition("?")[0]
-    return file.rpartition("/")[2]
+    return "*" in pattern if is_web(pattern) else glob.has_magic(pattern)
 
 
 def _of(suffixes: Sequence[str], found: Iterable[Found]) -> list[Found]:

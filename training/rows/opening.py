@@ -7,14 +7,14 @@ import contextlib
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from training.problems import Problem, UserError
 from training.rows.sources import PACKED
-from training.rows.urls import PIECE_BYTES, is_url, open_url, shown, told
+from training.rows.urls import PIECE_BYTES, is_url, name_of, open_url, shown, told
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -49,7 +49,7 @@ codecs.register_error(_NOT_DECODED, _not_decoded)
 class Opened(io.RawIOBase):
     """The unpacked bytes of one file, in UTF-8, from its beginning to its end."""
 
-    def __init__(self, stored: _Stored, pieces: Iterator[bytes]) -> None:
+    def __init__(self, stored: _Stored, pieces: Generator[bytes, None, None]) -> None:
         self._stored, self._pieces = stored, pieces
         self._rest = memoryview(b"")
         self._failed: Exception | None = None
@@ -86,6 +86,7 @@ class Opened(io.RawIOBase):
         """Closes the file beneath, too."""
         with self._lock:
             if not self.closed:
+                self._pieces.close()
                 self._stored.close()
             super().close()
 
@@ -188,9 +189,10 @@ class _Stored:
         self._bytes.close()
 
 
-def _pieces(stored: _Stored, data: Data) -> Iterator[bytes]:
+def _pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
     """The file's text, as `opened` promises it."""
-    packing = next((name for suffix, name in PACKED.items() if _name(stored.file).endswith(suffix)), None)
+    name = name_of(stored.file).lower()
+    packing = next((packing for suffix, packing in PACKED.items() if name.endswith(suffix)), None)
     unpacked = iter(stored.read, b"") if packing is None else _unpacked(stored, packing)
     capped = _capped(unpacked, stored, data, packing)
     first = next(capped, b"")
@@ -201,10 +203,9 @@ def _pieces(stored: _Stored, data: Data) -> Iterator[bytes]:
         yield from capped
         return
     if encoding in ("utf-16", "utf-32") and first and _marked(first) != encoding:
-        message = (
-            f"has no mark of its byte order, so it is not {encoding}: is it utf-8, {encoding}-le or {encoding}-be?"
-        )
-        raise _problem(stored.file, f"{message} Set data.encoding.")
+        others = f"utf-8, {encoding}-le or {encoding}-be"
+        message = f"has no mark of its byte order, so it is not {encoding}: is it {others}? Set data.encoding."
+        raise _problem(stored.file, message)
     decoder = codecs.getincrementaldecoder(encoding)(_NOT_DECODED)
     yield _encoded(decoder.decode(first, final=False)).removeprefix(codecs.BOM_UTF8)
     for piece in capped:
@@ -224,17 +225,14 @@ def _unpacked(stored: _Stored, packing: str) -> Iterator[bytes]:
 
 def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str | None) -> Iterator[bytes]:
     """The same pieces, as long as they are not too many."""
-    most = data.max_file_gb * 1e9
-    done = 0 if packing or not stored.size else stored.size  # one that is not packed is known to be too large at once
-    size = f" from {_measured(stored.size)} of {packing}" if packing and stored.size else ""
-    message = (
-        f"holds more than {data.max_file_gb:g} GB once unpacked{size}: if that is meant, raise data.max_file_gb, "
-        "else it is not the file that it seems."
-    )
+    most, done = data.max_file_gb * 1e9, 0
+    known = 0 if packing else stored.size or 0
+    packed = f" once unpacked from {_measured(stored.size)} of {packing}" if packing and stored.size else ""
     for piece in pieces:
-        done += len(piece) if packing or not stored.size else 0
-        if done > most:
-            raise _problem(stored.file, message)
+        done += len(piece)
+        if max(done, known) > most:
+            message = f"holds more than {data.max_file_gb:g} GB{packed}: if that is meant, raise data.max_file_gb"
+            raise _problem(stored.file, f"{message}, else it is not the file that it seems.")
         yield piece
 
 
@@ -261,11 +259,6 @@ def _marked(start: bytes) -> str | None:
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _name(file: str) -> str:
-    """What a file's suffix is seen in: a URL may go on after it."""
-    return file.partition("?")[0].lower() if is_url(file) else file.lower()
 
 
 def _measured(count: int) -> str:

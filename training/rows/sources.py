@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.problems import Problem, UserError, nearest
 from training.rows.listing import Found, Listing, joined
-from training.rows.urls import protocol
+from training.rows.urls import is_web
 from training.rows.urls import shown as shown  # what a source is called in messages, beside where it is found
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def find(data: Data) -> dict[str, list[Found]]:
     (`train-00000-of-00002.parquet`) belong to their name. Raises UserError with what was looked for and what is there.
     """
     listing, suffixes = Listing(), SUFFIXES[data.source]
-    if data.splits is not None and _is_web(data.path):
+    if data.splits is not None and is_web(data.path):
         search = _Search(data, listing, data.path.rstrip("/"), [])
     else:
         search = _Search(data, listing, *listing.covered(data.path, suffixes))
@@ -131,7 +131,7 @@ class _Search:
         forms = []
         for name in names:
             forms.append(name)
-            if not glob.has_magic(name) and not (anywhere and _is_web(joined(self._folder, name))):
+            if not glob.has_magic(name) and not (anywhere and is_web(joined(self._folder, name))):
                 forms += [name + suffix for suffix in self._suffixes]
                 forms += [f"{name}-{digits}-of-{digits}{suffix}" for suffix in self._suffixes]
         return forms
@@ -155,11 +155,6 @@ class _Search:
 
     def _tell(self, where: str, message: str) -> None:
         self.problems.append(Problem(kind="data", where=where, message=message))
-
-
-def _is_web(path: str) -> bool:
-    """Whether it is on a web server, which lists no folders."""
-    return protocol(path) in ("http", "https")
 
 
 def _stem(name: str) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from training.problems import NETWORK, Problem, UserError, nearest
 
@@ -52,6 +52,16 @@ def protocol(url: str) -> str:
     return url.partition("://")[0].lower() if is_url(url) else ""
 
 
+def is_web(url: str) -> bool:
+    """Whether it is on a web server, which lists no folders and may take parameters."""
+    return protocol(url) in ("http", "https")
+
+
+def name_of(file: str) -> str:
+    """`train.csv` of `s3://bucket/train.csv` and of `https://host/train.csv?version=2`."""
+    return (file.partition("?")[0] if is_web(file) else file).rpartition("/")[2]
+
+
 def shown(file: Path | str) -> str:
     """A file as a message names it: a URL without what is secret in it, a path from the working directory where it
     lies below, else in full."""
@@ -66,9 +76,11 @@ def secret_in(url: str) -> str | None:
     """What of a URL is nobody else's business, by its name and never by its value; None where nothing is."""
     if not is_url(url):
         return None
-    if _PASSWORD.search(url) or (protocol(url) in ("http", "https") and "@" in urlsplit(url).netloc):
+    host = url.partition("://")[2].partition("/")[0]
+    if _PASSWORD.search(url) or (is_web(url) and "@" in host):
         return "a user's name or password"
-    return next((f"the parameter {name}" for name, _ in parse_qsl(urlsplit(url).query) if _SECRET.search(name)), None)
+    parameters = parse_qsl(url.partition("?")[2])
+    return next((f"the parameter {name}" for name, _ in parameters if _SECRET.search(name)), None)
 
 
 def _without_secrets(url: str) -> str:
@@ -95,12 +107,11 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         install = f"install the package {package} (pip install {package})" if package else str(error)
         raise _problem(url, f"{protocol(url)}:// cannot be read here: {install}.") from error
     except ValueError as error:
-        known = available_protocols()
-        near = nearest(protocol(url), known)
-        message = f"{protocol(url)!r} is no protocol that can be read: choose from s3, gs, https, ….{near}"
-        raise _problem(
-            url, message if protocol(url) not in known else f"is no URL that can be read: {error}."
-        ) from error
+        name, known = protocol(url), available_protocols()
+        if name in known:
+            raise _problem(url, f"is no URL that can be read: {error}.") from error
+        choices = f"choose from s3, gs, https, ….{nearest(name, known)}"
+        raise _problem(url, f"{name!r} is no protocol that can be read: {choices}") from error
 
 
 @contextlib.contextmanager
@@ -168,7 +179,7 @@ def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
     """A URL's bytes as a file of fsspec's, to be read from the beginning or, more slowly, by place; and how many
     they are, where that is known. Its errors are those of the file system: see `told`."""
     system, path = filesystem(url)
-    if protocol(url) not in ("http", "https") or by_place:
+    if not is_web(url) or by_place:
         file = system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
         return file, getattr(file, "size", None)
     # Not every web server gives parts of a file, and one answer is read faster than many.
