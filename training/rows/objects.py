@@ -12,8 +12,7 @@ from training.problems import UserError
 from training.rows.blocks import SPLITS, Block, refused
 from training.rows.hub import from_dataset
 from training.rows.mappings import from_columns, from_mappings
-from training.rows.sources import load_callable as load_object
-from training.rows.sources import split_names
+from training.rows.sources import is_rows, load_object, split_names
 from training.rows.urls import shown
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def object_splits(data: Data) -> dict[str, str]:
     if _is_splits(found, data):
         names = data.splits or {split: split for split in SPLITS if split in found}
         return {split: str(name) for split, name in names.items()}
-    return {"train": "train"} if _is_rows(found) else split_names(data)
+    return {"train": "train"} if is_rows(found) else split_names(data)
 
 
 def read_object(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
@@ -42,7 +41,7 @@ def read_object(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[B
         where, rows = f"{data.path}[{name!r}]", found.get(name)
         if rows is None:
             raise refused(f"data.splits.{split}", f"{data.path} has no {name!r}: it has {', '.join(map(str, found))}")
-    elif _is_rows(found):
+    elif is_rows(found):
         where, rows = data.path, found
     else:
         where = f"{data.path}({name!r})"
@@ -56,7 +55,7 @@ def _blocks(rows: Any, data: Data, where: str) -> Iterator[Block]:
         yield from from_dataset(rows, data, where)
     elif isinstance(rows, Mapping):
         yield from from_columns(rows, data, where)
-    elif isinstance(rows, Iterable) or _is_rows(rows):
+    elif isinstance(rows, Iterable) or is_rows(rows):
         yield from from_mappings(_numbered(rows, where), data, where, len(rows) if isinstance(rows, Sized) else None)
     else:
         raise refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
@@ -84,10 +83,6 @@ def _told(where: str) -> Iterator[None]:
         last = traceback.extract_tb(error.__traceback__)[-1]
         at = f"{shown(last.filename)} line {last.lineno}"
         raise refused(where, f"failed in {at}: {type(error).__name__}: {error}") from error
-
-
-def _is_rows(found: Any) -> bool:
-    return hasattr(found, "__len__") and hasattr(found, "__getitem__")
 
 
 def _is_splits(found: Any, data: Data) -> bool:

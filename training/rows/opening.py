@@ -7,19 +7,17 @@ import contextlib
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from training.problems import Problem, UserError
-from training.rows.urls import PIECE_BYTES, is_url, open_url, shown, told
+from training.rows.sources import PACKED
+from training.rows.urls import PIECE_BYTES, is_url, name_of, open_url, shown, told
 
 if TYPE_CHECKING:
     from training.recipe import Data
-
-PACKED = {".gz": "gzip", ".zst": "zstd"}
-"""Suffixes of packed files, and what packed them."""
 
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does, so it comes first
@@ -51,9 +49,10 @@ codecs.register_error(_NOT_DECODED, _not_decoded)
 class Opened(io.RawIOBase):
     """The unpacked bytes of one file, in UTF-8, from its beginning to its end."""
 
-    def __init__(self, stored: _Stored, pieces: Iterator[bytes]) -> None:
+    def __init__(self, stored: _Stored, pieces: Generator[bytes, None, None]) -> None:
         self._stored, self._pieces = stored, pieces
         self._rest = memoryview(b"")
+        self._failed: Exception | None = None
         # pyarrow reads ahead from a thread of its own, which may still read when its reader is given up.
         self._lock = threading.Lock()
 
@@ -87,6 +86,7 @@ class Opened(io.RawIOBase):
         """Closes the file beneath, too."""
         with self._lock:
             if not self.closed:
+                self._pieces.close()
                 self._stored.close()
             super().close()
 
@@ -94,8 +94,14 @@ class Opened(io.RawIOBase):
         """Some bytes, at most so many (below 0: any number), none only at the end."""
         if self.closed:
             raise ValueError("the file is closed")
-        while not self._rest and (piece := next(self._pieces, None)) is not None:
-            self._rest = memoryview(piece)
+        if self._failed:
+            raise self._failed  # again: a broken file must never look like one that ended
+        try:
+            while not self._rest and (piece := next(self._pieces, None)) is not None:
+                self._rest = memoryview(piece)
+        except Exception as error:
+            self._failed = error
+            raise
         cut = len(self._rest) if most < 0 else most
         taken, self._rest = self._rest[:cut], self._rest[cut:]
         return taken
@@ -126,7 +132,7 @@ def seekable(file: str) -> Iterator[pa.NativeFile]:
         with local:
             yield local
         return
-    with contextlib.closing(_Stored(file)) as stored:
+    with contextlib.closing(_Stored(file, by_place=True)) as stored:
         if not stored.seekable():
             message = "is on a server that gives files from their beginning only: download it, and name the file."
             raise _problem(file, message)
@@ -137,12 +143,16 @@ def seekable(file: str) -> Iterator[pa.NativeFile]:
 class _Stored:
     """A file as it lies, read by whoever wants a Python file. Its errors are the user's."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, *, by_place: bool = False) -> None:
         self.file, self.done = file, 0
         self.closed = False
+        self.size: int | None
         with told(file):
-            self._bytes = open_url(file) if is_url(file) else io.FileIO(file)
-            self.size: int | None = self._bytes.size if is_url(file) else os.fstat(self._bytes.fileno()).st_size
+            if is_url(file):
+                self._bytes, self.size = open_url(file, by_place=by_place)
+            else:
+                self._bytes = io.FileIO(file)
+                self.size = os.fstat(self._bytes.fileno()).st_size
 
     def read(self, size: int = PIECE_BYTES) -> bytes:
         """So many bytes, fewer at the end only: a network gives what has come."""
@@ -155,10 +165,13 @@ class _Stored:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def seekable(self) -> bool:
+        """Whether it may be read by place. The last byte is read to see it."""
         try:
             with told(self.file):
+                self._bytes.seek(max(0, (self.size or 0) - 1))
+                self._bytes.read(1)
                 self._bytes.seek(0)
-        except (ValueError, NotImplementedError):  # a stream of HTTP's
+        except (ValueError, NotImplementedError):  # of a web server that gives no parts
             return False
         return True
 
@@ -176,9 +189,10 @@ class _Stored:
         self._bytes.close()
 
 
-def _pieces(stored: _Stored, data: Data) -> Iterator[bytes]:
+def _pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
     """The file's text, as `opened` promises it."""
-    packing = next((name for suffix, name in PACKED.items() if _name(stored.file).endswith(suffix)), None)
+    name = name_of(stored.file).lower()
+    packing = next((packing for suffix, packing in PACKED.items() if name.endswith(suffix)), None)
     unpacked = iter(stored.read, b"") if packing is None else _unpacked(stored, packing)
     capped = _capped(unpacked, stored, data, packing)
     first = next(capped, b"")
@@ -189,10 +203,9 @@ def _pieces(stored: _Stored, data: Data) -> Iterator[bytes]:
         yield from capped
         return
     if encoding in ("utf-16", "utf-32") and first and _marked(first) != encoding:
-        message = (
-            f"has no mark of its byte order, so it is not {encoding}: is it utf-8, {encoding}-le or {encoding}-be?"
-        )
-        raise _problem(stored.file, f"{message} Set data.encoding.")
+        others = f"utf-8, {encoding}-le or {encoding}-be"
+        message = f"has no mark of its byte order, so it is not {encoding}: is it {others}? Set data.encoding."
+        raise _problem(stored.file, message)
     decoder = codecs.getincrementaldecoder(encoding)(_NOT_DECODED)
     yield _encoded(decoder.decode(first, final=False)).removeprefix(codecs.BOM_UTF8)
     for piece in capped:
@@ -212,17 +225,14 @@ def _unpacked(stored: _Stored, packing: str) -> Iterator[bytes]:
 
 def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str | None) -> Iterator[bytes]:
     """The same pieces, as long as they are not too many."""
-    most = data.max_file_gb * 1e9
-    done = 0 if packing or not stored.size else stored.size  # one that is not packed is known to be too large at once
-    size = f" from {_measured(stored.size)} of {packing}" if packing and stored.size else ""
-    message = (
-        f"holds more than {data.max_file_gb:g} GB once unpacked{size}: if that is meant, raise data.max_file_gb, "
-        "else it is not the file that it seems."
-    )
+    most, done = data.max_file_gb * 1e9, 0
+    known = 0 if packing else stored.size or 0
+    packed = f" once unpacked from {_measured(stored.size)} of {packing}" if packing and stored.size else ""
     for piece in pieces:
-        done += len(piece) if packing or not stored.size else 0
-        if done > most:
-            raise _problem(stored.file, message)
+        done += len(piece)
+        if max(done, known) > most:
+            message = f"holds more than {data.max_file_gb:g} GB{packed}: if that is meant, raise data.max_file_gb"
+            raise _problem(stored.file, f"{message}, else it is not the file that it seems.")
         yield piece
 
 
@@ -249,11 +259,6 @@ def _marked(start: bytes) -> str | None:
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _name(file: str) -> str:
-    """What a file's suffix is seen in: a URL may go on after it."""
-    return file.partition("?")[0].lower() if is_url(file) else file.lower()
 
 
 def _measured(count: int) -> str:

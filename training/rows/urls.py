@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from training.problems import NETWORK, Problem, UserError, nearest
 
@@ -28,6 +28,7 @@ _SECRET = re.compile(r"signature|token|secret|passw|credential|access.?key|api.?
 # Where the clients of a file system look for credentials by themselves.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)",
+    "hf": "HF_TOKEN",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
@@ -41,9 +42,24 @@ def is_url(file: str) -> bool:
     return "://" in file
 
 
+def local(file: str) -> str:
+    """The path of a `file://` URL; anything else as it is."""
+    return file.removeprefix("file://") if file.startswith("file:///") else file
+
+
 def protocol(url: str) -> str:
-    """`s3` of `s3://bucket/rows.csv`."""
-    return url.partition("://")[0].rpartition("::")[2].lower()
+    """`s3` of `s3://bucket/rows.csv`; nothing of a path."""
+    return url.partition("://")[0].lower() if is_url(url) else ""
+
+
+def is_web(url: str) -> bool:
+    """Whether it is on a web server, which lists no folders and may take parameters."""
+    return protocol(url) in ("http", "https")
+
+
+def name_of(file: str) -> str:
+    """`train.csv` of `s3://bucket/train.csv` and of `https://host/train.csv?version=2`."""
+    return (file.partition("?")[0] if is_web(file) else file).rpartition("/")[2]
 
 
 def shown(file: Path | str) -> str:
@@ -58,13 +74,13 @@ def shown(file: Path | str) -> str:
 
 def secret_in(url: str) -> str | None:
     """What of a URL is nobody else's business, by its name and never by its value; None where nothing is."""
-    for part in url.split("::"):
-        if _PASSWORD.search(part) or (protocol(part) in ("http", "https") and "@" in urlsplit(part).netloc):
-            return "a user's name or password"
-        for name, _ in parse_qsl(urlsplit(part).query):
-            if _SECRET.search(name):
-                return f"the parameter {name}"
-    return None
+    if not is_url(url):
+        return None
+    host = url.partition("://")[2].partition("/")[0]
+    if _PASSWORD.search(url) or (is_web(url) and "@" in host):
+        return "a user's name or password"
+    parameters = parse_qsl(url.partition("?")[2])
+    return next((f"the parameter {name}" for name, _ in parameters if _SECRET.search(name)), None)
 
 
 def _without_secrets(url: str) -> str:
@@ -76,6 +92,8 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
     Raises UserError for a protocol that nobody knows or whose package is missing.
     """
+    if "::" in url:
+        raise _problem(url, "names a file inside another: unpack that, and name the file itself.")
     from fsspec import available_protocols
     from fsspec.core import url_to_fs
 
@@ -89,12 +107,11 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         install = f"install the package {package} (pip install {package})" if package else str(error)
         raise _problem(url, f"{protocol(url)}:// cannot be read here: {install}.") from error
     except ValueError as error:
-        known = available_protocols()
-        near = nearest(protocol(url), known)
-        message = f"{protocol(url)!r} is no protocol that can be read: choose from s3, gs, https, ….{near}"
-        raise _problem(
-            url, message if protocol(url) not in known else f"is no URL that can be read: {error}."
-        ) from error
+        name, known = protocol(url), available_protocols()
+        if name in known:
+            raise _problem(url, f"is no URL that can be read: {error}.") from error
+        choices = f"choose from s3, gs, https, ….{nearest(name, known)}"
+        raise _problem(url, f"{name!r} is no protocol that can be read: {choices}") from error
 
 
 @contextlib.contextmanager
@@ -158,10 +175,23 @@ def _why(error: BaseException) -> str:
     return _without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
 
 
-def open_url(url: str) -> Any:
-    """A URL's bytes as a file of fsspec's. Errors are those of the file system: see `told`."""
+def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
+    """A URL's bytes as a file of fsspec's, to be read from the beginning or, more slowly, by place; and how many
+    they are, where that is known. Its errors are those of the file system: see `told`."""
     system, path = filesystem(url)
-    return system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
+    if not is_web(url) or by_place:
+        file = system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
+        return file, getattr(file, "size", None)
+    # Not every web server gives parts of a file, and one answer is read faster than many.
+    size = system.info(path)["size"]
+    return system.open(path, "rb", block_size=0, size=size), size
+
+
+def pieces(url: str) -> Iterator[bytes]:
+    """The bytes of a URL, as they lie there. Raises UserError where they cannot be read."""
+    with told(url), contextlib.closing(open_url(url)[0]) as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
 
 
 def _problem(file: str, message: str, kind: str = "data") -> UserError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import threading
 import tracemalloc
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,14 @@ def test_a_packed_file_that_is_damaged_is_told(tmp_path: Path, suffix: str, how:
     assert "damaged, cut short, or not packed by" in message and message.endswith("copy or pack it again.")
 
 
+def test_a_damaged_file_never_looks_like_one_that_ended(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.csv.gz", gzip.compress(os.urandom(3_000_000))[:-100])
+    with opened(str(file), data()) as rows:
+        for _ in range(2):
+            with pytest.raises(UserError, match="damaged, cut short"):
+                rows.read()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -241,6 +251,60 @@ def test_a_file_that_may_not_be_read_is_told() -> None:
 )
 def test_a_protocol_that_cannot_be_read_is_told_with_what_is_missing(url: str, words: str) -> None:
     assert problem(url).startswith(words)
+
+
+class Web(BaseHTTPRequestHandler):
+    """A web server that knows one file, and gives it from its beginning only."""
+
+    def do_HEAD(self) -> None:
+        name = self.path.partition("?")[0]
+        status = {"/rows.csv": 200, "/rows.csv.gz": 200, "/cut.csv": 200, "/secret.csv": 403, "/busy.csv": 503}
+        content = gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT.encode()
+        self.send_response(status.get(name, 404))
+        self.send_header("Content-Length", str(len(content) + (10 if name == "/cut.csv" else 0)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Web)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.csv?version=2", "rows.csv.gz?version=2"])
+def test_a_file_of_a_plain_web_server_is_read_in_one_go(web: str, name: str) -> None:
+    with opened(f"{web}/{name}", data()) as rows:
+        assert rows.read() == TEXT.encode() and rows.share == 1.0
+
+
+def test_a_file_of_a_plain_web_server_is_not_read_by_place(web: str) -> None:
+    with pytest.raises(UserError, match="gives files from their beginning only"), seekable(f"{web}/rows.csv"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("none.csv", "data", "does not exist: check the URL"),
+        ("secret.csv", "data", "in the environment: FSSPEC_HTTP"),
+        ("busy.csv", NETWORK, "check the network, then run the same command again."),
+        ("cut.csv", NETWORK, "check the network, then run the same command again."),
+    ],
+)
+def test_what_a_web_server_refuses_is_told_by_what_it_is(web: str, name: str, kind: str, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        read(f"{web}/{name}")
+    (told,) = raised.value.problems
+    assert (told.kind, told.where) == (kind, f"{web}/{name}") and words in told.message
 
 
 def test_a_server_that_does_not_answer_is_a_matter_of_the_network() -> None:
