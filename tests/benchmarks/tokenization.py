@@ -20,7 +20,7 @@ import pyarrow as pa
 from tests.benchmarks.subject import MAX_TOKENS, Subject
 from tests.benchmarks.table import Row
 from training.ipc import ipc_reader, ipc_writer
-from training.tokens import ROWS_AT_ONCE, load_tokenizer, tokenize
+from training.tokens import ROWS_AT_ONCE, load_encoder, tokenize
 
 FEW = 20_000
 ROUNDS = 11
@@ -71,7 +71,7 @@ def _child(what: str, tokenizer: Path, data: Path) -> Any:
 def _rates(tokenizer: Path, data: Path) -> list[tuple[float, float]]:
     with ipc_reader(data / "train.arrow") as reader:
         texts = reader.read_all()["text"].to_pylist()
-    alone = load_tokenizer(tokenizer, MAX_TOKENS)
+    alone = load_encoder(tokenizer, MAX_TOKENS).tokenizer
     rates = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
