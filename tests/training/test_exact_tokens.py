@@ -20,9 +20,8 @@ from training.tokens import load_encoder, write
 
 
 def bert_that_keeps_case_in_its_file(folder: Path) -> Path:
-    return save_repository(
-        folder, "bert", vocabularies.word_pieces(lowercase=False), {"tokenizer_class": "BertTokenizer"}
-    )
+    tokenizer = vocabularies.word_pieces(lowercase=False)
+    return save_repository(folder, "bert", tokenizer, {"tokenizer_class": "BertTokenizer"})
 
 
 def legacy(folder: Path) -> Path:
@@ -59,8 +58,8 @@ ITS_CLASS_HAS_A_SAY = {
         folder, "t5", vocabularies.unigram(), {**ROBERTA, "tokenizer_class": "T5Tokenizer", "extra_ids": 3}
     ),
     "bytes in Python": lambda folder: save_repository(folder, "t5", None, {"tokenizer_class": "ByT5Tokenizer"}),
-    "characters in Python": lambda folder: save_repository(
-        folder, "canine", None, {"tokenizer_class": "CanineTokenizer"}
+    "bytes between special tokens in Python": lambda folder: save_repository(
+        folder, "perceiver", None, {"tokenizer_class": "PerceiverTokenizer"}
     ),
     "pieces in Python": python_pieces,
 }
