@@ -13,7 +13,7 @@ from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Recipe
-from training.snapshot import MODEL_FILES, TOKENIZER_FILES, need_parts, part_of
+from training.snapshot import MODEL_FILES, TOKENIZER_FILES, need_parts, need_vocabulary, part_of
 
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
@@ -61,6 +61,7 @@ def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapp
         part = work.out / str(part_of(name))
         part.mkdir(exist_ok=True)
         shutil.copyfile(path, part / name)
+    need_vocabulary(work.out / "tokenizer", str(recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
 

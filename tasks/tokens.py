@@ -5,31 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.runtime.jobs import run_child
+from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Ref
 from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Level, Recipe
+from training.snapshot import as_the_file_says, read_json
+
+# What the class of a tokenizer may follow from.
+KIND = ("model_type", "model_name", "tokenizer_class")
 
 
 def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
-    """The rows, the tokenizer's files (not the model's weights), the length, and what rows that are cut mean."""
-    return Ingredients(
-        {
-            "tokens": recipe.tokens.model_dump(),
-            "data": {"checks": {"truncated": _level(recipe)}},
-            "upstream": {"load_data": data.digest, "tokenizer": model.parts["tokenizer"]},
-        },
-        code=["training.tokens"],
-        libraries=("tokenizers", "pyarrow"),
-    )
+    """The rows, the tokenizer's files (not the model's weights), the length, and what rows that are cut mean.
+
+    Where the tokenizer's class has a say, also the model's type, from which it may follow, and transformers.
+    """
+    values = {
+        "tokens": recipe.tokens.model_dump(),
+        "data": {"checks": {"truncated": _level(recipe)}},
+        "upstream": {"load_data": data.digest, "tokenizer": model.parts["tokenizer"]},
+    }
+    libraries = ("tokenizers", "pyarrow")
+    if _in_process(model):
+        return Ingredients(values, code=["training.tokens"], libraries=libraries)
+    config = read_json(model.path / "model" / "config.json")
+    values["model"] = {"config": {name: config.get(name) for name in KIND}}
+    return Ingredients(values, code=["training.slow_tokens"], libraries=(*libraries, "transformers"))
 
 
 @stage(ingredients)
 def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
     """Streams the rows through the tokenizer into Arrow, and tells what was cut."""
+    figures = _here(work, recipe, data, model) if _in_process(model) else _in_child(work, recipe, data, model)
+    _show_report(work, recipe.tokens.max_length)
+    return figures
+
+
+def _here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
     from training.tokens import tokenize as to_tokens
 
-    figures = to_tokens(
+    return to_tokens(
         data.path,
         model.path / "tokenizer",
         work.out,
@@ -37,8 +54,21 @@ def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, 
         _level(recipe),
         progress=work.progress,
     )
-    _show_report(work, recipe.tokens.max_length)
-    return figures
+
+
+def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
+    return run_child(
+        work,
+        "training.slow_tokens",
+        python_argv("training.slow_tokens"),
+        settings={"max_length": recipe.tokens.max_length, "level": _level(recipe)},
+        inputs={"data": data.path, "tokenizer": model.path / "tokenizer", "model": model.path / "model"},
+        env={"TOKENIZERS_PARALLELISM": "true"},  # which other programs are better off without
+    )
+
+
+def _in_process(model: Ref) -> bool:
+    return as_the_file_says(model.path / "tokenizer", model.path / "model")
 
 
 def _show_report(work: Work, max_length: int) -> None:

@@ -44,7 +44,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     model.make_deterministic()
     settings = job.settings
     kind = kinds.load(settings["kind"])
-    tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]))
+    tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]))
     network = model.load_for_training(
         kind, Path(job.inputs["model"]), settings["labels"], tokenizer, settings["training"]["seed"]
     )

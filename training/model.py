@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -34,9 +34,12 @@ def padding_multiple() -> int:
     return 8 if torch.cuda.is_available() else 1
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder. Raises OSError or ValueError where there is none that can be read."""
-    return AutoTokenizer.from_pretrained(folder, **_SAFELY)
+def load_tokenizer(folder: Path, model: Path | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, whose class may follow from the type of its model: that of the folder `model`, where
+    it lies in another. Raises OSError or ValueError where there is none that can be read.
+    """
+    config = {} if model is None else {"config": AutoConfig.from_pretrained(model, **_SAFELY)}
+    return AutoTokenizer.from_pretrained(folder, **_SAFELY, **config)
 
 
 def load_for_training(

@@ -3,23 +3,74 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Iterable
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from training.problems import Problem, UserError
 
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
-TOKENIZER_FILES = (
+VOCABULARY_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",
     "*.model",
+    # Of tokenizers that exist only in Python:
+    "bpe.codes",
+    "byte_maps.json",
+    "dict.txt",
+    "emoji.json",
+    "entity_vocab.json",
+    "normalizer.json",
+    "prophetnet.tokenizer",
+    "*.spm",
+    "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
+    "word_pronunciation.json",
+    "word_shape.json",
+)
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
 )
+WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+"""Classes of transformers that know their tokens without any file."""
+
+AS_THE_FILE_SAYS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes of transformers that take tokenizer.json as it is. The others build their own from its vocabulary."""
+OVERRULED = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2")
+"""Model types for which transformers takes a class of its own, whatever tokenizer_config.json names."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What else tokenizer_config.json may say of a class that takes the file as it is: read, or without effect on the ids.
+_UNDERSTOOD = {
+    *SPECIAL_TOKENS,
+    "add_bos_token",
+    "add_eos_token",
+    "add_prefix_space",
+    "backend",
+    "chat_template",
+    "clean_up_tokenization_spaces",
+    "is_local",
+    "local_files_only",
+    "max_length",
+    "model_input_names",
+    "model_max_length",
+    "name_or_path",
+    "pad_to_multiple_of",
+    "pad_token_type_id",
+    "padding_side",
+    "split_special_tokens",
+    "stride",
+    "tokenizer_class",
+    "truncation_side",
+    "truncation_strategy",
+}
 
 
 def part_of(name: str) -> Literal["model", "tokenizer"] | None:
@@ -42,7 +93,53 @@ def need_parts(names: Iterable[str], where: str) -> None:
             "no *.safetensors, and other weight formats may run code when they are read: "
             "save the model again with save_pretrained()"
         )
-    if "tokenizer.json" not in names:
-        lacks.append("no tokenizer.json: save its tokenizer again with AutoTokenizer and save_pretrained()")
+    # What a vocabulary is called tells less than what is in tokenizer_config.json, which only `need_vocabulary` reads.
+    if "tokenizer_config.json" not in names and not any(map(_is_vocabulary, names)):
+        lacks.append(f"no tokenizer.json, {_OR_ELSE}")
     if lacks:
         raise UserError(Problem(kind="model", where="model.path", message=f"{where} has {lack}.") for lack in lacks)
+
+
+def need_vocabulary(tokenizer: Path, where: str) -> None:
+    """Raises UserError where a tokenizer's folder holds no vocabulary, and its class needs one."""
+    if any(_is_vocabulary(path.name) for path in tokenizer.glob("*")):
+        return
+    named = read_json(tokenizer / "tokenizer_config.json").get("tokenizer_class")
+    if named not in WITHOUT_VOCABULARY:
+        needs = f"{named} needs a vocabulary" if named else "its tokenizer_config.json names no class that needs none"
+        message = f"{where} has no tokenizer.json, {_OR_ELSE} ({needs})."
+        raise UserError([Problem(kind="model", where="model.path", message=message)])
+
+
+_OR_ELSE = "and no vocabulary in any other file: save its tokenizer again with AutoTokenizer and save_pretrained()"
+
+
+def _is_vocabulary(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in VOCABULARY_FILES)
+
+
+def as_the_file_says(tokenizer: Path, model: Path) -> bool:
+    """Whether tokenizer.json alone, with the few settings that `training.tokens` reads, gives AutoTokenizer's ids.
+
+    Where not, its class in transformers has a say. `tokenizer` and `model` are the folders of a snapshot. True is
+    said only where nothing speaks against it.
+    """
+    if any((tokenizer / name).is_file() for name in ("special_tokens_map.json", "added_tokens.json")):
+        return False
+    settings = read_json(tokenizer / "tokenizer_config.json")
+    return (
+        (tokenizer / "tokenizer.json").is_file()
+        and settings.get("tokenizer_class") in AS_THE_FILE_SAYS
+        and settings.keys() <= _UNDERSTOOD
+        and all(isinstance(settings.get(name), str | None) for name in SPECIAL_TOKENS)
+        and read_json(model / "config.json").get("model_type") not in OVERRULED
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What is in a JSON file of a repository; nothing where there is no such file, or no JSON object in it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

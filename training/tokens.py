@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from training.ipc import BLOCK_ROWS, Spread, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
+from training.snapshot import SPECIAL_TOKENS, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -64,7 +65,7 @@ def tokenize(
 
     Raises UserError where there is no usable tokenizer.json, and as `write` does.
     """
-    return write(data, FastEncoder(load_tokenizer(tokenizer, max_length), max_length), out, level, progress)
+    return write(data, load_encoder(tokenizer, max_length), out, level, progress)
 
 
 def write(data: Path, encoder: Encoder, out: Path, level: Level, progress: Progress) -> dict[str, int]:
@@ -131,18 +132,22 @@ class Tally:
 class FastEncoder:
     """A tokenizer of the `tokenizers` library, in its own threads."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        """The tokenizer must cut at `max_length`, without a stride, and not pad."""
+    def __init__(self, tokenizer: Tokenizer, max_length: int, *, side: str, split_special_tokens: bool) -> None:
+        """Sets the tokenizer to cut at `max_length` on this `side`, and never to pad, whatever it did before;
+        `split_special_tokens` says whether a special token that stands in a text is a text like any other."""
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
+        tokenizer.encode_special_tokens = split_special_tokens
         self.max_length = max_length
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def special_tokens(self, pairs: bool) -> int:
-        return self._tokenizer.num_special_tokens_to_add(pairs)
+        return self.tokenizer.num_special_tokens_to_add(pairs)
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
         # Without offsets into the text, which nobody needs here, it is faster.
-        encodings = self._tokenizer.encode_batch_fast(rows)
+        encodings = self.tokenizer.encode_batch_fast(rows)
         lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
         total = int(lengths.sum())
         ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, total)
@@ -167,19 +172,19 @@ class FastEncoder:
     def _uncut_lengths(self, rows: list[tuple[str, str]]) -> npt.NDArray[np.int64]:
         """The tokens of whole pairs: the parts of a pair that is cut would be those of each text with all of the
         other's."""
-        limit = self._tokenizer.truncation
-        self._tokenizer.no_truncation()
-        whole = [len(encoding) for encoding in self._tokenizer.encode_batch_fast(rows)]
-        self._tokenizer.enable_truncation(**limit)
+        limit = self.tokenizer.truncation
+        self.tokenizer.no_truncation()
+        whole = [len(encoding) for encoding in self.tokenizer.encode_batch_fast(rows)]
+        self.tokenizer.enable_truncation(**limit)
         return np.array(whole, np.int64)
 
 
-def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
-    """The tokenizer of the folder, cutting at `max_length`, on AutoTokenizer's side, and never padding.
+def load_encoder(folder: Path, max_length: int) -> FastEncoder:
+    """The folder's tokenizer.json, with the ids of AutoTokenizer where `snapshot.as_the_file_says` that it has them.
 
-    Raises UserError where tokenizer.json is missing or not understood.
+    Raises UserError where it is missing or not understood.
     """
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer, processors
 
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -191,15 +196,17 @@ def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception for whatever it cannot read
         message = f"tokenizer.json is not readable: {error}. Save the tokenizer again."
         raise UserError([Problem(kind="tokens", where=str(path), message=message)]) from error
-    settings: dict[str, Any] = {}
-    if (config := folder / "tokenizer_config.json").is_file():
-        settings = json.loads(config.read_text(encoding="utf-8"))
+    settings = read_json(folder / "tokenizer_config.json")
+    # As transformers does: special tokens that the file does not know are added, and the texts of a pair are numbered.
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    named = dict.fromkeys(token for name in SPECIAL_TOKENS if isinstance(token := settings.get(name), str))
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in named if token not in known])
+    if tokenizer.post_processor is None:
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     # What the file itself says of lengths is of some earlier use, except for the side.
     side = settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
-    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-    return tokenizer
+    split = bool(settings.get("split_special_tokens", False))
+    return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split)
 
 
 def _need_room(encoder: Encoder, pairs: bool) -> None:

@@ -8,76 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer
 
+from tests.training.vocabularies import PAIRS, TEXTS, WORD_PIECES, word_pieces
 from training.ipc import ipc_writer
 from training.problems import UserError
 from training.tokens import tokenize
 
-TEXTS = [
-    "The quick brown fox jumps over the lazy dog.",
-    "Fünf Äpfel — and naïve café tokens, 123 times over the moon!",
-    "short",
-    "[SEP] inside a text is a special token, and 日本語 is not known at all",
-    "a much longer text about foxes and dogs and moons and apples and cafés " * 3,
-]
-PAIRS = list(reversed(TEXTS))
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
-
-def word_pieces() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.train_from_iterator(
-        TEXTS, trainers.WordPieceTrainer(vocab_size=150, special_tokens=SPECIAL, show_progress=False)
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    return tokenizer
-
-
-def byte_pairs() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        TEXTS,
-        trainers.BpeTrainer(
-            vocab_size=320,
-            special_tokens=[AddedToken(token, special=True) for token in ("<s>", "<pad>", "</s>")],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return tokenizer
-
-
-TOKENIZERS = {
-    "word pieces": (word_pieces, {"pad_token": "[PAD]", "unk_token": "[UNK]"}),
-    "byte pairs": (byte_pairs, {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}),
-}
-
-
-def save_tokenizer(folder: Path, kind: str = "word pieces", **settings: Any) -> Path:
+def save_tokenizer(folder: Path) -> Path:
     from transformers import PreTrainedTokenizerFast
 
-    make, tokens = TOKENIZERS[kind]
-    PreTrainedTokenizerFast(tokenizer_object=make(), **tokens, **settings).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=word_pieces(), **WORD_PIECES).save_pretrained(folder)
     return folder
 
 
@@ -93,25 +35,6 @@ def save_rows(folder: Path, texts: list[str] = TEXTS, pairs: list[str] | None = 
 
 def rows_of(out: Path) -> pa.Table:
     return pa.ipc.open_file(out / "train.arrow").read_all()
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("pairs", [None, PAIRS], ids=["single", "pairs"])
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_ids_are_those_of_auto_tokenizer(tmp_path: Path, kind: str, pairs: list[str] | None, side: str) -> None:
-    from transformers import AutoTokenizer
-
-    folder = save_tokenizer(tmp_path / "tokenizer", kind, truncation_side=side)
-    reference = AutoTokenizer.from_pretrained(folder)
-    data = save_rows(tmp_path / "data", TEXTS, pairs)
-    for max_length in (12, 40, 512):
-        tokenize(data, folder, tmp_path / str(max_length), max_length)
-        expected = reference(TEXTS, pairs, truncation=True, max_length=max_length, return_token_type_ids=bool(pairs))
-        found = rows_of(tmp_path / str(max_length)).to_pydict()
-        assert found["input_ids"] == expected["input_ids"]
-        assert found.get("token_type_ids") == expected.get("token_type_ids")
-        assert found["length"] == [len(ids) for ids in expected["input_ids"]]
-        assert found["label"] == list(range(len(TEXTS)))
 
 
 def test_columns_have_their_types(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""The stage tokenize: by which way, and what it tells. A tokenizer that exists only in Python is as good as any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tasks.model import load_model
+from tasks.runtime.refs import FilePin, Pins, Ref
+from tasks.runtime.stage import Row, Work
+from tasks.tokens import tokenize
+from tests.training import tiny
+from tests.training.vocabularies import CHAT, chat, save_repository
+from training import kinds, predict
+from training.batching import TokenRows
+from training.model import export, load_for_training, load_tokenizer
+from training.problems import UserError
+from training.protocol import Events, Job
+from training.recipe import Recipe, parse
+
+DATA = Ref(kind="load_data", key="d", digest="of the rows")
+MODEL = Ref(kind="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
+BYTES = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>"}
+
+
+class Heard:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def stage_started(self, stage: str, key: str) -> None: ...
+
+    def stage_waits(self, stage: str) -> None: ...
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        self.events += events
+
+    def stage_ended(self, row: Row, result: Any) -> None: ...
+
+
+def recipe_of(folder: Path, **checks: str) -> Recipe:
+    data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label", "checks": checks}
+    model = {"source": "folder", "path": str(folder)}
+    tokens = {"max_length": 48}
+    return parse({"name": "test", "kind": "sequence-classification", "data": data, "model": model, "tokens": tokens})
+
+
+def loaded(repository: Path, recipe: Recipe) -> Path:
+    """The folder that the stage load_model fills from the repository."""
+    MODEL.path.mkdir(parents=True)
+    files = {path.name: FilePin(path=str(path), sha256="") for path in repository.iterdir()}
+    load_model.make(Work(MODEL.key, MODEL.path, "run"), recipe, Pins(model_files=files), None)
+    return MODEL.path
+
+
+def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    repository = save_repository(tmp_path / "it", "bert", None, BYTES)
+    AutoModel.from_config(AutoConfig.for_model(**tiny.CONFIG | {"vocab_size": 384})).save_pretrained(repository)
+    recipe, heard = recipe_of(repository), Heard()
+    loaded(repository, recipe)
+    tiny.write_data(DATA.path, {"train": 40, "validation": 20})
+    figures = tokenize.make(Work("t", home / "tokens", "run", (heard,), "tokenize"), recipe, DATA, MODEL)
+
+    first = pa.ipc.open_file(DATA.path / "train.arrow").read_all()["text"][0].as_py()
+    ids = AutoTokenizer.from_pretrained(repository)(first, truncation=True, max_length=48)["input_ids"]
+    assert TokenRows(home / "tokens" / "train.arrow")[0]["input_ids"].tolist() == ids
+    told = [event["message"] for event in heard.events if event["kind"] == "warning"]
+    assert figures["rows"] == 60 and figures["truncated"] > 0
+    assert len(told) == 2 and "of 40 rows of train" in told[0] and "of 20 rows of validation" in told[1]
+    assert {"done": 60, "total": 60}.items() <= [e for e in heard.events if e["kind"] == "progress"][-1].items()
+
+    kind = kinds.load("sequence-classification")
+    tokenizer = load_tokenizer(MODEL.path / "tokenizer", MODEL.path / "model")
+    network = load_for_training(kind, MODEL.path / "model", tiny.LABELS, tokenizer, seed=1)
+    rows = TokenRows(home / "tokens" / "train.arrow")
+    network(**kind.collator(tokenizer, 8)([rows[0], rows[1]])).loss.backward()
+    export(network, MODEL.path / "tokenizer", tmp_path / "trained")
+    settings = {"kind": "sequence-classification", "splits": ["validation"], "batch_size": 8, "batch_division": 1}
+    inputs = {"model": str(tmp_path / "trained"), "tokens": str(home / "tokens")}
+    (tmp_path / "predict/output").mkdir(parents=True)
+    job = Job(program="training.predict", key="p", settings={**settings, "mixed_precision": "no"}, inputs=inputs)
+    assert predict.main(tmp_path / "predict", job, Events(tmp_path / "events.jsonl"))["rows"] == 20
+
+
+@pytest.fixture
+def cut(home: Path, tmp_path: Path) -> Path:
+    """A repository whose tokenizer.json says all, loaded; of its rows, some are too long."""
+    repository = save_repository(tmp_path / "it", "llama", chat(), CHAT)
+    (repository / "model.safetensors").write_bytes(b"weights")
+    loaded(repository, recipe_of(repository))
+    tiny.write_data(DATA.path, {"train": 40})
+    return repository
+
+
+def test_the_stage_tells_what_was_cut_unless_the_recipe_ignores_it(cut: Path, home: Path) -> None:
+    for level, messages in (("warning", 1), ("ignore", 0)):
+        heard, recipe = Heard(), recipe_of(cut, truncated=level)
+        tokenize.make(Work("t", home / level, "run", (heard,), "tokenize"), recipe, DATA, MODEL)
+        told = [event["message"] for event in heard.events if event["kind"] == "warning"]
+        assert len(told) == messages and all(line.startswith("tokens.max_length: 48 cuts ") for line in told)
+    with pytest.raises(UserError, match=r"^tokens\.max_length: 48 cuts"):
+        tokenize.make(Work("t", home / "error", "run"), recipe_of(cut, truncated="error"), DATA, MODEL)
+
+
+def test_transformers_and_the_models_type_are_ingredients_only_where_a_class_has_a_say(cut: Path) -> None:
+    def names() -> set[str]:
+        return set(tokenize.flat_ingredients(recipe_of(cut), DATA, MODEL)[0])
+
+    def by_class(names: set[str]) -> set[str]:
+        return names & {"library.transformers", "model.config.model_type", "code.training/slow_tokens.py"}
+
+    before = names()
+    assert not by_class(before) and {"data.checks.truncated", "code.training/tokens.py"} <= before
+    config = MODEL.path / "tokenizer" / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
+    assert len(by_class(names())) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tokenizer_class": "CTRLTokenizer"}, r"no vocabulary in any other file.*\(CTRLTokenizer needs a vocabulary"),
+        ({"tokenizer_class": None}, r"names no class that needs none"),
+    ],
+)
+def test_a_class_that_lacks_its_vocabulary_is_refused(
+    home: Path, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    repository = save_repository(tmp_path / "it", "ctrl", None, settings)
+    with pytest.raises(UserError, match=said):
+        loaded(repository, recipe_of(repository))
