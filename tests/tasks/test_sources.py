@@ -126,7 +126,8 @@ def a_model(folder: Path) -> Path:
     model.mkdir()
     texts = [row["review"] for rows in ROWS.values() for row in rows]
     train_wordpiece(lambda: iter(texts), 120).save(str(model / "tokenizer.json"))
-    (model / "config.json").write_text("{}")
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (model / "config.json").write_text('{"model_type": "bert"}')
     (model / "model.safetensors").write_bytes(b"weights")
     return model
 

@@ -22,6 +22,8 @@ Level = Literal["error", "warning", "ignore"]
 # A missing value as programs spell it: where such a word stands in a file, it is a text like any other.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
 
+LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers take hours for a word as long
+
 
 @dataclass(frozen=True)
 class Found:
@@ -38,6 +40,19 @@ def blank_text(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarr
     for name, theirs in columns(data).items():
         if name != "label":
             yield f"has no text in column {theirs!r}", _blank(rows.column(name))
+
+
+def long_text(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Texts that are longer than any that somebody wrote: a whole file behind a quotation mark, or no text at all."""
+    import pyarrow.compute as pc
+
+    from training.rows.blocks import columns
+
+    for name, theirs in columns(data).items():
+        if name != "label":
+            long = pc.greater(pc.binary_length(rows.column(name)), LONGEST_TEXT_BYTES).fill_null(False)
+            what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column {theirs!r}"
+            yield f"{what} (is a quotation mark never closed?)", long.to_numpy(zero_copy_only=False)
 
 
 def missing_label(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
@@ -183,7 +198,11 @@ def _rows(count: int) -> str:
 RowCheck = Callable[["pa.RecordBatch", "Data"], Iterator[tuple[str, Any]]]
 SplitCheck = Callable[["Survey", Mapping[str, int], "Twins"], Iterator[Found]]
 
-ROW_CHECKS: dict[str, RowCheck] = {"blank_text": blank_text, "missing_label": missing_label}
+ROW_CHECKS: dict[str, RowCheck] = {
+    "blank_text": blank_text,
+    "long_text": long_text,
+    "missing_label": missing_label,
+}
 """Each sees the rows of one block as they are written, and gives what is wrong with which of them."""
 
 SPLIT_CHECKS: dict[str, SplitCheck] = {
@@ -207,6 +226,7 @@ LEVELS: dict[str, Level] = {
     "type": "error",  # a value of another type than its column's, or that cannot be cast
     # Found here:
     "blank_text": "error",
+    "long_text": "error",
     "missing_label": "error",
     "no_rows": "error",
     "unknown_label": "error",
@@ -222,7 +242,7 @@ LEVELS: dict[str, Level] = {
 }
 """What becomes of what a check finds, unless `data.checks` says else: error ends the run, warning is told."""
 
-LEAVES_OUT = ("encoding", "ragged", "malformed", "type", "blank_text", "missing_label", "unknown_label")
+LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_label")
 """The checks whose rows cannot be used: where they are no error, their rows are left out."""
 
 

@@ -103,11 +103,16 @@ class _Search:
         for split, names in FILE_NAMES.items():
             if files := self._chosen(split, names, "data.path", needed=False):
                 found[split] = files
-        if "train" not in found and not self.problems:
-            like = [file.name for file in self._there if _is_like_a_split(file.name)]
+        taken = {file for files in found.values() for file in files}
+        like = [file for file in self._there if file not in taken and _is_like_a_split(file.name)]
+        if self.problems:
+            return found
+        if "train" not in found:
             if self._there and not found and not like:
                 return {"train": self._there}
             self._tell("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
+        elif "validation" not in found and like:  # to hold rows out of train instead would be a surprise
+            self._tell("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
         return found
 
     def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[Found]:
