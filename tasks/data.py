@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.content import Progress, need_unchanged
 from tasks.runtime.hub import told
 from tasks.runtime.refs import Pins
 from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Recipe
-
-Progress = Callable[[int, int], None]
 
 # What a reader of this source imports, beside pyarrow.
 LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
@@ -69,6 +68,8 @@ def load_rows(recipe: Recipe, pins: Pins, out: Path, progress: Progress) -> Mapp
 
     if pins.data_hub is None:
         files = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
-        return load(recipe.data, files, out, progress)
+        figures = load(recipe.data, files, out, progress)
+        need_unchanged(pin for pinned in pins.data_files.values() for pin in pinned)
+        return figures
     with told("dataset", recipe.data.path, pins.data_hub.commit):
         return load(recipe.data, {"commit": pins.data_hub.commit}, out, progress)

@@ -6,12 +6,12 @@ moved since.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tasks.runtime import settings
+from tasks.runtime.content import Progress, digests_of
 from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.history import History
@@ -21,12 +21,8 @@ from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
-from training.rows.listing import Found, asked
 from training.rows.sources import find, fingerprint, load_object
-from training.rows.urls import is_url, pieces, told
 from training.snapshot import need_parts, part_of
-
-Progress = Callable[[int, int], None]
 
 
 def ingredients(recipe: Recipe) -> Ingredients:
@@ -99,39 +95,13 @@ def _pin_data(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) 
     if data.source == "python":
         return {"data_fingerprint": fingerprint(load_object(data.path))}
     files = find(data)
-    here = [Path(file.file) for found in files.values() for file in found if not is_url(file.file)]
-    try:
-        digests = dict(zip(map(str, here), Digests(settings.home()).of_many(here), strict=True))
-    except OSError as error:
-        with told(str(error.filename)):
-            raise
-    digests |= _digests_elsewhere([file for found in files.values() for file in found if is_url(file.file)], progress)
+    digests = digests_of((file for found in files.values() for file in found), progress)
     return {
         "data_files": {
             split: [FilePin(path=file.file, sha256=digests[file.file]) for file in found]
             for split, found in files.items()
         }
     }
-
-
-def _digests_elsewhere(files: list[Found], progress: Progress) -> dict[str, str]:
-    """The sha256 of each URL's bytes; those that their file system says are unchanged are not read."""
-    memory = Digests(settings.home())
-    known = {file.file: memory.recalled(file.file, file.state) for file in files if file.state}
-    unknown = [file for file in files if not known.get(file.file)]
-    total, done = sum(file.size_bytes or 0 for file in unknown), 0
-    digests = {name: digest for name, digest in known.items() if digest}
-    for file in unknown:
-        digest = hashlib.sha256()
-        for piece in pieces(file.file):
-            digest.update(piece)
-            done += len(piece)
-            progress(done, max(done, total))
-        digests[file.file] = digest.hexdigest()
-        after = asked(file.file)
-        if file.state and after and after.state == file.state:
-            memory.remember(file.file, file.state, digests[file.file])
-    return digests
 
 
 def _pin_model(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) -> dict[str, Any]:

@@ -155,9 +155,9 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (40, 70))
     argv = [sys.executable, "-c", "from flows.commands.main import start; start()", "check", str(file)]
-    run = subprocess.Popen(
-        argv, env=environment(home, PYTHONPATH=str(ROOT)), cwd=file.parent, stdout=theirs, stderr=subprocess.DEVNULL
-    )
+    # Programs that run tests set a width of their own, which would count for more than the terminal's.
+    env = environment(home, PYTHONPATH=str(ROOT), COLUMNS="")
+    run = subprocess.Popen(argv, env=env, cwd=file.parent, stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     printed = b""
     with contextlib.suppress(OSError):  # what reading raises at the end of a terminal

@@ -19,6 +19,7 @@ from tasks.runtime import store
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Stage, Work
 from tasks.tokens import tokenize
+from training.problems import UserError
 from training.recipe import parse
 
 ROWS = {
@@ -189,3 +190,23 @@ def test_a_file_a_split_and_several_files_a_split_give_the_same_rows(
     splits = {"train": ["old", "new.jsonl"], "validation": "oth*.jsonl"}
     rows, _ = to_tokens(tmp_path, {"source": "json", "path": str(tmp_path), "splits": splits})
     assert rows.digest == expected[0]
+
+
+@pytest.mark.parametrize("where", ["here", "at a URL"])
+def test_rows_that_change_between_pin_and_read_are_not_stored_under_the_old_name(
+    where: str, tmp_path: Path, home: Path
+) -> None:
+    import fsspec
+
+    path = str(tmp_path / "rows.jsonl") if where == "here" else "memory://changing/rows.jsonl"
+    with fsspec.open(path, "wb") as file:
+        file.write(as_lines("train"))
+    data = {"source": "json", "path": path, "text": ["review"], "label": "mark"}
+    model = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
+    recipe = parse({"name": "any", "kind": "sequence-classification", "data": data, "model": model})
+    pins = pin(recipe)
+    with fsspec.open(path, "wb") as file:
+        file.write(as_lines("train") * 2)
+    with pytest.raises(UserError, match=r"rows\.jsonl: has changed since this run began: start another one"):
+        artifact(load_data, recipe, pins)
+    assert not any((home / "artifacts" / "load_data").iterdir())
