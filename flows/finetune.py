@@ -17,7 +17,7 @@ from tasks.runtime import settings, untold
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
 from tasks.runtime.launch import JobFailed
-from tasks.runtime.progress import PrefectProgress
+from tasks.runtime.progress import REPORTING, PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
 from tasks.runtime.tracking import Tracker
@@ -57,6 +57,10 @@ def finetune(
         finished = pipeline(walk, recipe)
     except BaseException as caught:  # whatever ends the run, MLflow is told
         error = _told_as_full_disk(caught) or caught
+    if isinstance(error, UserError):
+        tracker.text("problems.json", json.dumps([problem.model_dump() for problem in error.problems], indent=1))
+        if walk.rows and walk.rows[-1].name in REPORTING:
+            progress.refused(error.problems)
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
     # Where nobody watches, Prefect's own patience is right: minutes of tries to tell the server.
     away = bool(followers.get()) and not untold.server_answers()

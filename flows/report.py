@@ -53,7 +53,7 @@ def result(
     }
 
 
-def problems(error: BaseException | None, stage: str) -> list[dict[str, str]]:
+def problems(error: BaseException | None, stage: str) -> list[dict[str, Any]]:
     """What went wrong, one entry a problem; all of them for the user's own mistakes."""
     if error is None:
         return []

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from flows.tables import counted
 from tasks.runtime.refs import Ref, Verdict, Version
 from tasks.runtime.stage import Row
 
@@ -49,7 +50,7 @@ class Terminal:
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Prints the stage's line of the table."""
-        self._clear()
+        self.clear()
         self._out.write(line(row.name, row.state, f"{row.seconds:7.1f} s", figure(row.name, result)) + "\n")
         self._out.flush()
 
@@ -72,11 +73,16 @@ class Terminal:
         self._err.flush()
 
     def _note(self, text: str) -> None:
-        self._clear()
+        self.clear()
         self._err.write(text + "\n")
         self._err.flush()
 
-    def _clear(self) -> None:
+    def progress_of(self, stage: str) -> Callable[[int, int], None]:
+        """A function that shows how far the stage is."""
+        return lambda done, total: self._progress(stage, {"done": done, "total": total})
+
+    def clear(self) -> None:
+        """Removes what is gone in a moment."""
         if self._live:
             self._err.write("\r\033[K")
             self._err.flush()
@@ -110,7 +116,8 @@ def _told(values: Mapping[str, float]) -> dict[str, float]:
 
 def _rows(figures: Mapping[str, Any]) -> str:
     splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
-    return f"rows: {', '.join(splits)}; {figures['labels']} labels"
+    warned = f"; {counted(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
+    return f"rows: {', '.join(splits)}; {figures['labels']} labels{warned}"
 
 
 def _size(figures: Mapping[str, Any]) -> str:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tasks.runtime.hub import told
 from tasks.runtime.refs import Pins
+from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Recipe
 
+Progress = Callable[[int, int], None]
+
 # What a reader of this source imports, beside pyarrow.
-LIBRARIES = {"hub": ("pyarrow", "datasets"), "python": ("pyarrow",)}
+LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
+# Where rows lie, which names are theirs there, and how large a file may be: the files' content says it all.
+NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
 
 
 def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
-    """The columns and labels, and the content of the files, the commit, or the callable's code and fingerprint."""
+    """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
     data = recipe.data
-    read = data.model_dump(include={"source", "text", "label", "label_names"})
+    read = data.model_dump(exclude=NOT_READ)
+    read["checks"].pop("truncated", None)  # another stage's
     code = ["training.rows.load"]
     if data.source in ("hub", "python"):
         read |= data.model_dump(include={"path", "config", "splits"})
@@ -44,9 +51,24 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
 @stage(ingredients)
 def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order."""
+    from training.pictures import draw_rows
+
+    figures = load_rows(recipe, pins, work.out, work.progress)
+    report = need_report(work.out)
+    tell_warnings(work, report)
+    draw_rows(report, work.out / "log")
+    return figures
+
+
+def load_rows(recipe: Recipe, pins: Pins, out: Path, progress: Progress) -> Mapping[str, Any]:
+    """The same without a stage: the rows and their report, into the folder `out`. Raises UserError with every problem.
+
+    `progress` gets how much is read, and how much there is.
+    """
     from training.rows.load import load
 
     if pins.data_hub is None:
-        return load(recipe.data, {s: [pin.path for pin in pinned] for s, pinned in pins.data_files.items()}, work.out)
+        files = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
+        return load(recipe.data, files, out, progress)
     with told("dataset", recipe.data.path, pins.data_hub.commit):
-        return load(recipe.data, {"commit": pins.data_hub.commit}, work.out)
+        return load(recipe.data, {"commit": pins.data_hub.commit}, out, progress)

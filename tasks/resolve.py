@@ -6,6 +6,8 @@ moved since.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,12 @@ from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
-from training.rows.sources import find_files, fingerprint, load_callable
+from training.rows.listing import Found, asked
+from training.rows.sources import find, fingerprint, load_object
+from training.rows.urls import is_url, pieces, told
 from training.snapshot import need_parts, part_of
+
+Progress = Callable[[int, int], None]
 
 
 def ingredients(recipe: Recipe) -> Ingredients:
@@ -34,7 +40,7 @@ def resolve(work: Work, recipe: Recipe) -> Pins:
     kept = settings.home() / "runs" / work.run / "pins.json" if work.run else None
     if kept is not None and kept.is_file():
         return Pins.model_validate_json(kept.read_bytes())
-    pins = pin(recipe)
+    pins = pin(recipe, work.progress)
     if kept is not None:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(kept, pins.model_dump_json().encode())
@@ -43,14 +49,15 @@ def resolve(work: Work, recipe: Recipe) -> Pins:
     return pins
 
 
-def pin(recipe: Recipe) -> Pins:
-    """What the recipe's names mean now, all that is wrong with them reported together."""
+def pin(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:
+    """What the recipe's names mean now, all that is wrong with them reported together. `progress` hears of the bytes
+    of files elsewhere, as far as they must be read."""
     last = History(recipe.name).last_pins() or Pins()
     found: dict[str, Any] = {"notes": []}
     problems: list[Problem] = []
     for look in (_pin_data, _pin_model):
         try:
-            found |= look(recipe, last, found["notes"])
+            found |= look(recipe, last, found["notes"], progress)
         except UserError as error:
             problems.extend(error.problems)
     compute = recipe.compute
@@ -65,28 +72,69 @@ def pin(recipe: Recipe) -> Pins:
     return Pins(mixed_precision=precision, num_processes=processes, **found)
 
 
-def _pin_data(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:
+def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:
+    """What the recipe's names of data mean now, and nothing else. Raises UserError."""
+    return _pinned_alone(_pin_data, recipe, progress)
+
+
+def pin_tokenizer(recipe: Recipe) -> Pins:
+    """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError."""
+    return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Pins()
+
+
+def _pinned_alone(
+    look: Callable[..., dict[str, Any]], recipe: Recipe, progress: Progress = lambda done, total: None
+) -> Pins:
+    notes: list[str] = []
+    found = look(recipe, History(recipe.name).last_pins() or Pins(), notes, progress)
+    return Pins(notes=notes, **found)
+
+
+def _pin_data(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) -> dict[str, Any]:
     data = recipe.data
     if data.source == "hub":
         found = look_up("dataset", data.path, data.revision, last.data_hub)
         notes.extend(found.notes)
         return {"data_hub": found.pin}
     if data.source == "python":
-        return {"data_fingerprint": fingerprint(load_callable(data.path))}
-    files = find_files(data)
-    digests = Digests(settings.home())
+        return {"data_fingerprint": fingerprint(load_object(data.path))}
+    files = find(data)
+    here = [Path(file.file) for found in files.values() for file in found if not is_url(file.file)]
+    try:
+        digests = dict(zip(map(str, here), Digests(settings.home()).of_many(here), strict=True))
+    except OSError as error:
+        with told(str(error.filename)):
+            raise
+    digests |= _digests_elsewhere([file for found in files.values() for file in found if is_url(file.file)], progress)
     return {
         "data_files": {
-            split: [
-                FilePin(path=str(path), sha256=digest)
-                for path, digest in zip(paths, digests.of_many(list(paths)), strict=True)
-            ]
-            for split, paths in files.items()
+            split: [FilePin(path=file.file, sha256=digests[file.file]) for file in found]
+            for split, found in files.items()
         }
     }
 
 
-def _pin_model(recipe: Recipe, last: Pins, notes: list[str]) -> dict[str, Any]:
+def _digests_elsewhere(files: list[Found], progress: Progress) -> dict[str, str]:
+    """The sha256 of each URL's bytes; those that their file system says are unchanged are not read."""
+    memory = Digests(settings.home())
+    known = {file.file: memory.recalled(file.file, file.state) for file in files if file.state}
+    unknown = [file for file in files if not known.get(file.file)]
+    total, done = sum(file.size_bytes or 0 for file in unknown), 0
+    digests = {name: digest for name, digest in known.items() if digest}
+    for file in unknown:
+        digest = hashlib.sha256()
+        for piece in pieces(file.file):
+            digest.update(piece)
+            done += len(piece)
+            progress(done, max(done, total))
+        digests[file.file] = digest.hexdigest()
+        after = asked(file.file)
+        if file.state and after and after.state == file.state:
+            memory.remember(file.file, file.state, digests[file.file])
+    return digests
+
+
+def _pin_model(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) -> dict[str, Any]:
     model = recipe.model
     if model.source == "hub":
         found = look_up("model", str(model.path), model.revision, last.model_hub)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Ref
+from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Level, Recipe
 from training.snapshot import as_the_file_says, read_json
@@ -39,8 +39,7 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
 def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
     """Streams the rows through the tokenizer into Arrow, and tells what was cut."""
     figures = _here(work, recipe, data, model) if _in_process(model) else _in_child(work, recipe, data, model)
-    problems = json.loads((work.out / "log" / "report.json").read_text())["problems"]
-    work.on_events([{"kind": "warning", "message": f"{p['where']}: {p['message']}"} for p in problems])
+    _show_report(work, recipe.tokens.max_length)
     return figures
 
 
@@ -70,6 +69,14 @@ def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str,
 
 def _in_process(model: Ref) -> bool:
     return as_the_file_says(model.path / "tokenizer", model.path / "model")
+
+
+def _show_report(work: Work, max_length: int) -> None:
+    from training.pictures import draw_tokens
+
+    report = need_report(work.out)
+    tell_warnings(work, report)
+    draw_tokens(report, max_length, work.out / "log")
 
 
 def _level(recipe: Recipe) -> Level:

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.docstrings import LIBRARIES, fingerprint, rows
 from training.rows.sources import fingerprint as asked
-from training.rows.sources import load_callable
+from training.rows.sources import load_object
 
 
 def test_every_library_has_the_same_number_of_texts() -> None:
@@ -56,5 +56,5 @@ def test_another_split_is_refused() -> None:
 
 
 def test_the_fingerprint_names_the_six_versions() -> None:
-    assert asked(load_callable("deployments.docstrings:rows")) == fingerprint()
+    assert asked(load_object("deployments.docstrings:rows")) == fingerprint()
     assert [pair.split(" ")[0] for pair in fingerprint().split(", ")] == list(LIBRARIES.values())

@@ -40,12 +40,12 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from training.recipe import Data
     from training.rows.load import load
-    from training.rows.sources import fingerprint, load_callable
+    from training.rows.sources import fingerprint, load_object
 
     module("my_rows", example("rows"), monkeypatch)
     figures = load(Data(source="python", path="my_rows:rows", text=["text"], label="label"), {}, tmp_path)
     assert figures == {"train_rows": 100, "validation_rows": 20, "labels": 2}
-    assert fingerprint(load_callable("my_rows:rows")) == "one to a hundred, second edition"
+    assert fingerprint(load_object("my_rows:rows")) == "one to a hundred, second edition"
 
 
 def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:

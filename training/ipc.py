@@ -61,20 +61,26 @@ class Spread:
 
     def summary(self) -> dict[str, int]:
         """`min`, `median` (of an even count the lower one) and `max`; nothing when nothing was added."""
-        ordered = sorted(self._counts)
-        if not ordered:
+        if not self._counts:
             return {}
-        below, half = 0, (self._counts.total() + 1) // 2
-        for median in ordered:
-            below += self._counts[median]
-            if below >= half:
-                break
-        return {"min": ordered[0], "median": median, "max": ordered[-1]}
+        return {"min": min(self._counts), "median": self._reached(0.5), "max": max(self._counts)}
 
     def histogram(self, most_bins: int = 40) -> dict[str, list[int]]:
-        """How often what lengths occur: `counts[i]` numbers from `edges[i]` up to but not `edges[i + 1]`."""
+        """How often what lengths occur: `counts[i]` numbers from `edges[i]` up to but not `edges[i + 1]`.
+
+        Where a few numbers (one in 200) are far larger than the others, they share the last bin, which is wider.
+        """
         if not self._counts:
             return {"edges": [], "counts": []}
-        edges = np.unique(np.linspace(min(self._counts), max(self._counts) + 1, most_bins + 1).astype(np.int64))
+        low, end, tail = min(self._counts), max(self._counts) + 1, self._reached(0.995) + 1
+        far = [end] if end - low > 2 * (tail - low) else []
+        bins = np.linspace(low, tail if far else end, most_bins + 1 - len(far))
+        edges = np.unique(np.append(bins, far).astype(np.int64))
         counts, _ = np.histogram(list(self._counts), bins=edges, weights=list(self._counts.values()))
         return {"edges": edges.tolist(), "counts": counts.astype(np.int64).tolist()}
+
+    def _reached(self, share: float) -> int:
+        """The least of the numbers that this share of them does not exceed."""
+        ordered = sorted(self._counts)
+        sums = np.cumsum([self._counts[number] for number in ordered])
+        return ordered[int(np.searchsorted(sums, share * sums[-1]))]

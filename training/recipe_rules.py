@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -12,8 +14,17 @@ from pydantic.fields import FieldInfo
 from training.problems import Problem, nearest
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe_problems import section_fields
+from training.rows.filters import parse_filter
+from training.rows.urls import secret_in
 
 _SPLITS = ("train", "validation", "test")
+# The usual ones, to be near to; any that Python knows may be used.
+_ENCODINGS = (
+    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "iso-8859-15"),
+    *("cp1250", "cp1251", "cp1252", "mac-roman", "koi8-r"),
+    *("shift-jis", "euc-jp", "euc-kr", "gbk", "gb18030", "big5"),
+)
+_FILES = ("csv", "json", "parquet", "arrow")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _METRICS = ("accuracy", "f1", "precision", "recall")
 
@@ -69,8 +80,8 @@ def _data_source(written: Written) -> Iterator[tuple[str, str]]:
             )
         yield from _revision(written, "data")
     path = written["data.path"]
-    if source == "python" and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
-        yield "data.path", f"{path!r} is no function: with `source: python`, write module:function."
+    if source == "python" and not _DOTTED.fullmatch(path):
+        yield "data.path", f"{path!r} names no object of Python: with `source: python`, write module:name."
 
 
 def _revision(written: Written, section: str) -> Iterator[tuple[str, str]]:
@@ -91,22 +102,101 @@ def _columns(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
+def _filter(written: Written) -> Iterator[tuple[str, str]]:
+    if (text := written["data.filter"]) is not None:
+        try:
+            parse_filter(text)
+        except ValueError as error:
+            yield "data.filter", str(error)
+
+
 def _label_names(written: Written) -> Iterator[tuple[str, str]]:
     names = written["data.label_names"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield "data.label_names", f"{name!r} is listed twice; each label is listed once."
 
 
+def _secrets(written: Written) -> Iterator[tuple[str, str]]:
+    places = [("data.path", written["data.path"])]
+    for name, given in (written["data.splits"] or {}).items():
+        places += [(f"data.splits.{name}", value) for value in (given if isinstance(given, list) else [given])]
+    for where, value in places:
+        if secret := secret_in(value):  # told without its value: problems end up in logs
+            yield (
+                where,
+                f"holds {secret}, and recipes are stored and shown: set credentials in the environment instead.",
+            )
+
+
 def _splits(written: Written) -> Iterator[tuple[str, str]]:
-    splits = written["data.splits"]
+    splits, source = written["data.splits"], written["data.source"]
     if splits is None:
         return
     hints = {name: nearest(name, _SPLITS) for name in splits if name not in _SPLITS}
     for name, hint in hints.items():
         yield f"data.splits.{name}", f"no such split: choose from {', '.join(_SPLITS)}.{hint}"
-    for name in ("train", "validation"):
-        if name not in splits and not any(repr(name) in hint for hint in hints.values()):
-            yield f"data.splits.{name}", "is missing: training needs a train and a validation split."
+    if "train" not in splits and not any("'train'" in hint for hint in hints.values()):
+        yield "data.splits.train", "is missing: training needs a train split."
+    for name, value in splits.items():
+        if name not in hints and isinstance(value, list) and source not in _FILES:
+            yield f"data.splits.{name}", f"{value} is for files only; with `source: {source}`, name one split."
+
+
+def _held_out(written: Written) -> Iterator[tuple[str, str]]:
+    validation, test = written["data.validation_size"], written["data.test_size"]
+    if validation + test >= 1:
+        message = f"{test:g} is out of range: with validation_size {validation:g} it leaves no rows to train on"
+        yield "data.test_size", f"{message}; together they must be below 1."
+
+
+def _text_files(written: Written) -> Iterator[tuple[str, str]]:
+    source, delimiter, encoding = written["data.source"], written["data.delimiter"], written["data.encoding"]
+    if delimiter is not None and source != "csv":
+        yield "data.delimiter", f"{delimiter!r} is for `source: csv` only; with {source}, set it to null."
+    elif delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n'):
+        yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
+    try:
+        codec = " ".encode(encoding) and codecs.lookup(encoding).name
+    except (LookupError, ValueError):  # no codec, or one that makes something other than bytes of text
+        example = "utf-8, utf-16, latin-1, cp1252"
+        message = f"{encoding!r} is no encoding of text: use one such as {example}.{nearest(encoding, _ENCODINGS)}"
+        yield "data.encoding", message
+        return
+    if codec != "utf-8" and source not in ("csv", "json"):
+        yield "data.encoding", f"{encoding!r} is for `source: csv` and `json` only; with {source}, leave it out."
+
+
+def _renamed(written: Written) -> Iterator[tuple[str, str]]:
+    rename, label, text = written["data.rename"], written["data.label"], written["data.text"]
+    new = list(rename.values())
+    for name in sorted({name for name in new if new.count(name) > 1}):
+        old = " and ".join(repr(key) for key, value in rename.items() if value == name)
+        yield "data.rename", f"{old} are both renamed to {name!r}: each column has a name of its own."
+    used = [("data.text", text), ("data.label", [label])]
+    used += [(f"data.cast.{name}", [name]) for name in written["data.cast"]]
+    for where, names in used:
+        for name in names:
+            if name in rename and name not in new:
+                yield where, f"{name!r} is renamed to {rename[name]!r} (data.rename): use that name."
+
+
+def _cast(written: Written) -> Iterator[tuple[str, str]]:
+    cast, label = written["data.cast"], written["data.label"]
+    for name in written["data.text"]:
+        if cast.get(name, "string") != "string":
+            yield f"data.cast.{name}", f"{cast[name]!r} is no type for a text column: cast it to string, or not at all."
+    if cast.get(label) == "float64":
+        yield f"data.cast.{label}", "'float64' is no type for the label: cast it to string, int64 or bool."
+
+
+def _checks(written: Written) -> Iterator[tuple[str, str]]:
+    checks = written["data.checks"]
+    if not checks or importlib.util.find_spec("training.rows.checks") is None:
+        return
+    known = list(importlib.import_module("training.rows.checks").LEVELS)
+    for name in checks:
+        if name not in known:
+            yield f"data.checks.{name}", f"no such check: choose from {', '.join(known)}.{nearest(name, known)}"
 
 
 def _model_source(written: Written) -> Iterator[tuple[str, str]]:
@@ -230,12 +320,12 @@ def _extra(written: Written) -> Iterator[tuple[str, str]]:
 
 def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
     splits, evaluated = written["data.splits"], written["evaluation.splits"]
+    # Rows are held out for validation wherever there is no such split.
+    there = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
     for index, name in enumerate(evaluated):
-        if splits is not None and name not in splits:
-            yield (
-                f"evaluation.splits[{index}]",
-                f"{name!r} is not in data.splits: add it there, or choose another.",
-            )
+        if there is not True and name not in there:
+            advice = "add it there, set data.test_size, or choose another"
+            yield f"evaluation.splits[{index}]", f"{name!r} is not in data.splits: {advice}."
         elif name in evaluated[:index]:
             yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
 
@@ -275,10 +365,17 @@ def _alias(written: Written) -> Iterator[tuple[str, str]]:
 
 
 _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
+    _secrets,
     _data_source,
+    _text_files,
     _columns,
+    _filter,
+    _renamed,
+    _cast,
     _label_names,
     _splits,
+    _held_out,
+    _checks,
     _model_source,
     _scratch_config,
     _steps,

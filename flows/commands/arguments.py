@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from training.problems import Problem, UserError
 from training.recipe import Recipe, load, parse_set
 
 
@@ -23,3 +24,15 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 def chosen_recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe that the arguments name. Raises UserError with all mistakes."""
     return load(arguments.file, parse_set(arguments.set))
+
+
+def add_json_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """--json, which names the file for `what`."""
+    parser.add_argument("--json", metavar="OUT", type=Path, help=f"write {what} to this file")
+
+
+def need_folder(out: Path | None) -> None:
+    """Raises UserError where --json names a file in a folder that is not there."""
+    if out is not None and not out.absolute().parent.is_dir():
+        message = f"{out.parent} is not a folder: make it, or name another file."
+        raise UserError([Problem(kind="option", where="--json", message=message)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import signal
+from collections.abc import Iterable, Iterator
+from types import FrameType
 
 from training.problems import DISK, NETWORK
 
@@ -15,3 +18,17 @@ FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", 
 def code_of(kinds: Iterable[str]) -> int:
     """The exit status for problems of these kinds: one mistake is enough to make it the user's turn."""
     return FAILED if FAILURES.issuperset(kinds) else USER_ERROR
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """In the block SIGTERM is what Ctrl-C is: things are put away, and the exit status is INTERRUPTED."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from flows.commands import plan, predict, run
+from flows.commands import check, plan, predict, run
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
+from flows.tables import problem_line
 from tasks.runtime import settings
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.launch import JobFailed
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and gives its exit code."""
     parser = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, plan, predict):
+    for module in (run, plan, check, predict):
         command = module.add_parser(commands)
         command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
         command.set_defaults(act=module.act)
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.act(arguments))
     except UserError as error:
         show_problems(error)
-        return code_of(problem.kind for problem in error.problems)
+        return code_of(problem.kind for problem in error.problems if problem.level == "error")
     except (JobFailed, MlflowFailed) as error:
         print(error, file=sys.stderr)
         return FAILED
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show_problems(error: UserError) -> None:
     """Prints the user's mistakes, a line each."""
     for problem in error.problems:
-        print(f"{problem.where}: {problem.message}", file=sys.stderr)
+        print(problem_line(problem.model_dump()), file=sys.stderr)
 
 
 def start() -> None:

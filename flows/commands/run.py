@@ -12,10 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.commands.arguments import add_recipe_arguments, chosen_recipe
+from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
 from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
+from flows.tables import problem_line
 from flows.terminal import Terminal, line
 from tasks.runtime import settings
 from tasks.runtime.history import History
@@ -30,7 +31,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """The subcommand's arguments."""
     parser = commands.add_parser("run", help="run a recipe on this machine", description=__doc__)
     add_recipe_arguments(parser)
-    parser.add_argument("--json", metavar="OUT", type=Path, help="write the run's result to this file")
+    add_json_argument(parser, "the run's result")
     parser.add_argument(
         "--force",
         metavar="STAGE",
@@ -45,9 +46,7 @@ def act(arguments: argparse.Namespace) -> int:
     """Runs it. Raises UserError for mistakes in the file, the options and the names in the recipe."""
     out: Path | None = arguments.json
     try:
-        if out is not None and not out.absolute().parent.is_dir():
-            message = f"{out.parent} is not a folder: make it, or name another file."
-            raise UserError([Problem(kind="option", where="--json", message=message)])
+        need_folder(out)
         force = _forced(arguments.force)
         recipe = chosen_recipe(arguments)
         looking = Looking(recipe.name, force)
@@ -132,8 +131,8 @@ def _say(recipe: Recipe, done: dict[str, Any]) -> int:
         print("Stopped. Run the same command again: it goes on where it stopped.", file=sys.stderr)
         return INTERRUPTED
     for problem in done["problems"]:
-        print(f"{problem['where']}: {problem['message']}", file=sys.stderr)
-    code = code_of(problem["kind"] for problem in done["problems"])
+        print(problem_line(problem), file=sys.stderr)
+    code = code_of(problem["kind"] for problem in done["problems"] if problem.get("level") != "warning")
     if code == FAILED:
         print("What finished is kept: the same command goes on from there.", file=sys.stderr)
     return code

@@ -23,6 +23,7 @@ OWN_PACKAGES = ("flows", "tasks", "training")
 NOT_INGREDIENTS = (
     "flows",
     "tasks.runtime",
+    "training.pictures",
     "training.problems",
     "training.processes",
     "training.protocol",

@@ -1,4 +1,4 @@
-"""Digests of files, remembered by inode so that an unchanged file is not read twice.
+"""Digests of files, remembered by inode so that an unchanged file is not read twice; those elsewhere by URL.
 
 A remembered digest counts only while device, inode, size, mtime and ctime are all as they were. The kernel sets
 ctime, so an edit that restores size and mtime is still noticed; a moved folder keeps its inodes and stays known.
@@ -41,16 +41,30 @@ class Digests:
         with self._memory() as memory:
             return [self._digest(path, memory) for path in paths]
 
+    def recalled(self, file: str, state: str) -> str | None:
+        """The digest of a file that lies elsewhere, if it was remembered for this state of it."""
+        with self._memory() as memory:
+            return self._recall(memory, (file, state))
+
+    def remember(self, file: str, state: str, digest: str) -> None:
+        """Keeps the digest of a file that lies elsewhere, for as long as its state is the same."""
+        with self._memory() as memory:
+            self._keep(memory, (file, state), digest)
+
     def _digest(self, path: Path, memory: sqlite3.Connection | None) -> str:
         before = path.stat()
-        known = self._recall(memory, before)
+        known = self._recall(memory, _identity(before))
         if known:
             return known
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            error.filename = str(path)  # which reading does not tell, and opening does
+            raise
         settled = time.time_ns() - before.st_ctime_ns > SETTLED_S * 1e9
         if settled and _identity(path.stat()) == _identity(before):
-            self._remember(memory, before, digest)
+            self._keep(memory, _identity(before), digest)
         return digest
 
     @contextlib.contextmanager
@@ -70,19 +84,19 @@ class Digests:
         finally:
             memory.close()
 
-    def _recall(self, memory: sqlite3.Connection | None, status: os.stat_result) -> str | None:
+    def _recall(self, memory: sqlite3.Connection | None, identity: tuple[str, str]) -> str | None:
         if memory is None:
             return None
         try:
-            row = memory.execute("SELECT sha256 FROM digests WHERE file=? AND state=?", _identity(status)).fetchone()
+            row = memory.execute("SELECT sha256 FROM digests WHERE file=? AND state=?", identity).fetchone()
         except sqlite3.Error:
             return None
         return row[0] if row else None
 
-    def _remember(self, memory: sqlite3.Connection | None, status: os.stat_result, digest: str) -> None:
+    def _keep(self, memory: sqlite3.Connection | None, identity: tuple[str, str], digest: str) -> None:
         if memory is not None:
             with contextlib.suppress(sqlite3.Error):
-                memory.execute("INSERT OR REPLACE INTO digests VALUES (?,?,?)", (*_identity(status), digest))
+                memory.execute("INSERT OR REPLACE INTO digests VALUES (?,?,?)", (*identity, digest))
 
 
 def _identity(status: os.stat_result) -> tuple[str, str]:

@@ -1,19 +1,28 @@
-"""Prefect's view of a long stage: a progress artifact, and log lines at each evaluation."""
+"""Prefect's view of a run: a progress bar of each long stage, log lines at each evaluation, and the report on the rows
+as a table. Bars and tables are what Prefect calls artifacts."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import json
 import logging
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
+from tasks.runtime.refs import Ref
+from tasks.runtime.reports import as_markdown, problems_table, read_report
 from tasks.runtime.stage import Row
+from training.problems import Problem
 
 # One update costs the server some 40 ms.
 UPDATE_S = 2.0
@@ -22,6 +31,43 @@ END_WAIT_S = 5.0
 # A busy server refuses now and then; nothing comes after a stage's last update to make up for it.
 TRIES = 3
 RETRY_S = 0.5
+# The stages whose reports make the table, and the table's name.
+REPORTING = ("load_data", "tokenize")
+TABLE = "data-report"
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """How far a stage is, in percent."""
+
+    percent: float
+
+    def create(self, name: str) -> UUID:
+        made = create_progress_artifact(self.percent, key=_key(name), description=f"Progress of {name}")
+        assert isinstance(made, UUID)  # a coroutine only inside an event loop
+        return made
+
+    def update(self, artifact: UUID) -> None:
+        update_progress_artifact(artifact_id=artifact, progress=self.percent)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The problems of the rows, below what the splits hold."""
+
+    rows: list[dict[str, str]]
+    description: str
+
+    def create(self, name: str) -> UUID:
+        made = create_table_artifact(self.rows, key=_key(name), description=self.description)
+        assert isinstance(made, UUID)
+        return made
+
+    def update(self, artifact: UUID) -> None:
+        # One table a run, which grows: a second one under its key would stand beside it in the run's own view.
+        update = ArtifactUpdate(data=json.dumps(self.rows), description=self.description)
+        with get_client(sync_client=True) as client:
+            client.update_artifact(artifact, update)
 
 
 class PrefectProgress:
@@ -29,8 +75,9 @@ class PrefectProgress:
 
     def __init__(self) -> None:
         # Behind a slow server updates pile up: of each stage only the newest is worth sending.
-        self._newest: dict[str, float] = {}
-        # A bar belongs to the task run in which the stage's progress is first told.
+        self._newest: dict[str, _Bar | _Table] = {}
+        self._reports: dict[str, dict[str, Any]] = {}
+        # A bar belongs to the task run in which the stage's progress is first told, the table to the flow run.
         self._contexts: dict[str, contextvars.Context] = {}
         self._news, self._ended = threading.Event(), False
         self._sent_at = 0.0
@@ -60,9 +107,16 @@ class PrefectProgress:
             self._show(stage, 100.0 * done[-1]["done"] / done[-1]["total"])
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """Fills the bar of a stage that ended well."""
+        """Fills the bar of a stage that ended well, and shows what it found in the rows."""
         if self._shown and row.state != "failed":
             self._show(row.name, 100.0)
+        if row.name in REPORTING and isinstance(result, Ref) and (report := read_report(result.path)):
+            self._reports[row.name] = report
+            self._table([problem for found in self._reports.values() for problem in found["problems"]])
+
+    def refused(self, problems: Iterable[Problem]) -> None:
+        """Shows why the rows were refused, beside what is known of them."""
+        self._table([*problems, *(problem for found in self._reports.values() for problem in found["problems"])])
 
     def end(self) -> None:
         """Sends what is left, within reason. To be called inside the flow, whose connection to the server it uses."""
@@ -73,37 +127,40 @@ class PrefectProgress:
     def _show(self, stage: str, percent: float) -> None:
         self._sent_at = time.monotonic()
         self._shown = True
-        self._contexts.setdefault(stage, contextvars.copy_context())
-        self._newest[stage] = percent
+        self._put(stage, _Bar(percent))
+
+    def _table(self, problems: list[Any]) -> None:
+        description = as_markdown(*(self._reports.get(stage) for stage in REPORTING))
+        self._put(TABLE, _Table(problems_table(problems), description))
+
+    def _put(self, name: str, newest: _Bar | _Table) -> None:
+        self._contexts.setdefault(name, contextvars.copy_context())
+        self._newest[name] = newest
         self._news.set()
 
     def _update(self) -> None:
-        bars: dict[str, UUID] = {}
+        made: dict[str, UUID] = {}
         last = False
         while not last:
             self._news.wait()
             self._news.clear()
             last = self._ended
-            for stage in list(self._newest):
-                self._send(stage, self._newest.pop(stage), bars)
+            for name in list(self._newest):
+                self._send(name, self._newest.pop(name), made)
 
-    def _send(self, stage: str, percent: float, bars: dict[str, UUID]) -> None:
-        """Makes or moves the stage's bar. A server that stays down costs its view, and nothing else."""
+    def _send(self, name: str, newest: _Bar | _Table, made: dict[str, UUID]) -> None:
+        """Makes or changes a bar or a table. A server that stays down costs its view, and nothing else."""
         # The context knows the server, too: without it Prefect would start another one for the update.
-        context = self._contexts[stage]
+        context = self._contexts[name]
         for _ in range(TRIES):
             with contextlib.suppress(Exception):
-                if stage in bars:
-                    context.run(update_progress_artifact, artifact_id=bars[stage], progress=percent)
+                if name in made:
+                    context.run(newest.update, made[name])
                 else:
-                    bars[stage] = context.run(_create, stage, percent)
+                    made[name] = context.run(newest.create, name)
                 return
             time.sleep(RETRY_S)
 
 
-def _create(stage: str, percent: float) -> UUID:
-    made = create_progress_artifact(
-        percent, key=f"finetune-{stage.replace('_', '-')}", description=f"Progress of {stage}"
-    )
-    assert isinstance(made, UUID)  # a coroutine only inside an event loop
-    return made
+def _key(name: str) -> str:
+    return f"finetune-{name.replace('_', '-')}"

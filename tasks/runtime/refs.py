@@ -38,11 +38,12 @@ class Ref(BaseModel):
 
 
 class FilePin(BaseModel):
-    """A local file, pinned by content."""
+    """A file, pinned by content."""
 
     model_config = ConfigDict(frozen=True)
 
     path: str
+    """Its path, absolute, or its URL."""
     sha256: str
 
 

@@ -64,8 +64,10 @@ def test_a_run_is_tracked_in_one_mlflow_run_with_curve_figures_and_files(finishe
     value = finished.result["metrics"]["validation"]["accuracy"]["value"]
     assert run.data.metrics["score/validation/accuracy/value"] == value
     assert [entry.dataset.name for entry in run.inputs.dataset_inputs] == ["data"]
-    files = {f.path for top in ("", "load_data", "fit", "score") for f in client.list_artifacts(run.info.run_id, top)}
+    tops = ("", "load_data", "tokenize", "fit", "score")
+    files = {f.path for top in tops for f in client.list_artifacts(run.info.run_id, top)}
     expected = {"recipe.yaml", "load_data/report.json", "fit/events.jsonl", "score/confusion_validation.png"}
+    expected |= {"load_data/lengths.png", "load_data/labels.png", "tokenize/lengths.png"}
     assert expected | {"fit/loss.png", "score/predictions_sample.csv"} <= files
 
 
@@ -245,6 +247,21 @@ def test_bad_rows_are_the_users_mistake_told_with_file_and_row(server: dict[str,
     assert "Traceback" not in run.stderr
     assert "train.csv" in run.stderr and "242" in run.stderr and "243" in run.stderr
     assert not list((tmp_path / "home" / "artifacts" / "load_data").iterdir())
+    _assert_trackers_have(json.loads((tmp_path / "out.json").read_text()), tmp_path / "home")
+
+
+def _assert_trackers_have(result: dict[str, Any], home: Path) -> None:
+    """The problems of a run that failed on its rows, in MLflow and as a table in Prefect."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+
+    told = list((home / "mlartifacts").rglob("problems.json"))
+    assert [json.loads(file.read_text()) for file in told] == [result["problems"]]
+    with get_client(sync_client=True) as client:
+        of_this_run = ArtifactFilterFlowRunId(any_=[result["flow_run_id"]])
+        chosen = ArtifactFilter(flow_run_id=of_this_run, key=ArtifactFilterKey(any_=["finetune-data-report"]))
+        (table,) = client.read_artifacts(artifact_filter=chosen)
+    assert [row["message"] for row in json.loads(table.data)] == [p["message"] for p in result["problems"]]
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")

@@ -75,6 +75,20 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         Digests(tmp_path).of(tmp_path / "absent")
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as raised:
+        Digests(tmp_path).of(Path("/proc/self/mem"))
+    assert raised.value.filename == "/proc/self/mem"
+
+
+def test_the_digest_of_a_file_elsewhere_is_known_for_as_long_as_its_state_is_the_same(tmp_path: Path) -> None:
+    digests = Digests(tmp_path)
+    digests.remember("s3://rows/train.csv", "1", "abc")
+    assert digests.recalled("s3://rows/train.csv", "1") == "abc"
+    assert digests.recalled("s3://rows/train.csv", "2") is None
+    assert digests.recalled("s3://rows/dev.csv", "1") is None
+
+
 def test_equal_values_have_equal_digests_in_any_order() -> None:
     assert digest_of({"a": 1, "b": [True, None]}) == digest_of({"b": [True, None], "a": 1})
     assert digest_of({"a": 1}) != digest_of({"a": 1.5})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 
 from tasks.runtime import progress
 from tasks.runtime.progress import PrefectProgress
+from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row
+from training.problems import Problem
 
 UP_TO = [{"kind": "progress", "done": done, "total": 4} for done in range(1, 4)]
 
@@ -76,6 +79,65 @@ def test_the_bar_of_a_stage_that_failed_stays_where_it_was() -> None:
 
 def test_a_stage_without_progress_has_no_bar() -> None:
     assert run("cached", [{"kind": "note", "message": "found"}])[0] == []
+
+
+ROWS = {
+    "rows": {"train": 90, "validation": 10},
+    "labels": {"train": {"a|b": 60, "c": 30}, "validation": {"a|b": 5, "c": 5}},
+    "characters": {"train": {"min": 1, "median": 2, "max": 3000}, "validation": {}},
+    "held_out": {"validation": 0.1},
+    "problems": [{"level": "warning", "check": "duplicates", "where": "train.csv row 7", "message": "stands twice."}],
+}
+TOKENS = {
+    "truncated": {"train": 4, "validation": 0},
+    "length": {"train": {"min": 3, "median": 9, "max": 16}, "validation": {}},
+    "problems": [{"level": "warning", "check": "truncated", "where": "tokens.max_length", "message": "16 cuts 4."}],
+}
+
+
+def table_of(home: Path, then: Callable[[PrefectProgress], None] = lambda shown: None) -> Any:
+    """The one table of a run in which rows were loaded and tokenized and `then` something happened."""
+
+    @flow(name="reports")
+    def body() -> str:
+        shown = PrefectProgress()
+        for stage, report in (("load_data", ROWS), ("tokenize", TOKENS)):
+            ref = Ref(kind=stage, key="k", digest="d")
+            (ref.path / "log").mkdir(parents=True)
+            (ref.path / "log" / "report.json").write_text(json.dumps(report))
+            shown.stage_ended(Row(stage, "k", "cached", 1.0), ref)
+            time.sleep(0.5)  # else the second table is sent in place of the first
+        then(shown)
+        shown.end()
+        return str(flow_run.get_id())
+
+    chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[body()]))
+    with get_client(sync_client=True) as client:
+        (table,) = client.read_artifacts(artifact_filter=chosen)
+    return table
+
+
+def test_the_report_on_rows_and_tokens_is_one_table_of_the_flow_run(home: Path) -> None:
+    table = table_of(home)
+    assert (table.key, table.type, table.task_run_id) == ("finetune-data-report", "table", None)
+    assert json.loads(table.data) == [*ROWS["problems"], *TOKENS["problems"]]
+    assert table.description.splitlines() == [
+        "| split | rows | held out of train | characters (min, median, max) | tokens (median, max) | rows cut |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| train | 90 |  | 1, 2, 3,000 | 9, 16 | 4 |",
+        "| validation | 10 | 10% |  |  | 0 |",
+        "",
+        "| label | train | validation |",
+        "| --- | --- | --- |",
+        "| a\\|b | 60 (66.7%) | 5 (50.0%) |",
+        "| c | 30 (33.3%) | 5 (50.0%) |",
+    ]
+
+
+def test_why_rows_were_refused_stands_at_the_tables_top(home: Path) -> None:
+    problems = [Problem(kind="tokens", where="tokens.max_length", message="16 cuts 4.", check="truncated")]
+    rows = json.loads(table_of(home, lambda shown: shown.refused(problems)).data)
+    assert [row["level"] for row in rows] == ["error", "warning", "warning"]
 
 
 def test_figures_and_warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:

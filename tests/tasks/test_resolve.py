@@ -5,24 +5,32 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from huggingface_hub import constants
 
 from tasks.data import load_data
 from tasks.model import load_model
 from tasks.resolve import pin, resolve
+from tasks.runtime.digests import Digests
 from tasks.runtime.history import History
-from tasks.runtime.refs import HubPin, Pins
+from tasks.runtime.refs import FilePin, HubPin, Pins
 from tasks.runtime.stage import Row, Work
 from tests.hub.server import Hub
+from tests.s3 import BUCKET, KEYS, S3, server
 from training.problems import UserError
 from training.recipe import Recipe, parse
+from training.rows import listing
+from training.rows.listing import asked
+from training.rows.opening import opened
 
 SCRATCH = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
+FILES = {"source": "csv", "text": ["text"], "label": "label"}
 HUB = {"source": "hub", "path": "me/rows", "text": ["text"], "label": "label"}
 
 
@@ -107,6 +115,114 @@ def test_a_plan_pins_nothing(home: Path, rows: dict[str, Any]) -> None:
     assert not (home / "runs").exists() and History("test").last_pins() is None
 
 
+def test_a_file_that_goes_away_is_told(home: Path, rows: dict[str, Any]) -> None:
+    (Path(rows["path"]) / "train.csv").unlink()
+    (Path(rows["path"]) / "train.csv").symlink_to("/proc/self/mem")  # there, and not readable from its beginning
+    ((where, message),) = problems(recipe_of(rows))
+    assert where.endswith("train.csv") and message.startswith("cannot be read: ")
+
+
+# Files elsewhere
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    yield from server()
+
+
+ROWS = b"text,label\na,x\nb,y\n"
+
+
+def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.reached(monkeypatch, **KEYS)
+    url = s3.put("one/train.csv", ROWS)
+    recipe = recipe_of({**FILES, "path": url})
+    (found,) = pin(recipe).data_files["train"]
+    assert found == FilePin(path=url, sha256=hashlib.sha256(ROWS).hexdigest())
+    with opened(found.path, recipe.data) as rows:
+        assert rows.read() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("path", "splits", "asked"),
+    [
+        ("two/train.csv", None, "HEAD /rows/two/train.csv"),
+        ("two", None, "GET /rows"),
+        ("two/*.csv", None, "GET /rows"),
+        ("two", {"train": ["train"], "test": "d*.csv"}, "GET /rows"),
+    ],
+)
+def test_what_is_unchanged_on_s3_costs_one_question_and_what_changed_is_another_pin(
+    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str, splits: dict[str, Any] | None, asked: str
+) -> None:
+    s3.reached(monkeypatch, **KEYS)
+    for name in ("train", "dev"):
+        s3.put(f"two/{name}.csv", ROWS)
+    recipe = recipe_of({**FILES, "path": f"s3://{BUCKET}/{path}", "splits": splits})
+    before = pin(recipe)
+    s3.asked.clear()
+    assert pin(recipe) == before and s3.asked == [asked]
+    s3.put("two/train.csv", ROWS.replace(b"x", b"z"))
+    after = pin(recipe)
+    assert after.data_files["train"] != before.data_files["train"]
+    assert load_key(recipe, after) != load_key(recipe, before)
+    assert after.data_files.get("validation") == before.data_files.get("validation")
+
+
+@pytest.mark.parametrize("path", ["rows/none.csv", "rows/none", "none/train.csv", "none"])
+def test_a_bucket_or_key_that_is_not_there_is_told(
+    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    s3.reached(monkeypatch, **KEYS)
+    assert problems(recipe_of({**FILES, "path": f"s3://{path}"})) == [
+        (f"s3://{path}", "does not exist: check the URL in data.path or data.splits.")
+    ]
+
+
+@pytest.mark.parametrize("keys", [{}, {"AWS_ACCESS_KEY_ID": "other", "AWS_SECRET_ACCESS_KEY": "wrong"}])
+@pytest.mark.parametrize("path", ["three/train.csv", "three"])
+def test_where_s3_refuses_the_message_says_which_variables_to_set(
+    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], path: str
+) -> None:
+    s3.reached(monkeypatch, **keys)
+    s3.put("three/train.csv", ROWS)
+    s3.ask_for_keys(True)
+    try:
+        ((where, message),) = problems(recipe_of({**FILES, "path": f"s3://{BUCKET}/{path}"}))
+    finally:
+        s3.ask_for_keys(False)
+    assert where == f"s3://{BUCKET}/{path}" and message.startswith("access is refused (")
+    assert "in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in message and "wrong" not in message
+
+
+def test_a_file_system_that_tells_nothing_of_changes_is_read_each_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fsspec.filesystem("memory")
+    url = f"memory://{uuid.uuid4().hex}/train.csv"
+    memory.pipe(url, ROWS)
+    recipe = recipe_of({**FILES, "path": url})
+    digests = Digests(home)
+    home.mkdir()
+    for settled_s, remembered in ((3.0, False), (0.0, True)):  # by its time alone, which has only just passed
+        monkeypatch.setattr(listing, "SETTLED_S", settled_s)
+        found = pin(recipe).data_files["train"][0]
+        state = asked(url)
+        assert found.sha256 == hashlib.sha256(ROWS).hexdigest() and state is not None
+        assert (state.state is not None and digests.recalled(url, state.state) == found.sha256) == remembered
+    memory.pipe(url, ROWS * 2)
+    assert pin(recipe).data_files["train"][0].sha256 == hashlib.sha256(ROWS * 2).hexdigest()
+
+
+def test_how_far_the_reading_of_files_elsewhere_is_is_told_in_bytes(home: Path) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    for name in ("train", "dev"):
+        fsspec.filesystem("memory").pipe(f"{url}/{name}.csv", b"x" * 3_000_000)
+    told: list[tuple[int, int]] = []
+    pin(recipe_of({**FILES, "path": url}), lambda done, total: told.append((done, total)))
+    assert told == sorted(told) and {total for _, total in told} == {6_000_000} and told[-1][0] == 6_000_000
+
+
 MODEL = {"config.json": "{}", "model.safetensors": "w", "tokenizer.json": "{}", "README.md": "x", "model.bin": "pickle"}
 
 
@@ -134,11 +250,11 @@ def test_a_moved_model_folder_is_the_same_model(home: Path, rows: dict[str, Any]
 
 
 def test_all_that_is_missing_is_told_together(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
-    Path(rows["path"], "dev.csv").unlink()
+    Path(rows["path"], "train.csv").unlink()
     model = write_model(tmp_path / "model", "README.md")
     told = problems(recipe_of(rows, model))
     assert [where for where, _ in told] == ["data.path", "model.path", "model.path", "model.path"]
-    assert "validation" in told[0][1] and [
+    assert "no train file" in told[0][1] and [
         part in message
         for part, (_, message) in zip(("config.json", "safetensors", "tokenizer"), told[1:], strict=True)
     ]

@@ -235,7 +235,7 @@ def test_a_text_that_prefect_would_template_is_refused() -> None:
 def test_evaluating_a_split_that_the_data_lacks_is_refused() -> None:
     overrides = {"data.splits": {"train": "a", "validation": "b"}, "evaluation.splits": ["test"]}
     assert problems(overrides=overrides) == {
-        "evaluation.splits[0]": "'test' is not in data.splits: add it there, or choose another."
+        "evaluation.splits[0]": "'test' is not in data.splits: add it there, set data.test_size, or choose another."
     }
 
 
@@ -245,10 +245,85 @@ def test_a_misspelt_split_is_told_with_the_nearest() -> None:
     }
 
 
-def test_a_missing_split_is_told() -> None:
-    assert problems(overrides={"data.splits": {"train": "a"}}) == {
-        "data.splits.validation": "is missing: training needs a train and a validation split.",
+def test_a_missing_train_split_is_told() -> None:
+    assert problems(overrides={"data.splits": {"validation": "a"}}) == {
+        "data.splits.train": "is missing: training needs a train split.",
     }
+
+
+def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
+    recipe = changed(data__splits={"train": ["a", "b"]}, data__test_size=0.2, evaluation__splits=["validation", "test"])
+    assert recipe.data.splits == {"train": ["a", "b"]} and recipe.data.validation_size == 0.1
+
+
+@pytest.mark.parametrize(
+    ("data", "where", "message"),
+    [
+        ({"source": "parquet", "delimiter": ";"}, "data.delimiter",
+         "';' is for `source: csv` only; with parquet, set it to null."),
+        ({"delimiter": "§"}, "data.delimiter",
+         "'§' cannot separate columns: use one ASCII character, such as ; or |."),
+        ({"source": "arrow", "encoding": "latin-1"}, "data.encoding",
+         "'latin-1' is for `source: csv` and `json` only; with arrow, leave it out."),
+        ({"encoding": "utf-9"}, "data.encoding",
+         "'utf-9' is no encoding of text: use one such as utf-8, utf-16, latin-1, cp1252. Did you mean 'utf-8'?"),
+        ({"encoding": "base64"}, "data.encoding",
+         "'base64' is no encoding of text: use one such as utf-8, utf-16, latin-1, cp1252."),
+        ({"source": "hub", "splits": {"train": ["train", "extra"]}}, "data.splits.train",
+         "['train', 'extra'] is for files only; with `source: hub`, name one split."),
+        ({"validation_size": 0.5, "test_size": 0.5}, "data.test_size",
+         "0.5 is out of range: with validation_size 0.5 it leaves no rows to train on; together they must be "
+         "below 1."),
+        ({"rename": {"a": "text", "b": "text"}}, "data.rename",
+         "'a' and 'b' are both renamed to 'text': each column has a name of its own."),
+        ({"rename": {"text": "words"}}, "data.text", "'text' is renamed to 'words' (data.rename): use that name."),
+        ({"cast": {"text": "int64"}}, "data.cast.text",
+         "'int64' is no type for a text column: cast it to string, or not at all."),
+        ({"cast": {"label": "float64"}}, "data.cast.label",
+         "'float64' is no type for the label: cast it to string, int64 or bool."),
+        ({"cast": {"label": "int"}}, "data.cast.label",
+         "'int' is unknown: choose from string, int64, float64, bool. Did you mean 'int64'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_about_the_rows_is_told(data: dict[str, Any], where: str, message: str) -> None:
+    assert problems({**PLAIN, "data": {**PLAIN["data"], **data}}) == {where: message}
+
+
+def test_two_columns_may_change_their_names_for_each_other() -> None:
+    assert changed(data__rename={"text": "label", "label": "text"}).data.text == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("s3://AKIA:hush/hush@bucket/rows.csv", "a user's name or password"),
+        ("https://me:hush@host/rows.csv", "a user's name or password"),
+        ("https://hush@host/rows.csv", "a user's name or password"),
+        ("https://host/rows.csv?X-Amz-Date=1&X-Amz-Signature=hush", "the parameter X-Amz-Signature"),
+        ("https://host/rows.csv?sig=hush", "the parameter sig"),
+        ("https://host/rows.csv?a=1&access_token=hush", "the parameter access_token"),
+    ],
+)
+@pytest.mark.parametrize("where", ["data.path", "data.splits.train"])
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, where: str) -> None:
+    given = {where: url} if where == "data.path" else {"data.splits": {"train": ["a.csv", url]}}
+    assert problems(overrides=given) == {
+        where: f"holds {what}, and recipes are stored and shown: set credentials in the environment instead."
+    }
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/a:b@c/part-?.csv",
+        "https://host:8080/a@b/rows.csv?design=1",
+        "abfs://container@account.dfs.core.windows.net/rows.csv",
+        "sftp://me@host/rows.csv",
+        "https://[no-host/rows.csv",
+    ],
+)
+def test_a_url_without_a_secret_is_taken(url: str) -> None:
+    assert changed(data__path=url).data.path == url
 
 
 def test_a_label_column_that_is_also_text_is_refused() -> None:
@@ -259,7 +334,7 @@ def test_a_label_column_that_is_also_text_is_refused() -> None:
 
 def test_a_python_source_names_a_function() -> None:
     assert problems(overrides={"data.source": "python", "data.path": "rows.py"}) == {
-        "data.path": "'rows.py' is no function: with `source: python`, write module:function."
+        "data.path": "'rows.py' names no object of Python: with `source: python`, write module:name."
     }
 
 

@@ -1,72 +1,177 @@
 """Rows of any source, checked, as Arrow files that say the same for the same rows.
 
-Two passes: the first reads each source once, checks its rows and keeps them on disk as they are written;
-only then are all labels known, and the second turns each into its place among the label names. Memory
-holds one block of rows, the distinct labels and the distinct text lengths, however many rows there are.
+Two passes: the first reads each source once, checks its rows, cuts off what is held out, and keeps them on disk as
+they are written; only then are all labels known, and the second turns each into its place among the label names.
+Memory holds some blocks of rows, the distinct labels and text lengths, and 20 bytes a row to find equal texts.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.ipc import Spread, in_blocks, ipc_reader, ipc_writer
+from training.ipc import in_blocks, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
-from training.rows.reading import READERS, Block, columns
-from training.rows.sources import split_names
+from training.rows.blocks import SPLITS, Block, columns
+from training.rows.checks import SPLIT_CHECKS, level_of
+from training.rows.holdout import cut, held_out
+from training.rows.hub import hub_splits
+from training.rows.objects import object_splits
+from training.rows.reading import READERS
+from training.rows.shaping import Shaped, shaped
+from training.rows.survey import Faults, Survey, taken, without_faulty
+from training.rows.twins import Twins, hashes_of
 
 if TYPE_CHECKING:
     from training.recipe import Data
 
-SPLITS = ("train", "validation", "test")
 MOST_LABELS = 10_000  # more distinct values than this are no labels but, most likely, the wrong column
-ROWS_NAMED = 3  # of the rows with the same fault, as many are named in its message
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Progress = Callable[[int, int], None]
 
 
-def load(data: Data, sources: Mapping[str, Any], out: Path) -> dict[str, int]:
+def load(
+    data: Data, sources: Mapping[str, Any], out: Path, progress: Progress = lambda done, total: None
+) -> dict[str, int]:
     """Writes the rows of every split to the folder `out`, with their labels and a report; gives the rows a
-    split and the number of labels.
+    split, the number of labels and of warnings.
 
     `sources` is what was pinned: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
-    Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for a callable.
+    Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object. `progress` gets the rows read and an
+    estimate of all.
 
     `out` gets `<split>.arrow` with columns `text`, for pairs `text_pair`, and `label` (int64, a place in
-    `labels.json`); `labels.json` (names in order); `report.json` (rows, label counts and characters a split).
+    `labels.json`); `labels.json` (names in order); `log/report.json` (rows, labels, characters and warnings a split).
     Raises UserError with every problem of all splits; what `out` holds then is of no use.
     """
     out.mkdir(parents=True, exist_ok=True)
-    named = split_names(data) if data.source in ("hub", "python") else sources
-    with TemporaryDirectory(dir=out, prefix=".as-written-") as held:
-        surveys: dict[str, Survey] = {}
-        problems: list[Problem] = []
-        for split in (split for split in SPLITS if split in named):
-            try:
-                surveys[split] = _survey(data, split, sources, Path(held, split))
-                problems += surveys[split].faults.problems()
-            except UserError as error:
-                problems += error.problems
-        places: dict[str, int] = {}
-        if "train" in surveys:
-            names, places = label_places(data.label_names, surveys["train"].named, surveys["train"].labels)
-            problems += [p for survey in surveys.values() for check in SPLIT_CHECKS for p in check(survey, places)]
-        if problems:
-            raise UserError(dict.fromkeys(problems))  # what is wrong with the whole source is told once
+    with TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
+        reading = _Reading(data, sources, Path(kept), progress)
+        reading.read_all()
+        names, places, problems = reading.judged()
+        if any(problem.level == "error" for problem in problems):
+            raise UserError(sorted(problems, key=lambda problem: problem.level))
+        surveys = reading.surveys
         for split in surveys:
-            _place_labels(Path(held, split), out / f"{split}.arrow", places)
+            surveys[split].left_out += _place_labels(Path(kept, split), out / f"{split}.arrow", places)
     _write_json(out / "labels.json", names)
-    _write_json(out / "report.json", _report(surveys, names, places))
-    return {f"{split}_rows": survey.rows for split, survey in surveys.items()} | {"labels": len(names)}
+    _write_json(out / "log" / "report.json", _report(data, surveys, names, places, problems))
+    rows = {f"{split}_rows": sum(_known(survey, places).values()) for split, survey in surveys.items()}
+    return rows | {"labels": len(names), "warnings": len(problems)}
+
+
+def _splits(data: Data, sources: Mapping[str, Any]) -> dict[str, float]:
+    """The splits that are read, in order, and which share of all that is read each is."""
+    if data.source == "hub":
+        named: Iterable[str] = hub_splits(data, sources)
+    else:
+        named = object_splits(data) if data.source == "python" else sources
+    splits = [split for split in SPLITS if split in named]
+    sizes = {split: sum(_bytes(file) for file in sources[split]) if split in sources else 1 for split in splits}
+    return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
+
+
+def _bytes(file: str) -> int:
+    path = Path(file)
+    return path.stat().st_size if path.is_file() else 1
+
+
+@dataclass
+class _Reading:
+    """The first pass."""
+
+    data: Data
+    sources: Mapping[str, Any]
+    kept: Path
+    """Where the rows of each split are held as they are written."""
+    progress: Progress
+    surveys: dict[str, Survey] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
+    broken: list[Problem] = field(default_factory=list)
+    """Why sources could not be read to their end."""
+
+    def __post_init__(self) -> None:
+        self.twins = Twins(self.kept)
+        self._rows, self._before = 0, 0.0
+
+    def read_all(self) -> None:
+        """Reads every split, checks its rows, and keeps them; what is to be held out goes to splits of its own."""
+        try:
+            splits = _splits(self.data, self.sources)
+        except UserError as error:
+            self.broken += error.problems
+            return
+        for split, share in splits.items():
+            self._read(split, share, held_out(self.data, splits) if split == "train" else {})
+        self.surveys = {split: self.surveys[split] for split in SPLITS if split in self.surveys}
+
+    def _read(self, split: str, share: float, cuts: Mapping[str, float]) -> None:
+        into = {split: Survey(split), **{other: Survey(other, size) for other, size in cuts.items()}}
+        schema = pa.schema([(name, pa.string()) for name in columns(self.data)])
+        try:
+            with ExitStack() as stack:
+                writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
+                for made in shaped(READERS[self.data.source](self.data, split, self.sources), self.data):
+                    into[split].filtered += made.filtered
+                    block = without_faulty(made.block, self.data, into[split], self.faults)
+                    self._keep(block, into, cuts, writers)
+                    self._tell(made, share)
+            self.surveys |= into
+        except UserError as error:
+            self.broken += error.problems
+        self._before += share
+
+    def _keep(
+        self, block: Block, into: Mapping[str, Survey], cuts: Mapping[str, float], writers: Mapping[str, Any]
+    ) -> None:
+        hashes = hashes_of(block.rows)
+        for name, mask in cut(hashes, cuts, next(iter(into))).items():
+            part = block if mask is None else taken(block, mask)
+            into[name].add(part, self.data)
+            if len(into[name].labels) > MOST_LABELS:
+                message = (
+                    f"column {self.data.label!r} has more than {MOST_LABELS} different values in the {name} "
+                    "split: is it the column of labels?"
+                )
+                raise UserError([Problem(kind="data", where="data.label", message=message)])
+            self.twins.add(name, part, hashes if mask is None else hashes[mask])
+            writers[name].write(part.rows)
+
+    def _tell(self, made: Shaped, share: float) -> None:
+        self._rows += made.block.rows.num_rows + len(made.block.faults) + made.filtered
+        if done := self._before + share * made.block.share:
+            self.progress(self._rows, max(self._rows, round(self._rows / done)))
+
+    def judged(self) -> tuple[list[str], dict[str, int], list[Problem]]:
+        """The label names in order; the place of each label as rows write it; and everything that was found, each
+        once, but for what the recipe ignores."""
+        found = [*self.broken, *self.faults.problems(self.data)]
+        if any(problem.level == "error" for problem in found):
+            for survey in self.surveys.values():
+                survey.as_if_corrected()
+        train = self.surveys.get("train")
+        if train is None:
+            return [], {}, list(dict.fromkeys(found))  # what is wrong with the whole source is told once
+        parts = [survey for survey in self.surveys.values() if survey is train or survey.held_out is not None]
+        seen = {label: 1 for survey in parts for label in survey.labels}
+        names, places = label_places(self.data.label_names, train.named, seen)
+        for survey in self.surveys.values():
+            for name, check in SPLIT_CHECKS.items():
+                level = level_of(name, self.data)
+                if level != "ignore":
+                    found += [
+                        Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
+                        for one in check(survey, places, self.twins)
+                    ]
+        return names, places, list(dict.fromkeys(found))
 
 
 def label_places(
@@ -97,168 +202,64 @@ def _is_number(label: str) -> bool:
     return label.isascii() and label.removeprefix("-").isdecimal() and str(int(label)) == label
 
 
-@dataclass
-class Faults:
-    """Faulty rows, by file and fault: how many there are, and the numbers of the first of them."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    first: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-
-    def add(self, where: str, what: str, rows: Sequence[int]) -> None:
-        if rows:
-            named = self.first.setdefault((where, what), [])
-            named += rows[: ROWS_NAMED - len(named)]
-            self.counts[where, what] += len(rows)
-
-    def problems(self) -> Iterator[Problem]:
-        """One problem for each sort of fault in each file."""
-        for (where, what), total in self.counts.items():
-            rows = self.first[where, what]
-            more = ", …" if total > len(rows) else ""
-            like = f" ({total} rows like this: {', '.join(map(str, rows))}{more})" if total > 1 else ""
-            message = f"{what}{like}: correct or remove {'them' if total > 1 else 'it'}."
-            yield Problem(kind="data", where=f"{where} row {rows[0]}", message=message)
-
-
-@dataclass
-class Survey:
-    """What the first pass learns of one split."""
-
-    split: str
-    rows: int = 0
-    labels: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-    """The first row of each label, as a message names it."""
-    named: tuple[str, ...] = ()
-    """All labels in order, where the source names them."""
-    characters: Spread = field(default_factory=Spread)
-    faults: Faults = field(default_factory=Faults)
-
-    def add(self, block: Block, data: Data) -> None:
-        self.rows += block.rows.num_rows
-        self.named = self.named or block.label_names
-        for fault in block.faults:
-            self.faults.add(block.where, fault.what, [fault.row])
-        for check in ROW_CHECKS:
-            for what, wrong in check(block.rows, data):
-                self.faults.add(block.where, what, [block.numbers[place] for place in np.flatnonzero(wrong).tolist()])
-        lengths = [pc.utf8_length(block.rows.column(name)) for name in columns(data) if name != "label"]
-        self.characters.add(sum(length.fill_null(0).to_numpy(zero_copy_only=False) for length in lengths))
-        self._count_labels(block)
-
-    def _count_labels(self, block: Block) -> None:
-        column = block.rows.column("label")
-        labels = column.filter(pa.array(~_blank(column)))
-        for value in pc.value_counts(labels).to_pylist():
-            label = value["values"]
-            self.labels[label] += value["counts"]
-            if label not in self.first:
-                row = block.numbers[pc.index(column, label).as_py()]
-                self.first[label] = f"{block.where} row {row}"
-
-
-def _survey(data: Data, split: str, sources: Mapping[str, Any], as_written: Path) -> Survey:
-    """Reads one split, checks its rows, and keeps them in the file `as_written`."""
-    survey = Survey(split)
-    with ipc_writer(as_written, pa.schema([(name, pa.string()) for name in columns(data)])) as writer:
-        for block in READERS[data.source](data, split, sources):
-            survey.add(block, data)
-            writer.write(block.rows)
-            if len(survey.labels) > MOST_LABELS:
-                message = (
-                    f"column {data.label!r} has more than {MOST_LABELS} different values in the {split} "
-                    "split: is it the column of labels?"
-                )
-                raise UserError([Problem(kind="data", where="data.label", message=message)])
-    return survey
-
-
-def blank_texts(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, Mask]]:
-    """Rows without a text: the model would learn from nothing."""
-    for name, theirs in columns(data).items():
-        if name != "label":
-            yield f"has no text in column {theirs!r}", _blank(rows.column(name))
-
-
-def blank_labels(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, Mask]]:
-    """Rows without a label."""
-    yield f"has no label in column {data.label!r}", _blank(rows.column("label"))
-
-
-def _blank(column: pa.Array) -> Mask:
-    blank = pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
-    mask: Mask = blank.to_numpy(zero_copy_only=False)
-    return mask
-
-
-def no_rows(survey: Survey, places: Mapping[str, int]) -> Iterator[Problem]:
-    """A split without rows: nothing to learn from, or nothing to judge by."""
-    if not survey.rows:
-        message = f"the {survey.split} split has no rows: choose another or, for test, leave it out."
-        yield Problem(kind="data", where=f"data.splits.{survey.split}", message=message)
-
-
-def unknown_labels(survey: Survey, places: Mapping[str, int]) -> Iterator[Problem]:
-    """Labels that the model has no output for."""
-    for label, count in survey.labels.items():
-        if label not in places:
-            rows = "1 row" if count == 1 else f"{count} rows"
-            known = ", ".join(list(places)[:20]) + (", …" if len(places) > 20 else "")
-            hidden = " At the Hub -1 stands for a label kept back: leave this split out." if label == "-1" else ""
-            message = f"label {label!r} ({rows} of {survey.split}) is unknown: choose from {known}.{hidden}"
-            yield Problem(kind="data", where=survey.first[label], message=message)
-
-
-def single_label(survey: Survey, places: Mapping[str, int]) -> Iterator[Problem]:
-    """Training rows that all say the same teach nothing."""
-    labels = [label for label in survey.labels if label in places]
-    if survey.split == "train" and survey.rows and len(labels) < 2:
-        has = f"only the label {labels[0]!r}" if labels else "no known label"
-        message = f"the train split has {has}: it needs rows of at least two labels."
-        yield Problem(kind="data", where="data.label", message=message)
-
-
-RowCheck = Callable[[pa.RecordBatch, "Data"], Iterator[tuple[str, Mask]]]
-SplitCheck = Callable[[Survey, Mapping[str, int]], Iterator[Problem]]
-
-ROW_CHECKS: tuple[RowCheck, ...] = (blank_texts, blank_labels)
-"""Each sees the rows of one block as they are written and gives what is wrong, and with which of them."""
-
-SPLIT_CHECKS: tuple[SplitCheck, ...] = (no_rows, unknown_labels, single_label)
-"""Each sees what was learnt of a whole split, and the place of each label as rows write it."""
-
-
-def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> None:
-    """The same rows with each label's place in its stead."""
+def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> int:
+    """The same rows with each label's place in its stead; gives how many rows of unknown labels were left out."""
     spelt, values = pa.array(list(places), pa.string()), pa.array(list(places.values()), pa.int64())
+    left_out = 0
+
+    def placed(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
+        nonlocal left_out
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            labels = values.take(pc.index_in(batch.column("label"), value_set=spelt))
+            rows = pa.RecordBatch.from_arrays([*batch.columns[:-1], labels], schema=schema)
+            if labels.null_count:
+                left_out += labels.null_count
+                rows = rows.filter(labels.is_valid())
+            yield rows
+
     with ipc_reader(as_written) as reader:
         texts = [column for column in reader.schema if column.name != "label"]
         schema = pa.schema([*texts, ("label", pa.int64())])
-        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-        placed = (
-            pa.RecordBatch.from_arrays(
-                [*batch.columns[:-1], values.take(pc.index_in(batch.column("label"), value_set=spelt))],
-                schema=schema,
-            )
-            for batch in batches
-        )
         with ipc_writer(final, schema) as writer:
-            for block in in_blocks(placed, schema):
+            for block in in_blocks(placed(reader), schema):
                 writer.write(block)
+    return left_out
 
 
-def _report(surveys: Mapping[str, Survey], names: Sequence[str], places: Mapping[str, int]) -> dict[str, Any]:
-    counts: dict[str, dict[str, int]] = {split: dict.fromkeys(names, 0) for split in surveys}
-    for split, survey in surveys.items():
-        for label, count in survey.labels.items():
-            counts[split][names[places[label]]] += count
+def _known(survey: Survey, places: Mapping[str, int]) -> dict[int, int]:
+    """Rows by the place of their label; those with an unknown one are not there any more."""
+    counts: dict[int, int] = {}
+    for label, count in survey.labels.items():
+        if label in places:
+            counts[places[label]] = counts.get(places[label], 0) + count
+    return counts
+
+
+def _report(
+    data: Data,
+    surveys: Mapping[str, Survey],
+    names: Sequence[str],
+    places: Mapping[str, int],
+    problems: Sequence[Problem],
+) -> dict[str, Any]:
+    counts = {split: _known(survey, places) for split, survey in surveys.items()}
     return {
-        "rows": {split: survey.rows for split, survey in surveys.items()},
-        "labels": counts,
-        "characters": {split: survey.characters.summary() for split, survey in surveys.items()},
-        "problems": [],
+        "rows": {split: sum(known.values()) for split, known in counts.items()},
+        "labels": {
+            split: {name: known.get(place, 0) for place, name in enumerate(names)} for split, known in counts.items()
+        },
+        "characters": {
+            split: survey.characters.summary() | {"histogram": survey.characters.histogram()}
+            for split, survey in surveys.items()
+        },
+        "held_out": {split: survey.held_out for split, survey in surveys.items() if survey.held_out is not None},
+        "left_out": {split: survey.left_out for split, survey in surveys.items()},
+        "filtered": {split: survey.filtered for split, survey in surveys.items()},
+        "problems": [problem.model_dump() for problem in problems],
     }
 
 
 def _write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -1,379 +1,276 @@
-"""Rows as they stand in their source, a block at a time, with the place of each row for messages.
+"""Rows as they stand in files: CSV, JSON, Parquet and Arrow, a block at a time.
 
-A reader is a function `(data, split, pinned) -> Iterator[Block]`; READERS names them all. It raises
-UserError when the source as a whole cannot be read (no such column, not a Parquet file) and leaves out
-single rows that it cannot read, each with a Fault that says why.
+A reader is a function `(data, split, pinned) -> Iterator[Block]`; READERS names them all. It raises UserError when
+the source as a whole cannot be read (no such column, not a Parquet file) and leaves out single rows that it cannot
+read, each with a Fault that says why.
+
+CSV and the typed formats are pyarrow's: its CSV reader tells the number of every row that does not fit. JSON is
+Python's own, for pyarrow's stops at the first line that differs and does not say which; arrays are read by ijson, which
+holds one object at a time.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import count, islice
-from operator import index
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
 from training.ipc import BLOCK_ROWS
-from training.problems import Problem, UserError, nearest
-from training.rows.sources import load_callable, shown, split_names
+from training.problems import Problem, UserError
+from training.rows.blocks import Block, Fault, Numbers, refused, stored_names
+from training.rows.hub import read_hub
+from training.rows.mappings import from_mappings
+from training.rows.objects import read_object
+from training.rows.opening import Opened, opened, seekable
+from training.rows.urls import shown
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetBuilder
-
     from training.recipe import Data
 
-LONGEST_CSV_ROW_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with one row, worded to follow "row 7"."""
-
-    row: int
-    what: str
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some rows of one file (or of the Hub's split, or of the callable)."""
-
-    where: str
-    """The source's name for messages."""
-    rows: pa.RecordBatch
-    """Columns `text`, for pairs `text_pair`, and `label`, all strings as written, null where missing."""
-    numbers: Sequence[int]
-    """The number of each row in its source, from 1. In CSV the header is row 1; in JSON it is the line."""
-    label_names: tuple[str, ...] = ()
-    """All labels in order, where the source knows them (ClassLabel)."""
-    faults: tuple[Fault, ...] = ()
-    """Rows that were left out."""
-
+LONGEST_ROW_BYTES = 8 * 2**20
+MOST_RAGGED = 10_000  # with more rows than this that do not fit the header, it is the file that is not as thought
+DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
 Reader = Callable[["Data", str, Mapping[str, Any]], Iterator[Block]]
 
 
-def columns(data: Data) -> dict[str, str]:
-    """Our name of each column and the source's."""
-    return dict(zip(["text", "text_pair"], data.text, strict=False)) | {"label": data.label}
-
-
 def read_csv(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
-    """CSV in UTF-8 with a header; every value stays the text it is: `NA`, `1.0`, quoted line breaks."""
-    for path in map(Path, pinned[split]):
-        yield from _csv_file(path, data)
+    """CSV with a header; every value stays the text it is: `NA`, `1.0`, quoted line breaks."""
+    for file in pinned[split]:
+        yield from _csv_file(file, data)
 
 
-def _csv_file(path: Path, data: Data) -> Iterator[Block]:
-    where, named = shown(path), columns(data)
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        header = next(csv.reader(file), None)
+def _csv_file(file: str, data: Data) -> Iterator[Block]:
+    where = shown(file)
+    delimiter = data.delimiter or ("\t" if ".tsv" in file.lower() else ",")
+    with opened(file, data) as raw, closing(io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "replace")) as text:
+        header = next(csv.reader(text, delimiter=delimiter), None)
     if header is None:
-        raise _refused(where, "is empty: its first row must name the columns")
-    _need_columns(data, header, where)
-    ragged: dict[int, pyarrow.csv.InvalidRow] = {}
+        raise refused(where, "is empty: its first row must name the columns")
+    named = _columns_of(header, data, where)
+    ragged = _Ragged(where, delimiter)
+    with opened(file, data) as raw:
+        # One thread, or pyarrow does not know the rows' numbers. Bytes, so that all rows that are no text are found.
+        options = {
+            "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=LONGEST_ROW_BYTES),
+            "parse_options": pyarrow.csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=ragged.leave_out
+            ),
+            "convert_options": pyarrow.csv.ConvertOptions(
+                include_columns=list(dict.fromkeys(named.values())),
+                column_types={name: pa.binary() for name in named.values()},
+                strings_can_be_null=False,
+            ),
+        }
+        try:
+            with pyarrow.csv.open_csv(pa.PythonFile(raw, "r"), **options) as batches:
+                for batch in batches:
+                    for start in range(0, batch.num_rows, BLOCK_ROWS):
+                        rows = batch.slice(start, BLOCK_ROWS)
+                        arrays = {ours: rows.column(theirs) for ours, theirs in named.items()}
+                        numbers = ragged.numbers(rows.num_rows)
+                        faults = ragged.faults()
+                        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, (), faults, raw.share)
+        except pa.ArrowInvalid as error:
+            raise refused(where, _csv_trouble(error)) from error
+    yield Block(where, _no_rows(list(named)), ragged.numbers(0), (), ragged.faults(), 1.0)
 
-    def leave_out(row: pyarrow.csv.InvalidRow) -> str:
-        ragged[row.number] = row
+
+class _Ragged:
+    """The rows of a CSV file that have not as many fields as its header, and the numbers of those that have."""
+
+    def __init__(self, where: str, delimiter: str) -> None:
+        self._where, self._delimiter = where, delimiter
+        self._numbers: set[int] = set()
+        self._new: list[Fault] = []
+        self._next = 2
+
+    def leave_out(self, row: pyarrow.csv.InvalidRow) -> str:
+        if len(self._numbers) < MOST_RAGGED:
+            unclosed = " (is a quotation mark never closed?)" if row.text.count('"') % 2 else ""
+            what = f"has {row.actual_columns} fields where the header has {row.expected_columns}{unclosed}"
+            self._new.append(Fault(row.number, "ragged", what))
+        self._numbers.add(row.number)
         return "skip"
 
-    # One thread, or pyarrow does not know the rows' numbers. Bytes, so that all rows that are no text are
-    # found.
-    options = {
-        "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=LONGEST_CSV_ROW_BYTES),
-        "parse_options": pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=leave_out),
-        "convert_options": pyarrow.csv.ConvertOptions(
-            include_columns=list(dict.fromkeys(named.values())),
-            column_types={name: pa.binary() for name in named.values()},
-            strings_can_be_null=False,
-        ),
-    }
-    numbers = (number for number in count(2) if number not in ragged)
+    def faults(self) -> tuple[Fault, ...]:
+        """Those found since the last call. Raises UserError where there are too many."""
+        if len(self._numbers) >= MOST_RAGGED:
+            message = (
+                f"has {MOST_RAGGED} rows and more that do not fit its header, such as row {min(self._numbers)}: is "
+                f"{DELIMITERS.get(self._delimiter, self._delimiter)} what separates its columns (data.delimiter)?"
+            )
+            raise refused(self._where, message)
+        new, self._new = tuple(self._new), []
+        return new
+
+    def numbers(self, count: int) -> Numbers:
+        """The numbers of the next rows that fit."""
+        found: list[Numbers] = []
+        while count > 0:
+            numbers = np.arange(self._next, self._next + count, dtype=np.int64)
+            self._next += count
+            if self._numbers:
+                numbers = numbers[[number not in self._numbers for number in numbers.tolist()]]
+            found.append(numbers)
+            count -= len(numbers)
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _columns_of(header: list[str], data: Data, where: str) -> dict[str, str]:
+    """`stored_names`, with a word on the delimiter where the header is one column that holds another."""
     try:
-        with pyarrow.csv.open_csv(path, **options) as batches:
-            for batch in batches:
-                arrays = {ours: batch.column(theirs) for ours, theirs in named.items()}
-                yield _block(where, arrays, list(islice(numbers, batch.num_rows)))
-    except pa.ArrowInvalid as error:
-        raise _refused(where, _csv_trouble(error)) from error
-    yield _block(where, _no_rows(named), [], faults=[_ragged(row) for row in ragged.values()])
+        return stored_names(data, header, where)
+    except UserError as error:
+        for other, spelt in DELIMITERS.items():
+            if len(header) == 1 and other in header[0]:
+                message = f"the header of {where} is one column, {header[0]!r}: set data.delimiter: {spelt}."
+                raise UserError([Problem(kind="data", where="data.delimiter", message=message)]) from error
+        raise
 
 
 def _csv_trouble(error: pa.ArrowInvalid) -> str:
     if "straddling" in str(error):
-        return f"has a row of more than {LONGEST_CSV_ROW_BYTES} bytes: is a quotation mark never closed?"
+        return f"has a row of more than {LONGEST_ROW_BYTES} bytes: is a quotation mark never closed?"
     return f"is not readable as CSV: {error}"
 
 
-def _ragged(row: pyarrow.csv.InvalidRow) -> Fault:
-    unclosed = " (is a quotation mark never closed?)" if row.text.count('"') % 2 else ""
-    what = f"has {row.actual_columns} fields where the header has {row.expected_columns}{unclosed}"
-    return Fault(row.number, what)
-
-
 def read_json(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
-    """JSON lines: one object a line, in UTF-8; blank lines do not count."""
-    for path in map(Path, pinned[split]):
-        with path.open("rb") as lines:
-            start = lines.read(100).lstrip(b"\xef\xbb\xbf \t\r\n")
-            if start.startswith(b"["):
-                raise _refused(shown(path), "is one JSON array: write one object a line (JSON lines)")
-            lines.seek(0)
-            rows = ((number, _parsed(number, line)) for number, line in enumerate(lines, 1) if line.strip())
-            yield from from_mappings(rows, data, shown(path))
+    """JSON lines, one object a line, where blank lines do not count; or one array of objects."""
+    for file in pinned[split]:
+        where = shown(file)
+        with opened(file, data) as raw:
+            lines = io.BufferedReader(raw, 2**20)
+            array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
+            rows = _elements(lines, where) if array else _lines(lines, where)
+            for block in from_mappings(rows, data, where):
+                yield _at(block, raw)
+
+
+def _at(block: Block, raw: Opened) -> Block:
+    return Block(block.where, block.rows, block.numbers, (), block.faults, raw.share)
+
+
+def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:
+    number = 0
+    while line := lines.readline(LONGEST_ROW_BYTES + 1):
+        number += 1
+        if len(line) > LONGEST_ROW_BYTES:
+            raise refused(
+                where, f"has a line of more than {LONGEST_ROW_BYTES} bytes (line {number}): one object a line"
+            )
+        if line.strip():
+            yield number, _parsed(number, line)
 
 
 def _parsed(number: int, line: bytes) -> Any:
     """The value of one line, or what is wrong with it."""
     try:
-        return json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        return Fault(number, "is not UTF-8 text")
-    except json.JSONDecodeError as error:
-        return Fault(number, f"is not JSON ({error.msg}, column {error.colno})")
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
+    except (json.JSONDecodeError, RecursionError) as error:
+        why = f" ({error.msg}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else " (too deep)"
+        return Fault(number, "malformed", "is not JSON", why)
+
+
+def _elements(array: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:
+    import ijson
+
+    number = 0
+    try:
+        for number, row in enumerate(ijson.items(array, "item", use_float=True), 1):
+            yield number, row
+    except (ijson.JSONError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise refused(where, f"is not a JSON array to its end: after row {number}, {said}") from error
 
 
 def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
     """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
-    for path in map(Path, pinned[split]):
-        where = shown(path)
-        try:
-            file = pyarrow.parquet.ParquetFile(path)
-        except pa.ArrowInvalid as error:
-            raise _refused(where, f"is not readable as Parquet: {error}") from error
-        with file:
-            stored = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
-            feature = stored.get("info", {}).get("features", {}).get(data.label, {})
-            names = feature.get("names", []) if feature.get("_type") == "ClassLabel" else []
-            _need_columns(data, file.schema_arrow.names, where)
-            batches = file.iter_batches(BLOCK_ROWS, columns=list(columns(data).values()))
-            yield from _from_tables(batches, file.schema_arrow, data, where, names)
+    for name in pinned[split]:
+        where = shown(name)
+        with seekable(name) as source:
+            try:
+                file = pyarrow.parquet.ParquetFile(source)
+            except pa.ArrowInvalid as error:
+                raise refused(where, f"is not readable as Parquet: {error}") from error
+            groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+            if (unpacked := sum(group.total_byte_size for group in groups)) > data.max_file_gb * 1e9:
+                message = f"unpacks to {unpacked / 1e9:.1f} GB, more than {data.max_file_gb:g}: raise data.max_file_gb"
+                raise refused(where, f"{message} if that is meant")
+            named = stored_names(data, file.schema_arrow.names, where)
+            batches = file.iter_batches(BLOCK_ROWS, columns=list(named.values()))
+            yield from _typed(batches, named, data, where, file.schema_arrow.metadata, file.metadata.num_rows)
 
 
-def read_hub(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
-    """A data set of the Hub at the commit that was pinned. `datasets` 5 has no way to run code of its own."""
-    if Path(data.path).exists():
-        # `datasets` would read the folder instead, whatever the commit.
-        message = f"{data.path!r} is also a file or folder here: choose the source csv, json or parquet for it."
-        raise UserError([Problem(kind="data", where="data.path", message=message)])
-    name, commit = split_names(data)[split], pinned["commit"]
-    builder = _hub_builder(data.path, data.config, commit)
+def read_arrow(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+    """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
+    for name in pinned[split]:
+        where = shown(name)
+        with seekable(name) as source:
+            try:
+                reader = _ipc(source)
+                named = stored_names(data, reader.schema.names, where)
+                yield from _typed(_ipc_batches(reader), named, data, where, reader.schema.metadata, None)
+            except pa.ArrowInvalid as error:
+                raise refused(where, f"is not readable as Arrow: {error}") from error
+
+
+def _ipc(source: pa.NativeFile) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
     try:
-        found = builder.as_dataset(split=name)
-    except ValueError as error:
-        raise _refused(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
-    yield from from_dataset(found, data, f"{data.path} ({name})")
+        return pa.ipc.open_file(source)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_stream(source)
 
 
-@lru_cache(maxsize=1)  # for all splits: a Hub that is gone is waited for once
-def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
-    """A data set of the Hub with all its rows at hand.
-
-    Raises UserError for what the recipe or the data set has wrong, and for the rest what the Hub's clients raise.
-    """
-    import datasets
-    from datasets.data_files import EmptyDatasetError
-    from datasets.exceptions import DatasetNotFoundError, DatasetsError
-
-    at = f"{path!r} at {commit[:12]}"
-    try:
-        builder = datasets.load_dataset_builder(path, config, revision=commit)
-    except DatasetNotFoundError as error:
-        next_step = "Check the name and the revision, and set HF_TOKEN if it is private or gated"
-        raise _refused("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
-    except (DatasetsError, EmptyDatasetError) as error:
-        raise _refused("data.path", f"{at} is not readable: {error}") from error
-    except ValueError as error:  # no such configuration, or several to choose from
-        raise _refused("data.config", f"{config!r} of {at}: {error}") from error
-    if builder.hash != commit:
-        # Where the Hub does not answer, the rows that were read last are taken, of whichever commit they are.
-        raise ConnectionError(f"the rows of {path!r} that are stored here are of commit {str(builder.hash)[:12]}")
-    try:
-        builder.download_and_prepare()
-    except DatasetsError as error:
-        raise _refused("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
-    return builder
+def _ipc_batches(reader: Any) -> Iterator[pa.RecordBatch]:
+    whole = hasattr(reader, "get_batch")
+    batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if whole else iter(reader)
+    for batch in batches:
+        for start in range(0, batch.num_rows, BLOCK_ROWS):
+            yield batch.slice(start, BLOCK_ROWS)
 
 
-def from_dataset(dataset: Dataset, data: Data, where: str) -> Iterator[Block]:
-    """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
-    _need_columns(data, dataset.column_names, where)
-    names = getattr(dataset.features[data.label], "names", [])
-    tables = dataset.select_columns(list(columns(data).values())).with_format("arrow")
-    yield from _from_tables(tables.iter(BLOCK_ROWS), dataset.features.arrow_schema, data, where, names)
-
-
-def read_python(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
-    """The mappings that the callable `data.path` gives for the split; it is called once for each."""
-    name = split_names(data)[split]
-    rows = load_callable(data.path)(name)
-    where = f"{data.path}({name!r})"
-    if not isinstance(rows, Iterable):
-        raise _refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
-    yield from from_mappings(enumerate(rows, 1), data, where)
-
-
-def from_mappings(rows: Iterable[tuple[int, Any]], data: Data, where: str) -> Iterator[Block]:
-    """Numbered mappings as blocks. The first must have all columns; in a later one, none means no value."""
-    rows = iter(rows)
-    named = columns(data)
-    first = True
-    while held := list(islice(rows, BLOCK_ROWS)):
-        if first and isinstance(held[0][1], Mapping):
-            _need_columns(data, list(held[0][1]), where)
-        first = False
-        values: list[tuple[str | None, ...]] = []
-        numbers: list[int] = []
-        faults: list[Fault] = []
-        for number, row in held:
-            read = _values(number, row, data)
-            if isinstance(read, Fault):
-                faults.append(read)
-            else:
-                values.append(read)
-                numbers.append(number)
-        # Through bytes, because a Python string may hold half a surrogate pair, which is no text.
-        encoded = [[_encoded(value) for value in column] for column in zip(*values, strict=True)]
-        arrays = dict(zip(named, (pa.array(column, pa.binary()) for column in encoded), strict=False))
-        yield _block(where, arrays or _no_rows(named), numbers, faults=faults)
-
-
-def _values(number: int, row: Any, data: Data) -> tuple[str | None, ...] | Fault:
-    """The texts and the label of one row as strings."""
-    if isinstance(row, Fault):
-        return row
-    if not isinstance(row, Mapping):
-        return Fault(number, f"is no mapping of columns to values but of type {type(row).__name__}")
-    texts = [row.get(name) for name in data.text]
-    for name, text in zip(data.text, texts, strict=True):
-        if text is not None and not isinstance(text, str):
-            return Fault(number, f"holds {type(text).__name__} in column {name!r} where a text belongs")
-    label = row.get(data.label)
-    if isinstance(label, bool):
-        label = str(label).lower()  # as Arrow and JSON write it
-    elif label is not None and not isinstance(label, str):
-        try:
-            label = str(index(label))
-        except TypeError:
-            kind = type(label).__name__
-            return Fault(number, f"holds {kind} in column {data.label!r} where a text or whole number belongs")
-    return (*texts, label)
-
-
-def _encoded(value: str | None) -> bytes | None:
-    return None if value is None else value.encode("utf-8", "surrogatepass")
-
-
-def _from_tables(
-    tables: Iterable[pa.Table | pa.RecordBatch],
-    schema: pa.Schema,
+def _typed(
+    batches: Iterator[pa.RecordBatch],
+    named: Mapping[str, str],
     data: Data,
     where: str,
-    names: Sequence[str],
+    metadata: Mapping[bytes, bytes] | None,
+    total: int | None,
 ) -> Iterator[Block]:
-    """Typed rows as blocks; whole-number labels become the names that the source has for them."""
-    _need_types(schema, data, where)
-    places = pa.array([str(place) for place in range(len(names))], pa.string())
-    start = 1
-    for table in tables:
-        arrays = {}
-        for ours, theirs in columns(data).items():
-            column = table.column(theirs)
-            array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-            if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
-                array = array.cast(pa.string())
-                if names and ours == "label":
-                    named = pa.array(names, pa.string()).take(pc.index_in(array, value_set=places))
-                    array = pc.coalesce(named, array)
-            arrays[ours] = array.cast(pa.binary())
-        yield _block(where, arrays, range(start, start + table.num_rows), tuple(names))
-        start += table.num_rows
+    stored = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    feature = stored.get("info", {}).get("features", {}).get(named[data.label], {})
+    names = tuple(feature.get("names", ())) if feature.get("_type") == "ClassLabel" else ()
+    done = 0
+    for batch in batches:
+        rows = pa.RecordBatch.from_pydict({ours: batch.column(theirs) for ours, theirs in named.items()})
+        numbers = np.arange(done + 1, done + 1 + batch.num_rows, dtype=np.int64)
+        done += batch.num_rows
+        yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
+    if not done:  # its types count all the same
+        yield Block(where, _no_rows(list(named)), np.zeros(0, np.int64), names, (), 1.0)
 
 
-def _block(
-    where: str,
-    arrays: dict[str, pa.Array],
-    numbers: Sequence[int],
-    label_names: tuple[str, ...] = (),
-    faults: Sequence[Fault] = (),
-) -> Block:
-    """A block of columns of bytes; rows that are not UTF-8 are left out."""
-    try:
-        decoded = {name: array.cast(pa.string()) for name, array in arrays.items()}
-    except pa.ArrowInvalid:
-        good = [place for place in range(len(numbers)) if all(_is_utf8(a[place].as_py()) for a in arrays.values())]
-        decoded = {name: array.take(pa.array(good, pa.int64())).cast(pa.string()) for name, array in arrays.items()}
-        bad = sorted(set(range(len(numbers))).difference(good))
-        faults = [*faults, *(Fault(numbers[place], "is not UTF-8 text") for place in bad)]
-        numbers = [numbers[place] for place in good]
-    rows = pa.RecordBatch.from_pydict(decoded)
-    return Block(where, rows, numbers, label_names, tuple(faults))
-
-
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        return value is None or value.decode() is not None
-    except UnicodeDecodeError:
-        return False
-
-
-def _no_rows(named: Mapping[str, str]) -> dict[str, pa.Array]:
-    return {name: pa.array([], pa.binary()) for name in named}
-
-
-def _need_columns(data: Data, there: Sequence[str], where: str) -> None:
-    """Raises UserError for the columns that the recipe names and the source lacks, or has twice."""
-    problems = []
-    for name in dict.fromkeys([*data.text, data.label]):
-        field = "data.label" if name == data.label else "data.text"
-        if there.count(name) > 1:
-            message = f"{where} has {there.count(name)} columns called {name!r}: rename all but one."
-            problems.append(Problem(kind="data", where=field, message=message))
-        elif name not in there:
-            near = nearest(name, there)
-            message = f"{where} has no column {name!r}: it has {', '.join(there)}.{near}"
-            problems.append(Problem(kind="data", where=field, message=message))
-    if problems:
-        raise UserError(problems)
-
-
-def _need_types(schema: pa.Schema, data: Data, where: str) -> None:
-    """Raises UserError for columns that hold neither text nor, for labels, whole numbers or truths."""
-    problems = []
-    for name in [*data.text, data.label]:
-        kind = schema.field(name).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        good = any(check(kind) for check in _TEXT_TYPES)
-        if name == data.label:
-            good = good or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        if not good:
-            field, wanted = ("data.label", "text or whole numbers") if name == data.label else ("data.text", "text")
-            message = f"column {name!r} of {where} is of type {kind}: it must hold {wanted}."
-            problems.append(Problem(kind="data", where=field, message=message))
-    if problems:
-        raise UserError(problems)
-
-
-_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-
-
-def _refused(where: str, message: str) -> UserError:
-    return UserError([Problem(kind="data", where=where, message=f"{message.rstrip('.')}.")])
+def _no_rows(names: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in names})
 
 
 READERS: dict[str, Reader] = {
     "csv": read_csv,
     "json": read_json,
     "parquet": read_parquet,
+    "arrow": read_arrow,
     "hub": read_hub,
-    "python": read_python,
+    "python": read_object,
 }

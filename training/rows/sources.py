@@ -2,131 +2,193 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.problems import Problem, UserError, nearest
+from training.rows.listing import Found, Listing, joined
+from training.rows.urls import is_web
+from training.rows.urls import shown as shown  # what a source is called in messages, beside where it is found
 
 if TYPE_CHECKING:
     from training.recipe import Data
 
-SUFFIXES = {"csv": [".csv"], "json": [".jsonl", ".ndjson", ".json"], "parquet": [".parquet"]}
+PACKED = {".gz": "gzip", ".zst": "zstd"}
+"""Suffixes of packed files, and what packed them."""
 
-# What a split's file is called where the recipe does not say; train and validation must be there.
+
+def _also_packed(*suffixes: str) -> tuple[str, ...]:
+    return tuple(suffix + packed for packed in ("", *PACKED) for suffix in suffixes)
+
+
+SUFFIXES = {
+    "csv": _also_packed(".csv", ".tsv"),
+    "json": _also_packed(".jsonl", ".ndjson", ".json"),
+    "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+}
+"""How the files of each source are called."""
+
 FILE_NAMES = {"train": ["train"], "validation": ["validation", "valid", "val", "dev"], "test": ["test"]}
-REQUIRED = ("train", "validation")
+"""What a split's file is called where the recipe does not say."""
+# Names that are none of these, but of files that are hardly meant to be trained on unseen.
+_LIKE_SPLITS = ("training", "trn", "validate", "eval", "evaluation", "testing", "tst", "heldout", "holdout")
 
 
 def split_names(data: Data) -> dict[str, str]:
-    """What each split is called at the Hub or by the callable: as the recipe says, else by its own name."""
-    return dict(data.splits) if data.splits else {split: split for split in REQUIRED}
-
-
-def find_files(data: Data) -> dict[str, list[Path]]:
-    """The files of each split, absolute and in the order of their names.
-
-    `data.path` is a folder, a file or a glob. `data.splits` gives each split's file, its name without
-    suffix, or a glob, seen from that folder; without it files are known by their names (`train.csv`,
-    `dev.csv`, …). Shards as the Hub writes them (`train-00000-of-00002.parquet`) belong to their name.
-    Raises UserError with what was looked for and what is there.
-    """
-    folder, there = _look(data)
+    """What each split is called at the Hub or by the callable: as the recipe says, else train and validation by
+    their own names."""
     if data.splits is None:
-        wanted = {split: names for split, names in FILE_NAMES.items()}
+        return {split: split for split in ("train", "validation")}
+    return {split: name for split, name in data.splits.items() if isinstance(name, str)}
+
+
+def find_files(data: Data) -> dict[str, list[str]]:
+    """The files of each split, absolute paths or URLs: see `find`."""
+    return {split: [found.file for found in files] for split, files in find(data).items()}
+
+
+def find(data: Data) -> dict[str, list[Found]]:
+    """The files of each split in the order of their names; validation and test only where there are files for them.
+
+    `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` gives each split's files: names with or
+    without suffix, or globs, seen from that folder, or other paths and URLs. Without it files are known by their
+    names (`train.csv`, `dev.csv`, …); where no name tells, all are train. Shards as the Hub writes them
+    (`train-00000-of-00002.parquet`) belong to their name. Raises UserError with what was looked for and what is there.
+    """
+    listing, suffixes = Listing(), SUFFIXES[data.source]
+    if data.splits is not None and is_web(data.path):
+        search = _Search(data, listing, data.path.rstrip("/"), [])
     else:
-        wanted = {split: [name] for split, name in data.splits.items()}
-    found: dict[str, list[Path]] = {}
-    problems: list[Problem] = []
-    for split, names in wanted.items():
-        forms = [form for name in names for form in _forms(name, SUFFIXES[data.source])]
-        hits = {form: files for form in forms if (files := _matches(folder, form, data, there))}
-        where = f"data.splits.{split}" if data.splits else "data.path"
-        if len(hits) > 1:
-            problems.append(Problem(kind="data", where=where, message=_ambiguous(split, hits)))
-        elif hits:
-            found[split] = next(iter(hits.values()))
-        elif data.splits is not None or split in REQUIRED:
-            message = _absent(split, forms, folder, there, names)
-            problems.append(Problem(kind="data", where=where, message=message))
-    if problems:
-        raise UserError(problems)
+        search = _Search(data, listing, *listing.covered(data.path, suffixes))
+    found = search.by_name() if data.splits is None else search.as_named(data.splits)
+    if search.problems:
+        raise UserError(search.problems)
     return found
 
 
-def shown(path: Path | str) -> str:
-    """A path as a message names it: from the working directory where it lies below, else in full."""
-    absolute = Path(os.path.abspath(path))
-    here = Path.cwd()
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+class _Search:
+    """For the files of each split, with all that is wrong on the way."""
+
+    def __init__(self, data: Data, listing: Listing, folder: str, there: list[Found]) -> None:
+        self._suffixes, self._listing = SUFFIXES[data.source], listing
+        self._folder, self._there = folder, there
+        self.problems: list[Problem] = []
+
+    def as_named(self, splits: Mapping[str, str | list[str]]) -> dict[str, list[Found]]:
+        """Each split's files by the names that the recipe has for them; they may lie anywhere."""
+        found: dict[str, list[Found]] = {}
+        for split, names in splits.items():
+            files: dict[Found, None] = {}
+            for index, name in enumerate([names] if isinstance(names, str) else names):
+                where = f"data.splits.{split}" + ("" if isinstance(names, str) else f"[{index}]")
+                files |= dict.fromkeys(self._chosen(split, [name], where))
+            for other, taken in found.items():
+                for file in files.keys() & dict.fromkeys(taken).keys():
+                    self._tell(f"data.splits.{split}", f"{shown(file.file)} is in {other} as well: each file has one.")
+            found[split] = list(files)
+        return found
+
+    def by_name(self) -> dict[str, list[Found]]:
+        """Each split's files among those that are there, known by their names; or all as train, where no name tells."""
+        found: dict[str, list[Found]] = {}
+        for split, names in FILE_NAMES.items():
+            if files := self._chosen(split, names, "data.path", needed=False):
+                found[split] = files
+        taken = {file for files in found.values() for file in files}
+        like = [file for file in self._there if file not in taken and _is_like_a_split(file.name)]
+        if self.problems:
+            return found
+        if "train" not in found:
+            if self._there and not found and not like:
+                return {"train": self._there}
+            self._tell("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
+        elif "validation" not in found and like:  # to hold rows out of train instead would be a surprise
+            self._tell("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
+        return found
+
+    def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[Found]:
+        """The files that one of a split's names stands for."""
+        forms = self._forms(names, anywhere=needed)
+        try:
+            hits = {form: files for form in forms if (files := self._matching(form, anywhere=needed))}
+        except UserError as error:  # of a file system that does not answer
+            self.problems += error.problems
+            return []
+        if len(hits) > 1:
+            some = ", ".join(shown(file.file) for found in hits.values() for file in found[:2])
+            self._tell(where, f"the {split} split could be any of {some}: name its file in data.splits.{split}.")
+        elif not hits and needed:
+            self._tell(where, self._absent(split, names, anywhere=True))
+        return next(iter(hits.values()), [])
+
+    def _forms(self, names: Iterable[str], anywhere: bool) -> list[str]:
+        """The globs by which a split's files may be meant; on the web, which lists nothing, the name itself."""
+        digits = "[0-9]" * 5
+        forms = []
+        for name in names:
+            forms.append(name)
+            if not glob.has_magic(name) and not (anywhere and is_web(joined(self._folder, name))):
+                forms += [name + suffix for suffix in self._suffixes]
+                forms += [f"{name}-{digits}-of-{digits}{suffix}" for suffix in self._suffixes]
+        return forms
+
+    def _matching(self, form: str, anywhere: bool) -> list[Found]:
+        if anywhere:
+            return self._listing.matching(joined(self._folder, form))
+        return [file for file in self._there if fnmatchcase(file.name, form)]
+
+    def _absent(self, split: str, names: list[str], anywhere: bool) -> str:
+        forms = [form for form in self._forms(names, anywhere) if form in names or not form.endswith((*PACKED,))]
+        looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
+        if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
+            looked += f" (also {' and '.join(PACKED)})"
+        have = ", ".join(file.name for file in self._there[:20]) or "nothing of the kind"
+        near = nearest(names[0], [text for file in self._there for text in (file.name, _stem(file.name))])
+        return (
+            f"no {split} file in {shown(self._folder)}: looked for {looked}; there is {have}. "
+            f"Name it in data.splits.{split}.{near}"
+        )
+
+    def _tell(self, where: str, message: str) -> None:
+        self.problems.append(Problem(kind="data", where=where, message=message))
 
 
-def _look(data: Data) -> tuple[Path, list[Path]]:
-    """The folder that names are seen from, and the files of the source's kind that `data.path` covers."""
-    path = Path(os.path.abspath(os.path.expanduser(data.path)))
-    suffixes = SUFFIXES[data.source]
-    if path.is_dir():
-        return path, sorted(file for file in path.iterdir() if file.suffix in suffixes and file.is_file())
-    if path.is_file():
-        return path.parent, [path]
-    if not glob.has_magic(str(path)):
-        near = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else [])
-        message = f"{data.path!r} does not exist ({path}): name a file, a folder or a glob.{near}"
-        raise UserError([Problem(kind="data", where="data.path", message=message)])
-    folder = path
-    while glob.has_magic(str(folder)):
-        folder = folder.parent
-    return folder, sorted(file for file in _glob(str(path)) if file.is_file())
+def _stem(name: str) -> str:
+    """`train` of `train.csv.gz`."""
+    known = sorted((suffix for suffixes in SUFFIXES.values() for suffix in suffixes), key=len, reverse=True)
+    return next((name.removesuffix(suffix) for suffix in known if name.endswith(suffix)), name)
 
 
-def _forms(name: str, suffixes: list[str]) -> list[str]:
-    """The globs by which a split's files may be meant."""
-    if glob.has_magic(name):
-        return [name]
-    digits = "[0-9]" * 5
-    shards = [f"{name}-{digits}-of-{digits}{suffix}" for suffix in suffixes]
-    return [name, *(name + suffix for suffix in suffixes), *shards]
-
-
-def _matches(folder: Path, form: str, data: Data, there: list[Path]) -> list[Path]:
-    found = sorted(file for file in _glob(os.path.join(glob.escape(str(folder)), form)) if file.is_file())
-    # A split that the recipe names may lie anywhere; one known by name only must be among what the path
-    # covers.
-    return found if data.splits else [file for file in found if file in there]
-
-
-def _glob(pattern: str) -> list[Path]:
-    return [Path(file) for file in glob.glob(pattern, recursive=True)]
-
-
-def _ambiguous(split: str, hits: dict[str, list[Path]]) -> str:
-    files = ", ".join(shown(file) for found in hits.values() for file in found[:2])
-    return f"the {split} split could be any of {files}: name its file in data.splits.{split}."
-
-
-def _absent(split: str, forms: list[str], folder: Path, there: list[Path], names: list[str]) -> str:
-    looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
-    have = ", ".join(file.name for file in there[:20]) or "nothing of the kind"
-    near = nearest(names[0], [text for file in there for text in (file.name, file.stem)])
-    return (
-        f"no {split} file in {shown(folder)}: looked for {looked}; there is {have}. "
-        f"Name it in data.splits.{split}.{near}"
+def _is_like_a_split(name: str) -> bool:
+    """Whether a file may well be meant as one split: `reviews-test.csv`, `trian.csv`, `training.csv`."""
+    known = [*_LIKE_SPLITS, *(name for names in FILE_NAMES.values() for name in names)]
+    return any(
+        word in known
+        or any(sorted(word) == sorted(other) for other in known)
+        or any(word[0] == close[0] for close in difflib.get_close_matches(word, known, cutoff=0.8))
+        for word in re.findall(r"[a-z]+", _stem(name.lower()))
     )
 
 
-def load_callable(name: str) -> Callable[..., Any]:
-    """The object that `module:name` names, importable from the working directory too.
+def load_object(name: str) -> Any:
+    """The object that `module:name` names, importable from the working directory too: one that gives rows.
 
-    Raises UserError when there is no such module or name, when importing it fails, or when it is no callable.
+    That is a callable, to be called with each split's name; a mapping of splits to rows; or the rows themselves
+    (`is_rows`), all train. Raises UserError when there is no such module or name, when importing it fails, or when it
+    is none of these.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise _refused(f"{name!r} names no callable: write module:function, for example my_rows:rows.")
+        raise _refused(f"{name!r} names nothing: write module:name, for example my_rows:rows.")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last, so that a file beside the recipe shadows no library
     try:
@@ -140,18 +202,30 @@ def load_callable(name: str) -> Callable[..., Any]:
     except Exception as error:
         raise _refused(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
-        offered = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        offered = [key for key, value in vars(module).items() if _gives_rows(value) and not key.startswith("_")]
         near = nearest(attribute, offered)
         raise _refused(f"{module_name!r} has no {attribute!r}: it has {', '.join(offered) or 'none'}.{near}")
-    found: Callable[..., Any] = getattr(module, attribute)
-    if not callable(found):
-        raise _refused(f"{name!r} is of type {type(found).__name__}: it must be callable.")
+    found = getattr(module, attribute)
+    if not _gives_rows(found):
+        accepted = "a function of a split's name, a mapping of splits to rows, or rows with a length and an index"
+        raise _refused(f"{name!r} is of type {type(found).__name__}: it must be {accepted}.")
     return found
 
 
-def fingerprint(function: Callable[..., Any]) -> str | None:
-    """What the callable says its rows depend on (`function.fingerprint()`), or None where it says nothing."""
-    ask = getattr(function, "fingerprint", None)
+def is_rows(value: Any) -> bool:
+    """Whether it is rows itself: it has a length, and gives each row by its number (a list, a Dataset)."""
+    if isinstance(value, (str, bytes, Mapping, type)):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def _gives_rows(value: Any) -> bool:
+    return callable(value) or isinstance(value, Mapping) or is_rows(value)
+
+
+def fingerprint(rows: Any) -> str | None:
+    """What the object says its rows depend on (`rows.fingerprint()`), or None where it says nothing."""
+    ask = getattr(rows, "fingerprint", None)
     if ask is None:
         return None
     try:

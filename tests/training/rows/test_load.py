@@ -14,8 +14,9 @@ import pytest
 
 from training.problems import Problem, UserError
 from training.recipe import Data
+from training.rows.hub import from_dataset
 from training.rows.load import label_places, load
-from training.rows.reading import from_dataset
+from training.rows.shaping import shaped
 from training.rows.sources import find_files
 
 ROWS: dict[str, list[tuple[str, str]]] = {
@@ -62,11 +63,15 @@ def run(data: Data, out: Path) -> dict[str, int]:
 def problems(data: Data, out: Path) -> tuple[Problem, ...]:
     with pytest.raises(UserError) as raised:
         run(data, out)
-    return raised.value.problems
+    return tuple(problem for problem in raised.value.problems if problem.level == "error")
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(out.iterdir())}
+    return {file.name: file.read_bytes() for file in sorted(out.iterdir()) if file.is_file()}
+
+
+def report_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "log" / "report.json").read_text())
 
 
 def rows_of(out: Path, split: str = "train") -> list[dict[str, Any]]:
@@ -112,7 +117,6 @@ def test_the_same_rows_give_the_same_bytes_from_every_source(
         assert contents(tmp_path / f"from-{source}") == contents(tmp_path / "from-python"), source
     assert list(contents(tmp_path / "from-csv")) == [
         "labels.json",
-        "report.json",
         "train.arrow",
         "validation.arrow",
     ]
@@ -125,16 +129,14 @@ def test_csv_values_stay_the_text_they_are(tmp_path: Path) -> None:
 
 def test_the_report_counts_rows_labels_and_characters(tmp_path: Path) -> None:
     figures = run(recipe("csv", write_csv(folder(tmp_path / "in"))), tmp_path / "out")
-    assert figures == {"train_rows": 4, "validation_rows": 2, "labels": 2}
-    assert json.loads((tmp_path / "out" / "report.json").read_text()) == {
-        "rows": {"train": 4, "validation": 2},
-        "labels": {"train": {"neg": 2, "pos": 2}, "validation": {"neg": 1, "pos": 1}},
-        "characters": {
-            "train": {"min": 2, "median": 3, "max": 18},
-            "validation": {"min": 4, "median": 4, "max": 16},
-        },
-        "problems": [],
-    }
+    assert figures == {"train_rows": 4, "validation_rows": 2, "labels": 2, "warnings": 1}
+    report = report_of(tmp_path / "out")
+    assert report["rows"] == {"train": 4, "validation": 2}
+    assert report["labels"] == {"train": {"neg": 2, "pos": 2}, "validation": {"neg": 1, "pos": 1}}
+    assert report["characters"]["train"].items() >= {"min": 2, "median": 3, "max": 18}.items()
+    assert report["characters"]["validation"].items() >= {"min": 4, "median": 4, "max": 16}.items()
+    assert sum(report["characters"]["train"]["histogram"]["counts"]) == 4
+    assert [problem["check"] for problem in report["problems"]] == ["missing_word"]
 
 
 def test_record_batches_hold_ten_thousand_rows_whatever_the_row_groups(tmp_path: Path) -> None:
@@ -187,13 +189,15 @@ def test_a_dataset_of_the_hub_brings_its_label_names() -> None:
         id=datasets.Value("int64"),
     )
     rows = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 0], "id": [7, 8]}, features=features)
-    (block,) = from_dataset(rows, recipe("hub", "somebody/something"), "somebody/something (train)")
+    data = recipe("hub", "somebody/something")
+    (made,) = shaped(from_dataset(rows, data, "somebody/something (train)"), data)
+    block = made.block
     assert block.rows.to_pydict() == {"text": ["x", "y"], "label": ["good", "bad"]}
     assert block.label_names == ("bad", "good")
 
 
 def test_a_folder_is_never_taken_for_a_dataset_of_the_hub(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="choose the source csv, json or parquet"):
+    with pytest.raises(UserError, match="choose the source csv, json, parquet or arrow"):
         load(recipe("hub", tmp_path), {"commit": "0" * 40}, tmp_path / "out")
 
 
@@ -224,10 +228,14 @@ def test_all_faults_of_all_splits_are_told_at_once(tmp_path: Path, monkeypatch: 
     (tmp_path / "dev.csv").write_text("text,label\nodd,posi\n")
     found = {problem.where: problem.message for problem in problems(recipe("csv", "."), tmp_path / "out")}
     assert found == {
-        "train.csv row 3": "has no text in column 'text' (2 rows like this: 3, 7): correct or remove them.",
-        "train.csv row 4": "is not UTF-8 text: correct or remove it.",
-        "train.csv row 5": "has 3 fields where the header has 2: correct or remove it.",
-        "train.csv row 6": "has no label in column 'label': correct or remove it.",
+        "train.csv row 3": "has no text in column 'text' (2 rows like this: 3, 7): correct or remove them, "
+        "or leave them out: data.checks.blank_text: warning.",
+        "train.csv row 4": "is not UTF-8 text (column 'text'): correct or remove it, "
+        "or leave it out: data.checks.encoding: warning.",
+        "train.csv row 5": "has 3 fields where the header has 2: correct or remove it, "
+        "or leave it out: data.checks.ragged: warning.",
+        "train.csv row 6": "has no label in column 'label': correct or remove it, "
+        "or leave it out: data.checks.missing_label: warning.",
         "dev.csv row 2": "label 'posi' (1 row of validation) is unknown: choose from neg, pos.",
     }
 
@@ -272,10 +280,14 @@ def test_json_lines_that_cannot_be_read_are_named_by_their_line(tmp_path: Path) 
     assert "is not UTF-8 text" in whats["7"]
 
 
-def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    write_json(tmp_path, ROWS)
-    (tmp_path / "train.jsonl").write_text('[{"text": "a", "label": 1}]')
-    assert "one object a line" in problems(recipe("json", tmp_path), tmp_path / "out")[0].message
+def test_a_json_array_gives_the_rows_that_json_lines_give(tmp_path: Path) -> None:
+    run(recipe("json", write_json(folder(tmp_path / "lines"), ROWS)), tmp_path / "from-lines")
+    arrays = folder(tmp_path / "arrays")
+    for split, pairs in ROWS.items():
+        rows = [{"text": text, "label": label} for text, label in pairs]
+        (arrays / f"{split}.json").write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    run(recipe("json", arrays), tmp_path / "from-arrays")
+    assert contents(tmp_path / "from-arrays") == contents(tmp_path / "from-lines")
 
 
 def test_a_column_of_the_wrong_type_is_refused(tmp_path: Path) -> None:

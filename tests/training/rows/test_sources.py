@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 
 from training.problems import UserError
 from training.recipe import Data
-from training.rows.sources import find_files, fingerprint, load_callable
+from training.rows.sources import find_files, fingerprint, is_rows, load_object, shown
 
 
-def data(path: Path | str, source: str = "csv", splits: dict[str, str] | None = None) -> Data:
+def data(path: Path | str, source: str = "csv", splits: dict[str, Any] | None = None) -> Data:
     return Data(source=source, path=str(path), text=["text"], label="label", splits=splits)  # type: ignore[arg-type]
 
 
@@ -24,8 +27,8 @@ def touch(folder: Path, *names: str) -> Path:
     return folder
 
 
-def names(found: dict[str, list[Path]]) -> dict[str, list[str]]:
-    return {split: [file.name for file in files] for split, files in found.items()}
+def names(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {split: [Path(file).name for file in files] for split, files in found.items()}
 
 
 @pytest.mark.parametrize("name", ["validation", "valid", "val", "dev"])
@@ -38,9 +41,71 @@ def test_the_files_of_a_folder_are_known_by_their_names(tmp_path: Path, name: st
     }
 
 
-def test_the_test_split_may_be_missing(tmp_path: Path) -> None:
+def test_validation_and_test_may_be_missing(tmp_path: Path) -> None:
     touch(tmp_path, "train.jsonl", "dev.json")
     assert list(find_files(data(tmp_path, "json"))) == ["train", "validation"]
+    (tmp_path / "dev.json").unlink()
+    assert list(find_files(data(tmp_path, "json"))) == ["train"]
+    assert list(find_files(data(tmp_path, "json", {"train": "train"}))) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("source", "suffixes"),
+    [
+        ("csv", [".csv", ".tsv", ".csv.gz", ".tsv.zst"]),
+        ("json", [".jsonl", ".ndjson", ".json", ".jsonl.gz", ".json.zst"]),
+        ("parquet", [".parquet", ".pq"]),
+        ("arrow", [".arrow", ".feather", ".ipc"]),
+    ],
+)
+def test_each_source_has_its_suffixes_packed_or_not(tmp_path: Path, source: str, suffixes: list[str]) -> None:
+    for suffix in suffixes:
+        folder = touch(tmp_path / suffix, f"train{suffix}", f"dev{suffix}", "train.txt", f"._train{suffix}")
+        expected = {"train": [f"train{suffix}"], "validation": [f"dev{suffix}"]}
+        assert names(find_files(data(folder, source))) == expected
+        assert names(find_files(data(folder, source, {"train": "train", "validation": "dev"}))) == expected
+
+
+@pytest.mark.parametrize("path", [".", "reviews-1.csv", "*.csv", "reviews-*"])
+def test_where_no_name_tells_all_files_are_train(tmp_path: Path, path: str) -> None:
+    touch(tmp_path, "reviews-1.csv", "reviews-2.csv.gz", "text.csv", "latest.csv", "notes.txt", "reviews-notes.txt")
+    assert (
+        names(find_files(data(tmp_path / path)))["train"]
+        == {
+            ".": ["latest.csv", "reviews-1.csv", "reviews-2.csv.gz", "text.csv"],
+            "reviews-1.csv": ["reviews-1.csv"],
+            "*.csv": ["latest.csv", "reviews-1.csv", "text.csv"],
+            "reviews-*": ["reviews-1.csv", "reviews-2.csv.gz"],
+        }[path]
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "training",
+        "trian",
+        "tran",
+        "validate",
+        "validaton",
+        "eval",
+        "tset",
+        "reviews-test",
+        "Dev_2024",
+        "test1",
+        "holdout",
+    ],
+)
+def test_a_file_that_may_be_meant_as_a_split_is_not_merged_into_train(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, f"{name}.csv", "more.csv")
+    with pytest.raises(UserError, match=rf"no train file in .*there is .*{name}\.csv.*Name it in data\.splits\.train"):
+        find_files(data(tmp_path))
+
+
+def test_a_held_out_file_alone_is_not_train(tmp_path: Path) -> None:
+    touch(tmp_path, "dev.csv", "more.csv")
+    with pytest.raises(UserError, match="no train file in"):
+        find_files(data(tmp_path))
 
 
 def test_shards_belong_to_their_split_in_order(tmp_path: Path) -> None:
@@ -59,28 +124,39 @@ def test_a_split_is_named_by_file_by_stem_or_by_glob(tmp_path: Path) -> None:
     }
 
 
+def test_a_split_may_have_several_files_and_globs_each_taken_once(tmp_path: Path) -> None:
+    touch(tmp_path, "b.csv", "a-1.csv", "a-2.csv", "c.csv")
+    splits = {"train": ["b", "a-*.csv", str(tmp_path / "a-1.csv")], "validation": ["c"]}
+    found = find_files(data(tmp_path, splits=splits))
+    assert names(found) == {"train": ["b.csv", "a-1.csv", "a-2.csv"], "validation": ["c.csv"]}
+
+
+def test_a_file_of_two_splits_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a.csv", "b.csv")
+    with pytest.raises(UserError, match=r"data\.splits\.validation: .*b\.csv is in train as well"):
+        find_files(data(tmp_path, splits={"train": "*.csv", "validation": "b.csv"}))
+
+
 def test_a_glob_limits_the_files_known_by_name(tmp_path: Path) -> None:
     touch(tmp_path, "en/train.csv", "en/dev.csv", "de/train.csv")
     found = find_files(data(tmp_path / "en" / "*.csv"))
-    assert found["train"] == [tmp_path / "en" / "train.csv"]
+    assert found["train"] == [str(tmp_path / "en" / "train.csv")]
 
 
 def test_files_are_absolute_when_the_recipe_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "rows/train.csv", "rows/dev.csv")
     monkeypatch.chdir(tmp_path)
-    assert find_files(data("rows"))["train"] == [tmp_path / "rows" / "train.csv"]
+    assert find_files(data("rows"))["train"] == [str(tmp_path / "rows" / "train.csv")]
 
 
-def test_missing_splits_are_all_named_with_what_is_there(tmp_path: Path) -> None:
+def test_a_missing_train_file_is_told_with_what_is_there(tmp_path: Path) -> None:
     touch(tmp_path, "training.csv")
     with pytest.raises(UserError) as raised:
         find_files(data(tmp_path))
-    train, validation = raised.value.problems
+    (train,) = raised.value.problems
     assert "looked for train, train.csv" in train.message
     assert "there is training.csv" in train.message
     assert "Did you mean 'training'?" in train.message
-    assert "validation.csv" in validation.message
-    assert "dev.csv" in validation.message
 
 
 def test_a_named_file_that_is_missing_is_named_by_its_field(tmp_path: Path) -> None:
@@ -90,6 +166,13 @@ def test_a_named_file_that_is_missing_is_named_by_its_field(tmp_path: Path) -> N
     (problem,) = raised.value.problems
     assert problem.where == "data.splits.validation"
     assert "Did you mean 'dev'?" in problem.message
+
+
+def test_every_named_file_that_is_missing_is_told(tmp_path: Path) -> None:
+    touch(tmp_path, "train.csv")
+    with pytest.raises(UserError) as raised:
+        find_files(data(tmp_path, splits={"train": ["train", "trian"], "test": "best"}))
+    assert [problem.where for problem in raised.value.problems] == ["data.splits.train[1]", "data.splits.test"]
 
 
 def test_a_path_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
@@ -104,20 +187,109 @@ def test_two_files_for_one_split_are_not_guessed_between(tmp_path: Path) -> None
         find_files(data(tmp_path))
 
 
+# Elsewhere
+
+
+@pytest.fixture
+def folder() -> str:
+    """A folder with some files, reached by URL."""
+    folder = f"memory://{uuid.uuid4().hex}/rows"
+    for name in ("train.csv", "dev.csv.gz", "more/a-1.csv", "more/a-2.csv", "notes.txt"):
+        fsspec.filesystem("memory").pipe(f"{folder}/{name}", b"text,label\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "splits", "expected"),
+    [
+        ("", None, {"train": ["train.csv"], "validation": ["dev.csv.gz"]}),
+        ("/", None, {"train": ["train.csv"], "validation": ["dev.csv.gz"]}),
+        ("/train.csv", None, {"train": ["train.csv"]}),
+        ("/more", None, {"train": ["more/a-1.csv", "more/a-2.csv"]}),
+        ("/**/a-*.csv", None, {"train": ["more/a-1.csv", "more/a-2.csv"]}),
+        ("/*", None, {"train": ["train.csv"], "validation": ["dev.csv.gz"]}),
+        ("", {"train": "more/a-*.csv", "test": ["train", "dev"]},
+         {"train": ["more/a-1.csv", "more/a-2.csv"], "test": ["train.csv", "dev.csv.gz"]}),
+    ],
+)  # fmt: skip
+def test_files_elsewhere_are_found_as_those_here(folder: str, path: str, splits: Any, expected: Any) -> None:
+    found = find_files(data(folder + path, splits=splits))
+    assert found == {split: [f"{folder}/{file}" for file in files] for split, files in expected.items()}
+
+
+def test_one_split_may_lie_here_and_another_elsewhere(tmp_path: Path, folder: str) -> None:
+    touch(tmp_path, "test.csv")
+    splits = {"train": f"{folder}/train", "test": f"file://{tmp_path}/test.csv"}
+    assert find_files(data(tmp_path, splits=splits)) == {
+        "train": [f"{folder}/train.csv"],
+        "test": [str(tmp_path / "test.csv")],
+    }
+
+
+@pytest.mark.parametrize("path", ["/none", "/none.csv"])
+def test_a_url_that_does_not_exist_is_told(folder: str, path: str) -> None:
+    with pytest.raises(UserError, match=rf"{folder}{path}: does not exist: check the URL"):
+        find_files(data(folder + path))
+
+
+def test_a_split_that_is_missing_elsewhere_is_told_with_what_is_there(folder: str) -> None:
+    with pytest.raises(UserError, match=rf"no test file in {folder}: .* there is dev.csv.gz, train.csv.*Did you mean"):
+        find_files(data(folder, splits={"train": "train", "test": "trein"}))
+
+
+def test_a_file_inside_another_is_refused(folder: str) -> None:
+    with pytest.raises(UserError, match="names a file inside another: unpack that"):
+        find_files(data(f"zip://a.csv::{folder}/a.zip"))
+
+
+def test_credentials_are_not_shown() -> None:
+    assert shown("s3://key:hush/hush@bucket/rows.csv") == "s3://bucket/rows.csv"
+    assert shown("https://host/rows.csv?sig=hush") == "https://host/rows.csv"
+    assert shown("https://host/rows.csv?version=2") == "https://host/rows.csv?version=2"
+
+
+# Objects of Python
+
+
 @pytest.fixture
 def my_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module in the working directory that no test has imported before."""
     module = tmp_path / f"my_rows_{tmp_path.name.replace('-', '_')}.py"
-    module.write_text("def rows(split):\n    return []\nrows.fingerprint = lambda: 'v1'\nmany = 3\n")
+    module.write_text(
+        "def rows(split):\n    return []\nrows.fingerprint = lambda: 'v1'\n"
+        "many, text, listed, by_split = 3, 'abc', [{}], {'train': []}\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return module
 
 
 def test_a_callable_of_the_working_directory_is_found(my_rows: Path) -> None:
-    rows = load_callable(f"{my_rows.stem}:rows")
+    rows = load_object(f"{my_rows.stem}:rows")
     assert rows("train") == []
     assert fingerprint(rows) == "v1"
+
+
+def test_rows_themselves_and_a_mapping_of_splits_are_taken_as_well(my_rows: Path) -> None:
+    listed, by_split = load_object(f"{my_rows.stem}:listed"), load_object(f"{my_rows.stem}:by_split")
+    assert (listed, by_split) == ([{}], {"train": []})
+    assert is_rows(listed) and not is_rows(by_split)
+    assert fingerprint(listed) is None
+
+
+def test_a_data_set_of_torch_or_of_the_hub_is_rows() -> None:
+    class Torch:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, place: int) -> dict[str, str]:
+            return {}
+
+    assert is_rows(Torch()) and not is_rows(Torch)
+    import datasets
+
+    assert is_rows(datasets.Dataset.from_dict({"text": ["a"]}))
+    assert not is_rows(datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": ["a"]})))
 
 
 def test_a_callable_without_a_fingerprint_has_none() -> None:
@@ -125,22 +297,26 @@ def test_a_callable_without_a_fingerprint_has_none() -> None:
 
 
 def test_the_working_directory_shadows_no_library(my_rows: Path) -> None:
-    load_callable(f"{my_rows.stem}:rows")
+    load_object(f"{my_rows.stem}:rows")
     assert sys.path.index(str(my_rows.parent)) == len(sys.path) - 1
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda name: name, "write module:function"),
+        (lambda name: name, "write module:name"),
         (lambda name: f"{name[:-1]}:rows", "Did you mean"),
         (lambda name: f"{name}:row", "has no 'row': it has rows.* Did you mean 'rows'"),
-        (lambda name: f"{name}:many", "must be callable"),
+        (
+            lambda name: f"{name}:many",
+            "of type int: it must be a function of a split's name, a mapping .* or rows with",
+        ),
+        (lambda name: f"{name}:text", "of type str: it must be"),
     ],
 )
 def test_a_wrong_callable_says_what_is_wrong(my_rows: Path, change: object, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        load_callable(change(my_rows.stem))  # type: ignore[operator]
+        load_object(change(my_rows.stem))  # type: ignore[operator]
     assert raised.value.problems[0].where == "data.path"
 
 
@@ -148,13 +324,18 @@ def test_a_module_that_fails_says_why(my_rows: Path) -> None:
     broken = my_rows.with_name(f"{my_rows.stem}_broken.py")
     broken.write_text("import no_such_library\n")
     with pytest.raises(UserError, match=r"importing .* failed: No module named 'no_such_library'"):
-        load_callable(f"{broken.stem}:rows")
+        load_object(f"{broken.stem}:rows")
 
 
-def test_pinning_needs_no_heavy_library() -> None:
-    heavy = "{'pyarrow', 'numpy', 'torch', 'transformers', 'datasets', 'tokenizers'}"
-    code = f"import sys, training.rows.sources; print(sorted({heavy} & set(sys.modules)))"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def test_finding_files_here_needs_no_heavy_library(tmp_path: Path) -> None:
+    heavy = "{'fsspec', 'pyarrow', 'numpy', 'torch', 'transformers', 'datasets', 'tokenizers'}"
+    code = (
+        "import sys; from training.recipe import Data; from training.rows.sources import find_files;"
+        "data = Data(source='csv', path=sys.argv[1], text=['text'], label='label'); find_files(data);"
+        f"print(sorted({heavy} & set(sys.modules)))"
+    )
+    touch(tmp_path, "train.csv")
+    seen = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"
 
 

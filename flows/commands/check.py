@@ -1,0 +1,125 @@
+"""`finetune check FILE`: reads and checks the rows, and counts their tokens. Trains nothing and stores nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
+from flows.commands.codes import COMPLETED, FAILED, code_of, sigterm_interrupts
+from flows.tables import label_lines, problem_lines, split_lines, summary
+from flows.terminal import Terminal
+from tasks import check
+from tasks.data import load_rows
+from tasks.resolve import pin_data, pin_tokenizer
+from tasks.runtime.reports import need_report
+from training.problems import UserError
+from training.protocol import write_atomically
+from training.recipe import Recipe
+
+WIDTH = 100  # characters, where no terminal says how wide it is
+
+
+@dataclass
+class Found:
+    """What was found of the rows."""
+
+    rows: dict[str, Any] | None = None
+    """The report on the rows; None where an error kept them from being read."""
+    tokens: dict[str, Any] | None = None
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know of what was not checked, or how names were resolved."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Both reports in one, with the problems of both."""
+        merged = {**(self.rows or {}), **(self.tokens or {})}
+        return {**merged, "problems": self.problems, "notes": self.notes}
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The subcommand's arguments."""
+    parser = commands.add_parser("check", help="check the rows of a recipe", description=__doc__)
+    add_recipe_arguments(parser)
+    add_json_argument(parser, "what was found")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where there are warnings")
+    return parser
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Prints what was found. Raises UserError for mistakes in the file and the options."""
+    need_folder(arguments.json)
+    try:
+        recipe = chosen_recipe(arguments)
+    except UserError as error:
+        _write(arguments.json, Found(problems=_dumped(error)))
+        raise
+    with sigterm_interrupts():
+        found = _check(recipe)
+    _write(arguments.json, found)
+    _print(found)
+    errors = [problem["kind"] for problem in found.problems if problem["level"] == "error"]
+    if errors:
+        return code_of(errors)
+    return FAILED if arguments.strict and found.problems else COMPLETED
+
+
+def _check(recipe: Recipe) -> Found:
+    found, terminal = Found(), Terminal()
+    with check.scratch_folder() as folder:
+        try:
+            pins = pin_data(recipe)
+            found.notes += pins.notes
+            terminal.stage_started("load_data", "")
+            load_rows(recipe, pins, folder / "rows", terminal.progress_of("load_data"))
+            found.rows = need_report(folder / "rows")
+            found.problems += found.rows["problems"]
+            terminal.stage_started("tokenize", "")
+            _count_tokens(recipe, folder, found, terminal)
+        except UserError as error:
+            found.problems += _dumped(error)
+        finally:
+            terminal.clear()
+    return found
+
+
+def _count_tokens(recipe: Recipe, folder: Path, found: Found, terminal: Terminal) -> None:
+    """Counts the tokens where the tokenizer can be had. Raises UserError for what is wrong with the tokens."""
+    try:
+        pins = pin_tokenizer(recipe)
+        tokenizer = check.tokenizer_of(recipe, pins, folder / "rows", folder / "tokenizer")
+    except UserError as error:
+        found.notes.append(f"Token lengths were not checked. {error}")
+        return
+    found.notes += pins.notes
+    progress = terminal.progress_of("tokenize")
+    found.tokens = check.count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
+    found.problems += found.tokens["problems"]
+
+
+def _dumped(error: UserError) -> list[dict[str, Any]]:
+    return [problem.model_dump() for problem in error.problems]
+
+
+def _print(found: Found) -> None:
+    """The table on stdout: wrapped for a person, and a line a problem for everything else."""
+    live = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if live else WIDTH
+    blocks = []
+    if found.rows is not None:
+        blocks += [split_lines(found.rows, found.tokens), label_lines(found.rows["labels"], width)]
+    blocks += [found.notes, problem_lines(found.problems, width if live else None)]
+    for block in filter(None, blocks):
+        print("\n".join(block), end="\n\n")
+    print(summary(found.problems))
+
+
+def _write(out: Path | None, found: Found) -> None:
+    if out is not None:
+        text = json.dumps(found.as_json(), indent=2, ensure_ascii=False)
+        write_atomically(out.absolute(), f"{text}\n".encode())

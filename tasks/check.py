@@ -1,0 +1,96 @@
+"""What `finetune check` does after the rows are read: the tokenizer alone, without the model's weights. No stage, and
+nothing is stored."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime import settings
+from tasks.runtime.hub import told
+from tasks.runtime.refs import Pins
+from tasks.runtime.reports import need_report
+from training.problems import Problem, UserError, full_disk
+from training.recipe import Recipe
+
+# A check that was killed leaves its folder: nothing else clears it away.
+ABANDONED_S = 86_400.0
+
+Progress = Callable[[int, int], None]
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder on the home's disk, which has room for rows; gone after the block, however that ends.
+
+    Raises UserError in place of whatever error came of a full disk.
+    """
+    above = settings.home() / "checks"
+    above.mkdir(mode=0o700, exist_ok=True)
+    for left in above.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    except Exception as error:
+        if full := full_disk(above, error):
+            raise full from error
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            above.rmdir()  # unless another check is at work
+
+
+def tokenizer_of(recipe: Recipe, pins: Pins, rows: Path, out: Path) -> Path:
+    """A folder with the tokenizer that a run would have: the model's own, or one learnt from the training rows.
+
+    `pins` are of the tokenizer; `rows` is what `load_rows` filled. Weights are neither downloaded nor read.
+    Raises UserError where there is none, or none that can be had now.
+    """
+    model = recipe.model
+    if model.source == "scratch":
+        return _learnt(recipe, rows, out)
+    if pins.model_hub is not None:
+        folder = _downloaded(str(model.path), pins.model_hub.commit)
+    else:
+        folder = Path(str(model.path)).expanduser().absolute()
+    if not (folder / "tokenizer.json").is_file():
+        message = f"{model.path} has no tokenizer.json: save its tokenizer again with AutoTokenizer."
+        raise UserError([Problem(kind="model", where="model.path", message=message)])
+    return folder
+
+
+def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progress: Progress) -> dict[str, Any]:
+    """The report on the rows' tokens. Raises UserError with every problem."""
+    from training.tokens import tokenize
+
+    level = recipe.data.checks.get("truncated", "warning")
+    tokenize(rows, tokenizer, out, recipe.tokens.max_length, level, progress)
+    return need_report(out)
+
+
+def _learnt(recipe: Recipe, rows: Path, out: Path) -> Path:
+    from training.scratch import texts, train_wordpiece
+
+    columns = ["text", "text_pair"][: len(recipe.data.text)]
+    learnt = train_wordpiece(lambda: texts(rows / "train.arrow", columns), (recipe.model.config or {})["vocab_size"])
+    out.mkdir()
+    learnt.save(str(out / "tokenizer.json"))
+    return out
+
+
+def _downloaded(name: str, commit: str) -> Path:
+    """The tokenizer's files of a commit, in the clients' own cache."""
+    from huggingface_hub import snapshot_download
+
+    from training.snapshot import TOKENIZER_FILES
+
+    with told("model", name, commit):
+        return Path(snapshot_download(name, revision=commit, allow_patterns=[*TOKENIZER_FILES], ignore_patterns="*/*"))

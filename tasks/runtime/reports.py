@@ -1,0 +1,96 @@
+"""What the stages that read rows found: the report beside an artifact, as its watchers tell it.
+
+The report's form is that of `training.rows.load.load` and `training.tokens.tokenize`, which write it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime.stage import Work
+from training.problems import Problem
+
+REPORT = "log/report.json"
+MOST_TOLD = 10  # warnings of a stage in a terminal or a log; the report holds them all
+MOST_LABELS = 20
+MOST_PROBLEMS = 200  # in Prefect's view, which draws them all at once
+
+
+def read_report(artifact: Path) -> dict[str, Any] | None:
+    """The report of an artifact or of a folder that is being filled; None where there is none."""
+    file = artifact / REPORT
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def need_report(out: Path) -> dict[str, Any]:
+    """The report in a folder that was just filled."""
+    report = read_report(out)
+    assert report is not None  # whatever reads rows writes it last
+    return report
+
+
+def tell_warnings(work: Work, report: Mapping[str, Any]) -> None:
+    """Tells all who follow the run what the report warns of, the first ones a line each."""
+    found = report["problems"]
+    lines = [f"{problem['where']}: {problem['message']}" for problem in found[:MOST_TOLD]]
+    if more := len(found) - len(lines):
+        lines.append(f"… and {more:,} more: see the report, {work.stage}/report.json in MLflow.")
+    work.on_events([{"kind": "warning", "message": line} for line in lines])
+
+
+def problems_table(problems: Iterable[Mapping[str, Any] | Problem]) -> list[dict[str, str]]:
+    """A row a problem, errors first; one that says so where there is none."""
+    found = [problem.model_dump() if isinstance(problem, Problem) else problem for problem in problems]
+    found.sort(key=lambda problem: problem["level"] != "error")
+    table = [
+        {name: str(problem.get(name) or "") for name in ("level", "check", "where", "message")}
+        for problem in found[:MOST_PROBLEMS]
+    ]
+    if more := len(found) - len(table):
+        table.append({"level": "", "check": "", "where": "", "message": f"… and {more:,} more: see the report."})
+    return table or [{"level": "", "check": "", "where": "", "message": "No problems."}]
+
+
+def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None) -> str:
+    """Tables of what each split holds: rows, labels, lengths in characters and, where they are known, in tokens."""
+    parts = []
+    if rows is not None:
+        head = ["split", "rows", "held out of train", "characters (min, median, max)"]
+        head += ["tokens (median, max)", "rows cut"] if tokens else []
+        parts.append(_table(head, (_split_line(split, rows, tokens) for split in rows["rows"])))
+        parts.append(_labels(rows["labels"]))
+    return "\n\n".join(parts)
+
+
+def _split_line(split: str, rows: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> list[str]:
+    share, length = rows["held_out"].get(split), rows["characters"][split]
+    line = [split, f"{rows['rows'][split]:,}", f"{share:.0%}" if share else ""]
+    line.append(", ".join(f"{length[name]:,}" for name in ("min", "median", "max") if name in length))
+    if tokens:
+        length = tokens["length"].get(split, {})
+        line.append(", ".join(f"{length[name]:,}" for name in ("median", "max") if name in length))
+        line.append(f"{tokens['truncated'].get(split, 0):,}")
+    return line
+
+
+def _labels(labels: Mapping[str, Mapping[str, int]]) -> str:
+    names = list(dict.fromkeys(name for counts in labels.values() for name in counts))
+    shown = sorted(names, key=lambda name: -sum(counts.get(name, 0) for counts in labels.values()))[:MOST_LABELS]
+    lines = [[name, *(_count(counts.get(name, 0), counts) for counts in labels.values())] for name in shown]
+    if len(names) > len(shown):
+        lines.append([f"… and {len(names) - len(shown):,} more", *("" for _ in labels)])
+    return _table(["label", *labels], lines)
+
+
+def _count(count: int, counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return f"{count:,} ({count / total:.1%})" if total else "0"
+
+
+def _table(head: list[str], lines: Iterable[list[str]]) -> str:
+    # A label may hold whatever a cell of the user's file holds.
+    clean = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *clean])

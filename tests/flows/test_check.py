@@ -1,0 +1,171 @@
+"""`finetune check`: what it says of rows, and what it leaves alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import main
+from tests.flows.small import environment, finetune, write_project
+from tests.hub.server import Hub
+from training.scratch import train_wordpiece
+
+ROOT = Path(__file__).parents[2]
+BAD = "text,label\ngood film,pos\ngood film,pos\n,pos\nbad film,\n"
+DOUBLED = "text,label\ngood film,pos\ngood film,pos\nbad film,neg\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path, home: Path) -> Path:
+    """The small recipe; check works in the home of this test."""
+    return write_project(tmp_path / "project")
+
+
+def check(file: Path, *arguments: str, rows: str | None = None) -> int:
+    """The exit code; `rows` stand in place of the training rows."""
+    if rows is not None:
+        (file.parent / "train.csv").write_text(rows)
+    return main(["check", str(file), *arguments])
+
+
+def test_rows_labels_and_tokens_are_shown_and_nothing_is_stored(
+    file: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(file) == 0
+    printed = capsys.readouterr()
+    head, train, validation = printed.out.splitlines()[:3]
+    assert head.split() == ["split", "rows", "characters", "tokens"]
+    assert train.startswith("train        240  12 to 84, median 45  6 to 19, median 12")
+    assert validation.split()[:2] == ["validation", "60"]
+    assert "neg      123  51.2%  █████▏          33  55.0%  █████▌" in printed.out
+    assert printed.out.endswith("\n\nNo problems.\n") and printed.err == ""
+    assert [path.name for path in home.iterdir()] == ["digests.db"]
+
+
+def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(file, rows=DOUBLED) == 0
+    *_, told, blank, last = capsys.readouterr().out.splitlines()
+    assert told.startswith(f"warning  duplicates  {file.parent}/train.csv row 3: 1 row repeats") and blank == ""
+    assert last == "1 warning."
+    assert check(file, "--strict") == 1
+
+
+def test_errors_are_told_together_and_end_with_2(
+    file: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert check(file, "--json", str(out), rows=BAD) == 2
+    printed = capsys.readouterr()
+    first, second = printed.out.splitlines()[:2]
+    assert first.split()[:2] == ["error", "blank_text"] and f"{file.parent}/train.csv row 4: has no text" in first
+    assert second.split()[:2] == ["error", "missing_label"]
+    assert printed.out.endswith("\n\n4 errors, 1 warning.\n") and printed.err == ""
+    levels = [problem["level"] for problem in json.loads(out.read_text())["problems"]]
+    assert levels == [*["error"] * 4, "warning"]
+    assert [path.name for path in home.iterdir()] == ["digests.db"]
+
+
+def test_the_result_as_json_holds_both_reports_and_all_problems(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert check(file, "--set", "tokens.max_length=8", "--json", str(out), rows=DOUBLED) == 0
+    found = json.loads(out.read_text())
+    assert found["rows"] == {"train": 3, "validation": 60}
+    assert found["labels"]["train"] == {"neg": 1, "pos": 2}
+    assert found["truncated"]["validation"] > 0
+    assert [problem["check"] for problem in found["problems"]] == ["duplicates", "truncated"]
+
+
+def test_a_mistake_in_the_recipe_is_told_as_by_the_other_commands(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert check(file, "--set", "data.filter=label = 1", "--json", str(out)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("data.filter: '=' at character 7")
+    assert [problem["where"] for problem in json.loads(out.read_text())["problems"]] == ["data.filter"]
+
+
+def test_without_a_tokenizer_the_rows_are_checked_all_the_same(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    model = f"model={{source: folder, path: {tmp_path / 'model'}}}"
+    assert check(file, "--set", model) == 0
+    printed = capsys.readouterr().out
+    assert f"Token lengths were not checked. model.path: {tmp_path / 'model'} has no tokenizer.json" in printed
+    assert "tokens" not in printed.splitlines()[0] and printed.endswith("\n\nNo problems.\n")
+
+
+def test_ctrl_c_and_sigterm_leave_nothing_behind(
+    file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "stopping_rows.py").write_text(
+        "import os, signal, time\n"
+        "def rows(split):\n"
+        "    yield {'text': 'a', 'label': 'b'}\n"
+        "    os.kill(os.getpid(), getattr(signal, os.environ['STOP']))\n"
+        "    time.sleep(60)\n"
+    )
+    data = "data={source: python, path: 'stopping_rows:rows', text: [text], label: label}"
+    before = signal.getsignal(signal.SIGTERM)
+    for stop in ("SIGINT", "SIGTERM"):
+        monkeypatch.setenv("STOP", stop)
+        assert check(file, "--set", data) == 130
+        assert list(home.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_neither_torch_nor_a_tracker_nor_a_server_is_needed(file: Path, home: Path) -> None:
+    heavy = "'torch', 'transformers', 'datasets', 'evaluate', 'prefect', 'mlflow', 'matplotlib'"
+    program = (
+        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]);"
+        f"print(*{{m.split('.')[0] for m in sys.modules}} & {{{heavy}}}, file=sys.stderr); sys.exit(code)"
+    )
+    argv = [sys.executable, "-c", program, "check", str(file)]
+    run = subprocess.run(argv, env=environment(home), capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr.split()) == (0, [])
+
+
+def test_of_a_model_of_the_hub_the_tokenizer_alone_is_loaded(file: Path, home: Path, tmp_path: Path) -> None:
+    train_wordpiece(lambda: iter(["good film", "bad film"]), 60).save(str(tmp_path / "tokenizer.json"))
+    files = {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes(), "config.json": b"{}"}
+    with Hub() as hub:
+        hub.repo("model", "me/model", {**files, "model.safetensors": b"weights", "tokenizer_config.json": b"{}"})
+        arguments = ["check", str(file), "--set", "model={source: hub, path: me/model}"]
+        run = finetune(home, *arguments, **hub.environment(tmp_path / "hf"))
+        asked = " ".join(hub.requests)
+    assert run.returncode == 0 and "median" in run.stdout.splitlines()[1].split("  ")[-1], run.stdout + run.stderr
+    assert "tokenizer.json" in asked and "config.json" in asked and "safetensors" not in asked
+
+
+def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: Path) -> None:
+    (file.parent / "train.csv").write_text(DOUBLED)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (40, 70))
+    argv = [sys.executable, "-c", "from flows.commands.main import start; start()", "check", str(file)]
+    run = subprocess.Popen(
+        argv, env=environment(home, PYTHONPATH=str(ROOT)), cwd=file.parent, stdout=theirs, stderr=subprocess.DEVNULL
+    )
+    os.close(theirs)
+    printed = b""
+    with contextlib.suppress(OSError):  # what reading raises at the end of a terminal
+        while read := os.read(ours, 4096):
+            printed += read
+    os.close(ours)
+    assert run.wait(60) == 0
+    lines = printed.decode().splitlines()
+    first = lines.index("warning  duplicates  train.csv row 3: 1 row repeats a text of train")
+    assert lines[first + 1].startswith(" " * 21 + "that stands") and lines[-1] == "1 warning."
+    assert max(map(len, lines)) <= 70

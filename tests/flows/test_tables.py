@@ -1,0 +1,84 @@
+"""Problems and splits as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.tables import label_lines, problem_line, problem_lines, split_lines, summary
+
+
+def problem(level: str, message: str, check: str | None = None) -> dict[str, Any]:
+    return {"kind": "data", "level": level, "check": check, "where": "a.csv row 2", "message": message}
+
+
+FOUND = [problem("warning", "stands twice.", "duplicates"), problem("error", "has no text. " * 5, "blank_text")]
+
+
+def test_errors_come_first_and_each_problem_is_one_line_for_grep() -> None:
+    error, warning = problem_lines(FOUND, None)
+    assert error.startswith("error    blank_text  a.csv row 2: has no text. has no text.")
+    assert warning == "warning  duplicates  a.csv row 2: stands twice."
+    assert "\n" not in error
+
+
+def test_for_a_person_messages_are_wrapped_to_the_right_of_their_check() -> None:
+    lines = problem_lines(FOUND, 66)
+    assert lines[0] == "error    blank_text  a.csv row 2: has no text. has no text. has no"
+    assert lines[1] == "                     text. has no text. has no text."
+    assert problem_lines(FOUND, 30) == problem_lines(FOUND, None)  # too narrow to wrap
+
+
+def test_problems_that_no_check_found_have_no_empty_column() -> None:
+    assert problem_lines([problem("error", "is absent.")], None) == ["error    a.csv row 2: is absent."]
+
+
+def test_a_warning_is_marked_where_problems_are_listed_alone() -> None:
+    assert problem_line(FOUND[0]) == "warning: a.csv row 2: stands twice."
+    assert problem_line({"where": "fit", "message": "was killed."}) == "fit: was killed."
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ([], "No problems."),
+        (["error"], "1 error."),
+        (["warning", "error", "error"], "2 errors, 1 warning."),
+    ],
+)
+def test_the_last_line_counts(levels: list[str], said: str) -> None:
+    assert summary([problem(level, "") for level in levels]) == said
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    lengths = {"train": {"min": 1, "median": 5, "max": 1200}, "validation": {}}
+    report = {
+        "rows": {"train": 1500, "validation": 0},
+        "held_out": {"validation": 0.1},
+        "filtered": {"train": 0, "validation": 0},
+        "left_out": {"train": 12, "validation": 0},
+        "characters": lengths,
+    }
+    assert split_lines(report, None) == [
+        "split        rows  held out  left out  characters",
+        "train       1,500                  12  1 to 1,200, median 5",
+        "validation      0       10%",
+    ]
+    tokens = {"length": lengths, "truncated": {"train": 15, "validation": 0}}
+    assert [line.split()[-2:] for line in split_lines(report, tokens)][:2] == [["rows", "cut"], ["15", "(1.0%)"]]
+
+
+def test_labels_have_bars_that_fit_and_names_that_cannot_harm_the_terminal() -> None:
+    labels = {"train": {"good\x1b[2J": 3, "日本語": 1}, "test": {"good\x1b[2J": 0, "日本語": 0}}
+    assert label_lines(labels, 80) == [
+        "label     train                   test",
+        "good�[2J      3  75.0%  ███████▌     0  0.0%",
+        "日本語        1  25.0%  ██▌          0  0.0%",
+    ]
+    assert max(map(len, label_lines(labels, 44))) <= 44
+
+
+def test_the_rarest_of_many_labels_share_a_line() -> None:
+    lines = label_lines({"train": {f"label {n}": 100 - n for n in range(40)}}, 80)
+    assert len(lines) == 32 and lines[-1].startswith("10 others") and lines[-1].split()[2] == "655"

@@ -1,0 +1,84 @@
+"""An S3-compatible server on loopback, in this process, that counts what it is asked."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+BUCKET = "rows"
+KEYS = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "hush"}
+
+
+class Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None: ...
+
+
+class S3:
+    """One bucket. Clients find it by the environment alone: see `reached`."""
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._counting, threaded=True, request_handler=Quiet)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.asked: list[str] = []
+        """`HEAD /rows/train.csv` for each request."""
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._client = boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+        )
+        self._client.create_bucket(Bucket=BUCKET)
+
+    def put(self, key: str, content: bytes) -> str:
+        """Writes an object; gives its URL."""
+        self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
+        self.asked.clear()
+        return f"s3://{BUCKET}/{key}"
+
+    def reached(self, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+        """Lets s3fs find the server, with these variables more."""
+        from s3fs import S3FileSystem
+
+        S3FileSystem.clear_instance_cache()  # whose connections were made for another environment
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", *KEYS):
+            monkeypatch.delenv(name, raising=False)
+        settings = {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        for name, value in {**settings, "AWS_CONFIG_FILE": "/none", "AWS_SHARED_CREDENTIALS_FILE": "/none"}.items():
+            monkeypatch.setenv(name, value)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    def ask_for_keys(self, wanted: bool) -> None:
+        """Whether every request must be signed by a user that the server knows; it knows none."""
+        allowed = b"0" if wanted else b"inf"
+        address, headers = f"{self.url}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(address, allowed, headers)).close()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _counting(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        self.asked.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        return self._app(environ, start)  # type: ignore[no-any-return]
+
+
+def server() -> Iterator[S3]:
+    """For a fixture."""
+    s3 = S3()
+    yield s3
+    s3.stop()

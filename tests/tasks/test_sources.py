@@ -1,0 +1,191 @@
+"""A recipe a source, of small generated data, from source to tokens through the real stages."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.data import load_data
+from tasks.model import load_model
+from tasks.resolve import pin
+from tasks.runtime import store
+from tasks.runtime.refs import Ref
+from tasks.runtime.stage import Stage, Work
+from tasks.tokens import tokenize
+from training.recipe import parse
+
+ROWS = {
+    "train": [{"review": f"row {n} is {'good' if n % 3 else 'bad'},\nNA", "mark": n % 3 and 1} for n in range(40)],
+    "validation": [{"review": f'new row {n}; äöü "quoted"', "mark": n % 2} for n in range(8)],
+}
+
+
+def table(split: str) -> pa.Table:
+    return pa.Table.from_pylist(ROWS[split])
+
+
+def as_csv(split: str, delimiter: str = ",", encoding: str = "utf-8") -> bytes:
+    quoted = [['"{}"'.format(str(value).replace('"', '""')) for value in row.values()] for row in ROWS[split]]
+    return "".join(f"{delimiter.join(line)}\r\n" for line in [["review", "mark"], *quoted]).encode(encoding)
+
+
+def as_lines(split: str) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in ROWS[split])
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
+def as_parquet(split: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table(split), sink, row_group_size=7)
+    return sink.getvalue().to_pybytes()
+
+
+def as_arrow(split: str, new: Callable[..., Any] = pa.ipc.new_file) -> bytes:
+    sink = pa.BufferOutputStream()
+    with new(sink, table(split).schema) as writer:
+        writer.write_table(table(split), max_chunksize=9)
+    return sink.getvalue().to_pybytes()
+
+
+FILES: dict[str, tuple[str, str, Callable[[str], bytes], dict[str, Any]]] = {
+    "csv": ("csv", ".csv", as_csv, {}),
+    "csv with a mark of its byte order": ("csv", ".csv", lambda split: b"\xef\xbb\xbf" + as_csv(split), {}),
+    "csv, semicolons": ("csv", ".csv", lambda split: as_csv(split, ";"), {"delimiter": ";"}),
+    "csv, latin-1": ("csv", ".csv", lambda split: as_csv(split, encoding="latin-1"), {"encoding": "latin-1"}),
+    "csv, utf-16": ("csv", ".csv", lambda split: as_csv(split, encoding="utf-16"), {"encoding": "utf-16"}),
+    "tsv": ("csv", ".tsv", lambda split: as_csv(split, "\t"), {}),
+    "csv, gzip": ("csv", ".csv.gz", lambda split: gzip.compress(as_csv(split)), {}),
+    "tsv, zstd": ("csv", ".tsv.zst", lambda split: zstd(as_csv(split, "\t")), {}),
+    "json lines": ("json", ".jsonl", as_lines, {}),
+    "json lines, zstd": ("json", ".jsonl.zst", lambda split: zstd(as_lines(split)), {}),
+    "a json array": ("json", ".json", lambda split: json.dumps(ROWS[split], indent=1).encode(), {}),
+    "parquet": ("parquet", ".parquet", as_parquet, {}),
+    "arrow": ("arrow", ".arrow", as_arrow, {}),
+    "an arrow stream": ("arrow", ".arrow", lambda split: as_arrow(split, pa.ipc.new_stream), {}),
+}
+
+OBJECTS = {
+    "a function": "def source(split):\n    return iter(ROWS[split])\n",
+    "a mapping of splits": "source = ROWS\n",
+    "a mapping of columns a split": (
+        "source = {s: {k: [r[k] for r in rows] for k in ('review', 'mark')} for s, rows in ROWS.items()}\n"
+    ),
+    "an object that knows its length and its rows": (
+        "class Rows:\n"
+        "    def __init__(self, rows):\n        self.rows = rows\n"
+        "    def __len__(self):\n        return len(self.rows)\n"
+        "    def __getitem__(self, place):\n        return self.rows[place]\n"
+        "def source(split):\n    return Rows(ROWS[split])\n"
+    ),
+    "sets of datasets": (
+        "from datasets import Dataset, DatasetDict\n"
+        "source = DatasetDict({s: Dataset.from_list(rows) for s, rows in ROWS.items()})\n"
+    ),
+}
+
+
+def artifact(stage: Stage[Any], *inputs: Any) -> Ref:
+    """What the stage makes of the inputs, in the store."""
+    flat, _ = stage.flat_ingredients(*inputs)
+    with store.filling(stage.name, stage.key(flat)) as aside:
+        figures = stage.make(Work(stage.key(flat), aside, "run"), *inputs)
+        return store.publish(aside, stage.name, stage.key(flat), flat, figures)
+
+
+def to_tokens(folder: Path, data: dict[str, Any]) -> tuple[Ref, Ref]:
+    """The artifacts of rows and of tokens."""
+    recipe = parse(
+        {
+            "name": "any",
+            "kind": "sequence-classification",
+            "data": {"text": ["review"], "label": "mark", **data},
+            "model": {"source": "folder", "path": str(a_model(folder))},
+            "tokens": {"max_length": 16},
+        }
+    )
+    pins = pin(recipe)
+    rows, model = artifact(load_data, recipe, pins), artifact(load_model, recipe, pins, None)
+    return rows, artifact(tokenize, recipe, rows, model)
+
+
+def a_model(folder: Path) -> Path:
+    """A model folder with a word-piece tokenizer. Nobody here looks at the weights."""
+    from training.scratch import train_wordpiece
+
+    model = folder / "model"
+    model.mkdir()
+    texts = [row["review"] for rows in ROWS.values() for row in rows]
+    train_wordpiece(lambda: iter(texts), 120).save(str(model / "tokenizer.json"))
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (model / "config.json").write_text('{"model_type": "bert"}')
+    (model / "model.safetensors").write_bytes(b"weights")
+    return model
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The digests of rows and tokens that every source must give."""
+    folder = tmp_path_factory.mktemp("expected")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FINETUNE_HOME", str(folder / "home"))
+        for split in ROWS:
+            (folder / f"{split}.parquet").write_bytes(as_parquet(split))
+        rows, tokens = to_tokens(folder, {"source": "parquet", "path": str(folder)})
+        read = pa.ipc.open_file(rows.path / "train.arrow").read_all()
+        assert read["text"].to_pylist() == [row["review"] for row in ROWS["train"]]
+        assert read["label"].to_pylist() == [row["mark"] for row in ROWS["train"]]
+    return rows.digest, tokens.digest
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_of_every_form_give_the_same_rows_and_tokens(
+    case: str, tmp_path: Path, home: Path, expected: tuple[str, str]
+) -> None:
+    source, suffix, write, more = FILES[case]
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for split in ROWS:
+        (folder / f"{split}{suffix}").write_bytes(write(split))
+    rows, tokens = to_tokens(tmp_path, {"source": source, "path": str(folder), **more})
+    assert (rows.digest, tokens.digest) == expected
+
+
+@pytest.mark.parametrize("case", OBJECTS)
+def test_python_objects_of_every_sort_give_the_same_rows_and_tokens(
+    case: str, tmp_path: Path, home: Path, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"source_{abs(hash(case))}"
+    (tmp_path / f"{module}.py").write_text(f"ROWS = {ROWS!r}\n{OBJECTS[case]}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows, tokens = to_tokens(tmp_path, {"source": "python", "path": f"{module}:source"})
+    assert (rows.digest, tokens.digest) == expected
+
+
+def test_a_url_gives_the_same_rows_and_tokens(tmp_path: Path, home: Path, expected: tuple[str, str]) -> None:
+    import fsspec
+
+    for split in ROWS:
+        fsspec.filesystem("memory").pipe(f"/bucket/reviews/{split}.parquet", as_parquet(split))
+    rows, tokens = to_tokens(tmp_path, {"source": "parquet", "path": "memory://bucket/reviews"})
+    assert (rows.digest, tokens.digest) == expected
+
+
+def test_a_file_a_split_and_several_files_a_split_give_the_same_rows(
+    tmp_path: Path, home: Path, expected: tuple[str, str]
+) -> None:
+    for part, rows in {"old": ROWS["train"][:25], "new": ROWS["train"][25:], "other": ROWS["validation"]}.items():
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = {"train": ["old", "new.jsonl"], "validation": "oth*.jsonl"}
+    rows, _ = to_tokens(tmp_path, {"source": "json", "path": str(tmp_path), "splits": splits})
+    assert rows.digest == expected[0]

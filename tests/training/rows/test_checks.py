@@ -1,0 +1,175 @@
+"""What each check finds, how it says so, and what becomes of the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from training.problems import Problem, UserError
+from training.recipe import Data
+from training.rows.checks import LEAVES_OUT, LEVELS, ROW_CHECKS, SPLIT_CHECKS
+from training.rows.load import load
+
+Pair = tuple[Any, Any]
+GOOD: list[Pair] = [("one", "a"), ("two", "b")]
+FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type"}
+
+
+def run(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str, Any]:
+    """The report on these rows."""
+    for split, pairs in rows.items():
+        lines = (json.dumps({"t": t, "y": y, "n": n}) + "\n" for n, (t, y) in enumerate(pairs))
+        (folder / f"{split}.jsonl").write_text("".join(lines))
+    files = {split: [str(folder / f"{split}.jsonl")] for split in rows}
+    load(Data(source="json", path="-", text=["t"], label="y", **data), files, folder / "out")
+    report: dict[str, Any] = json.loads((folder / "out" / "log" / "report.json").read_text())
+    return report
+
+
+def warnings(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str, Problem]:
+    """The problems of the report by check, with places as seen from the folder."""
+    found = [Problem(**problem) for problem in run(folder, rows, **data)["problems"]]
+    return {p.check or "": p.model_copy(update={"where": p.where.removeprefix(f"{folder}/")}) for p in found}
+
+
+def errors(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> set[str | None]:
+    with pytest.raises(UserError) as raised:
+        run(folder, rows, **data)
+    return {problem.check for problem in raised.value.problems if problem.level == "error"}
+
+
+def texts(folder: Path, split: str = "train") -> list[str]:
+    found: list[str] = pa.ipc.open_file(folder / "out" / f"{split}.arrow").read_all()["text"].to_pylist()
+    return found
+
+
+def test_every_check_has_a_level_and_every_level_a_check() -> None:
+    assert {*FOUND_WHILE_READING, *ROW_CHECKS, *SPLIT_CHECKS, "truncated"} == set(LEVELS)
+    assert set(ROW_CHECKS) < set(LEAVES_OUT) < set(LEVELS)
+
+
+def test_a_repeated_text_is_told_with_both_rows_and_the_text(tmp_path: Path) -> None:
+    rows = {"train": [*GOOD, ("one", "a"), ("three", "a"), ("two", "b")], "validation": [("x", "a"), ("y", "b")]}
+    found = warnings(tmp_path, rows)
+    assert list(found) == ["duplicates"]
+    assert found["duplicates"].where == "train.jsonl row 3"
+    assert "2 rows repeat a text of train that stands in an earlier row" in found["duplicates"].message
+    assert "(this one repeats row 1: 'one')" in found["duplicates"].message
+
+
+def test_different_labels_of_a_text_are_told_with_both_rows_and_labels(tmp_path: Path) -> None:
+    rows = {"train": [*GOOD, ("three", "a"), ("one", "b"), ("one", "a")], "validation": [("x", "a"), ("y", "b")]}
+    problem = warnings(tmp_path, rows)["conflicting_labels"]
+    assert problem.where == "train.jsonl row 4"
+    assert "1 text has different labels in different rows of train ('b' here, 'a' in row 1: 'one')" in problem.message
+
+
+def test_a_text_in_two_splits_is_told_with_both_places(tmp_path: Path) -> None:
+    rows = {"train": GOOD, "validation": [("x", "a"), ("y", "b")], "test": [("z", "a"), ("two", "b"), ("one", "a")]}
+    problem = warnings(tmp_path, rows)["shared_rows"]
+    assert problem.where == "test.jsonl row 2"
+    assert "2 rows of test stand in train, too" in problem.message
+    assert "repeats row 2 of" in problem.message and "train.jsonl: 'two'" in problem.message
+
+
+def test_a_pair_is_repeated_only_as_a_whole(tmp_path: Path) -> None:
+    for split, rows in {"train": ["a,b,x", "a,c,y", "ab,,x", "a,b,y"], "validation": ["q,r,x", "q,s,y"]}.items():
+        (tmp_path / f"{split}.csv").write_text("\n".join(["s,t,label", *rows]) + "\n")
+    files = {split: [str(tmp_path / f"{split}.csv")] for split in ("train", "validation")}
+    data = Data(source="csv", path="-", text=["s", "t"], label="label", checks={"blank_text": "warning"})
+    load(data, files, tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "log" / "report.json").read_text())
+    found = {problem["check"]: problem["message"] for problem in report["problems"]}
+    assert "1 row repeats" in found["duplicates"] and "1 text has" in found["conflicting_labels"]
+
+
+def test_a_word_for_a_missing_value_is_a_text_and_told(tmp_path: Path) -> None:
+    rows = {"train": [*GOOD, ("NaN", "a"), ("three", "null"), ("NaN", "b")], "validation": [("x", "a"), ("y", "b")]}
+    (tmp_path / "in").mkdir()
+    found = [problem for problem in run(tmp_path / "in", rows)["problems"] if problem["check"] == "missing_word"]
+    assert "'null' stands as a label in 1 row of train" in found[0]["message"]
+    assert "'NaN' is all the text of 2 rows of train (column 't')" in found[1]["message"]
+    assert "NaN" in texts(tmp_path / "in")
+
+
+def test_labels_that_are_numbers_and_words_are_told(tmp_path: Path) -> None:
+    rows = {"train": [*GOOD, ("three", "1"), ("four", "a")], "validation": [("x", "a"), ("y", "b"), ("z", "1")]}
+    assert "('1') and words in others ('b')" in warnings(tmp_path, rows)["mixed_labels"].message
+
+
+def test_a_split_without_a_label_is_told(tmp_path: Path) -> None:
+    assert (
+        "validation split has no row of 'b'"
+        in warnings(tmp_path, {"train": GOOD, "validation": [("x", "a")]})["absent_label"].message
+    )
+
+
+@pytest.mark.parametrize("level", ["warning", "ignore"])
+def test_rows_that_cannot_be_used_are_left_out_where_they_are_no_error(tmp_path: Path, level: str) -> None:
+    rows = {
+        "train": [*GOOD, (" ", "a"), (None, "b"), ("three", None), (4, "a")],
+        "validation": [("x", "a"), ("y", "b"), ("z", "c")],
+    }
+    checks = dict.fromkeys(["blank_text", "missing_label", "type", "unknown_label"], level)
+    report = run(tmp_path, rows, checks=checks)
+    assert (texts(tmp_path), texts(tmp_path, "validation")) == (["one", "two"], ["x", "y"])
+    assert report["left_out"] == {"train": 4, "validation": 1}
+    assert report["rows"] == {"train": 2, "validation": 2}
+    told = {problem["check"] for problem in report["problems"]}
+    assert told == (set(checks) if level == "warning" else set())
+
+
+def test_what_follows_from_a_mistake_is_no_mistake_of_its_own(tmp_path: Path) -> None:
+    rows = {"train": [("one", "a"), ("", "b"), (5, "a")], "validation": [("x", "a"), ("y", "b")]}
+    assert errors(tmp_path, rows) == {"blank_text", "type"}
+
+
+@pytest.mark.parametrize("check", ["duplicates", "conflicting_labels", "shared_rows", "absent_label", "mixed_labels"])
+def test_a_warning_can_be_made_an_error(tmp_path: Path, check: str) -> None:
+    rows = {"train": [*GOOD, ("one", "b"), ("three", "1")], "validation": [("one", "a")]}
+    assert errors(tmp_path, rows, checks={check: "error"}) == {check}
+
+
+def test_rows_are_filtered_and_limited_and_counted(tmp_path: Path) -> None:
+    rows = {"train": [(f"row {n}", "ab"[n % 2]) for n in range(20)], "validation": [("x", "a"), ("y", "b"), ("z", "a")]}
+    report = run(tmp_path, rows, filter="n >= 1 and y in ('a', 'b')", limit=2)
+    assert (texts(tmp_path), texts(tmp_path, "validation")) == (["row 1", "row 2"], ["y", "z"])
+    assert report["filtered"] == {"train": 1, "validation": 1}
+
+
+def test_columns_are_renamed_and_cast(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.csv").write_text("t,stars\n12,1.0\n13,2.0\n14,3.5\n")
+    data = Data(
+        source="csv",
+        path="-",
+        text=["text"],
+        label="stars",
+        rename={"t": "text"},
+        cast={"stars": "float64"},
+        filter="stars <= 3",
+    )
+    files = {split: [str(tmp_path / f"{split}.csv")] for split in ("train", "validation")}
+    with pytest.raises(UserError, match=r"column 'stars' of .* is of type double"):
+        load(data, files, tmp_path / "out")
+    numbers = data.model_copy(update={"cast": {"stars": "int64"}})
+    with pytest.raises(UserError, match=r"holds no int64 in column 'stars': '1\.0' \(3 rows like this: 2, 3, 4\)"):
+        load(numbers, files, tmp_path / "out")
+
+
+def test_doubles_that_are_whole_can_be_labels_by_a_cast(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    for split in ("train", "validation"):
+        pq.write_table(pa.table({"t": [7, 8], "y": [1.0, 0.0]}), tmp_path / f"{split}.parquet")
+    files = {split: [str(tmp_path / f"{split}.parquet")] for split in ("train", "validation")}
+    data = Data(source="parquet", path="-", text=["t"], label="y", cast={"y": "int64", "t": "string"})
+    load(data, files, tmp_path / "out")
+    assert pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all().to_pydict() == {
+        "text": ["7", "8"],
+        "label": [1, 0],
+    }

@@ -1,0 +1,315 @@
+"""Files opened: local and elsewhere, packed, in other encodings, and what is said of those that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import threading
+import tracemalloc
+import uuid
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from training.problems import NETWORK, UserError
+from training.recipe import Data
+from training.rows.opening import opened, seekable
+from training.rows.urls import told
+
+TEXT = "text,label\nnaïve café,1\n„gut“ 你好,0\n"
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda text: pa.compress(text, "zstd", asbytes=True),
+}
+
+
+def data(**values: Any) -> Data:
+    return Data(**{"source": "csv", "path": "rows", "text": ["text"], "label": "label"} | values)
+
+
+def read(file: Path | str, **values: Any) -> bytes:
+    with opened(str(file), data(**values)) as rows:
+        return rows.read()
+
+
+def problem(file: Path | str, **values: Any) -> str:
+    """What is said of a file that cannot be read; always of that file."""
+    with pytest.raises(UserError) as raised:
+        read(file, **values)
+    (told,) = raised.value.problems
+    assert told.where == str(file)
+    return told.message
+
+
+@pytest.fixture
+def folder() -> str:
+    """A folder of a file system that is reached by URL."""
+    return f"memory://{uuid.uuid4().hex}"
+
+
+def written(file: Path | str, content: bytes) -> Path | str:
+    with fsspec.open(str(file), "wb") as out:
+        out.write(content)
+    return file
+
+
+# What is read
+
+
+@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_packed_or_plain_here_or_elsewhere_the_text_is_the_same(
+    tmp_path: Path, folder: str, suffix: str, elsewhere: bool
+) -> None:
+    name = f"{folder if elsewhere else tmp_path}/rows.csv{suffix}"
+    packed = PACK[suffix](TEXT.encode())
+    assert read(written(name, packed)) == TEXT.encode()
+    if suffix:  # as `cat` joins them
+        assert read(written(name, packed + packed)) == (TEXT * 2).encode()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "gb18030"])
+@pytest.mark.parametrize("suffix", PACK)
+def test_any_encoding_becomes_utf_8_without_a_mark(tmp_path: Path, encoding: str, suffix: str) -> None:
+    file = written(tmp_path / f"rows.csv{suffix}", PACK[suffix](TEXT.encode(encoding)))
+    assert read(file, encoding=encoding) == TEXT.encode()
+
+
+def test_a_mark_of_utf_8_is_dropped_though_the_recipe_does_not_name_it(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "rows.csv", TEXT.encode("utf-8-sig"))) == TEXT.encode()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "shift_jis"])
+def test_characters_that_lie_across_two_pieces_are_whole(tmp_path: Path, encoding: str) -> None:
+    text = "é" if encoding == "cp1252" else "本"
+    long = ("x" + text * 1_100_000).encode(encoding)
+    assert read(written(tmp_path / "rows.csv", long), encoding=encoding) == ("x" + text * 1_100_000).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "wrong"),
+    [("utf-8", b"caf\xe9"), ("cp1252", b"caf\x81"), ("ascii", b"caf\xe9"), ("utf-16", b"\xff\xfec\0\0\xd8a\0")],
+)
+def test_what_cannot_be_decoded_is_left_for_the_reader_to_find_in_its_row(
+    tmp_path: Path, encoding: str, wrong: bytes
+) -> None:
+    given = read(written(tmp_path / "rows.csv", wrong), encoding=encoding)
+    with pytest.raises(UnicodeDecodeError):
+        given.decode()
+    assert given.startswith(b"c")
+
+
+def test_pyarrow_and_a_loop_over_lines_read_it_alike(tmp_path: Path) -> None:
+    rows = "".join(f"{number},text {number}\n" for number in range(200_000))
+    file = str(written(tmp_path / "rows.csv.gz", gzip.compress(f"a,b\n{rows}".encode(), 1)))
+    with opened(file, data()) as lines:
+        assert sum(1 for _ in io.BufferedReader(lines)) == 200_001
+        assert lines.share == 1.0
+    with opened(file, data()) as rows_of, pyarrow.csv.open_csv(pa.PythonFile(rows_of, mode="r")) as batches:
+        assert sum(batch.num_rows for batch in batches) == 200_000
+
+
+def test_a_block_is_as_long_as_was_asked(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.csv.gz", gzip.compress(b"x" * 5_000_000))
+    with opened(str(file), data()) as rows:
+        assert [len(rows.read(3_000_000)) for _ in range(3)] == [3_000_000, 2_000_000, 0]
+
+
+def test_a_reader_may_be_given_up_at_any_time(tmp_path: Path) -> None:
+    file = str(written(tmp_path / "rows.csv", b"a,b\n" + b"1,2\n" * 2_000_000))
+    options = pyarrow.csv.ReadOptions(block_size=2**16)
+    for _ in range(5):
+        with opened(file, data()) as rows:
+            next(iter(pyarrow.csv.open_csv(pa.PythonFile(rows, mode="r"), read_options=options)))
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_the_share_grows_from_nothing_to_all_of_the_file_as_it_lies(tmp_path: Path, suffix: str) -> None:
+    file = written(tmp_path / f"rows.csv{suffix}", PACK[suffix](os.urandom(3_000_000).hex().encode()))
+    with opened(str(file), data()) as rows:
+        shares = [rows.share]
+        while rows.read(1_000_000):
+            shares.append(rows.share)
+    assert shares[0] == 0.0 and shares[-1] == 1.0 and shares == sorted(shares) and len(set(shares)) > 2
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_parquet_file_is_read_by_place(tmp_path: Path, folder: str, elsewhere: bool) -> None:
+    table = pa.table({"text": ["a", "b"], "label": [0, 1]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    file = str(tmp_path / "rows.parquet")
+    if elsewhere:
+        file = str(written(f"{folder}/rows.parquet", (tmp_path / "rows.parquet").read_bytes()))
+    with seekable(file) as stored:
+        assert pyarrow.parquet.ParquetFile(stored).read().equals(table)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_small_file_packed_from_an_endless_one_is_refused_at_the_cap_in_bounded_memory(
+    tmp_path: Path, suffix: str
+) -> None:
+    bomb = written(tmp_path / f"rows.csv{suffix}", PACK[suffix](bytes(b"a" * 50_000_000)))
+    assert os.path.getsize(bomb) < 100_000
+    tracemalloc.start()
+    before = pa.total_allocated_bytes()
+    with pytest.raises(UserError) as raised, opened(str(bomb), data(max_file_gb=0.01)) as rows:
+        while rows.read(100_000):
+            most = pa.total_allocated_bytes() - before
+    assert most + tracemalloc.get_traced_memory()[1] < 8_000_000
+    tracemalloc.stop()
+    (told,) = raised.value.problems
+    assert told.where == str(bomb)
+    assert "more than 0.01 GB once unpacked from" in told.message and "KB of" in told.message
+    assert "raise data.max_file_gb" in told.message
+
+
+def test_a_plain_file_over_the_cap_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    with file.open("wb") as sparse:
+        sparse.truncate(3_000_000_000)
+    assert "more than 2 GB" in problem(file, max_file_gb=2.0)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "other"])
+def test_a_packed_file_that_is_damaged_is_told(tmp_path: Path, suffix: str, how: str) -> None:
+    packed = bytearray(PACK[suffix](os.urandom(100_000)))
+    if how == "flipped":
+        packed[-5 if suffix == ".gz" else 3] ^= 0xFF
+    content = {"cut": bytes(packed[:-100]), "flipped": bytes(packed), "other": TEXT.encode()}[how]
+    message = problem(written(tmp_path / f"rows.csv{suffix}", content))
+    assert "damaged, cut short, or not packed by" in message and message.endswith("copy or pack it again.")
+
+
+def test_a_damaged_file_never_looks_like_one_that_ended(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.csv.gz", gzip.compress(os.urandom(3_000_000))[:-100])
+    with opened(str(file), data()) as rows:
+        for _ in range(2):
+            with pytest.raises(UserError, match="damaged, cut short"):
+                rows.read()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (TEXT.encode("utf-16"), "is UTF-16 by its first bytes: set data.encoding: utf-16."),
+        (TEXT.encode("utf-32"), "is UTF-32 by its first bytes: set data.encoding: utf-32."),
+        (TEXT.encode("utf-16-le"), "is UTF-16 by the many NUL bytes in it: set data.encoding: utf-16-le."),
+        (TEXT.encode("utf-16-be"), "is UTF-16 by the many NUL bytes in it: set data.encoding: utf-16-be."),
+        (bytes(100), "is no text: many of its first bytes are NUL."),
+        (gzip.compress(b"a"), "is no text but packed by gzip: let its name end in .gz."),
+        (b"PK\x03\x04rest", "is no text but a zip archive or a spreadsheet: unpack it, or export it as CSV."),
+        (b"PAR1rest", "is no text but a Parquet file: set data.source: parquet."),
+    ],
+)
+def test_what_is_no_utf_8_at_all_is_told_with_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
+    assert problem(written(tmp_path / "rows.csv", content)) == words
+
+
+def test_text_that_has_not_the_mark_of_the_encoding_is_not_made_nonsense_of(tmp_path: Path) -> None:
+    message = problem(written(tmp_path / "rows.csv", TEXT.encode()), encoding="utf-16")
+    assert message == (
+        "has no mark of its byte order, so it is not utf-16: is it utf-8, utf-16-le or utf-16-be? Set data.encoding."
+    )
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path, folder: str) -> None:
+    assert "is not there (any more)" in problem(tmp_path / "rows.csv")
+    assert "does not exist: check the URL" in problem(f"{folder}/rows.csv")
+    for file in (str(tmp_path / "rows.parquet"), f"{folder}/rows.parquet"):
+        with pytest.raises(UserError), seekable(file):
+            pass
+
+
+def test_a_file_that_may_not_be_read_is_told() -> None:
+    # As root, who may read everything, no file gives this error.
+    with pytest.raises(UserError, match=r"may not be read by this user: change its permissions"), told("/rows.csv"):
+        raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (
+            "htps://me/rows.csv",
+            "'htps' is no protocol that can be read: choose from s3, gs, https, …. Did you mean 'http",
+        ),
+        ("gs://bucket/rows.csv", "gs:// cannot be read here: install the package gcsfs (pip install gcsfs)."),
+    ],
+)
+def test_a_protocol_that_cannot_be_read_is_told_with_what_is_missing(url: str, words: str) -> None:
+    assert problem(url).startswith(words)
+
+
+class Web(BaseHTTPRequestHandler):
+    """A web server that knows one file, and gives it from its beginning only."""
+
+    def do_HEAD(self) -> None:
+        name = self.path.partition("?")[0]
+        status = {"/rows.csv": 200, "/rows.csv.gz": 200, "/cut.csv": 200, "/secret.csv": 403, "/busy.csv": 503}
+        content = gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT.encode()
+        self.send_response(status.get(name, 404))
+        self.send_header("Content-Length", str(len(content) + (10 if name == "/cut.csv" else 0)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Web)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.csv?version=2", "rows.csv.gz?version=2"])
+def test_a_file_of_a_plain_web_server_is_read_in_one_go(web: str, name: str) -> None:
+    with opened(f"{web}/{name}", data()) as rows:
+        assert rows.read() == TEXT.encode() and rows.share == 1.0
+
+
+def test_a_file_of_a_plain_web_server_is_not_read_by_place(web: str) -> None:
+    with pytest.raises(UserError, match="gives files from their beginning only"), seekable(f"{web}/rows.csv"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("none.csv", "data", "does not exist: check the URL"),
+        ("secret.csv", "data", "in the environment: FSSPEC_HTTP"),
+        ("busy.csv", NETWORK, "check the network, then run the same command again."),
+        ("cut.csv", NETWORK, "check the network, then run the same command again."),
+    ],
+)
+def test_what_a_web_server_refuses_is_told_by_what_it_is(web: str, name: str, kind: str, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        read(f"{web}/{name}")
+    (told,) = raised.value.problems
+    assert (told.kind, told.where) == (kind, f"{web}/{name}") and words in told.message
+
+
+def test_a_server_that_does_not_answer_is_a_matter_of_the_network() -> None:
+    with pytest.raises(UserError) as raised:
+        read("http://127.0.0.1:9/rows.csv")
+    (told,) = raised.value.problems
+    assert (told.kind, told.where) == (NETWORK, "http://127.0.0.1:9/rows.csv")
+    assert told.message.endswith("check the network, then run the same command again.")

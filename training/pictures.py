@@ -1,0 +1,137 @@
+"""The reports of rows and of their tokens as pictures. A report is what `training.rows.load` and `training.tokens`
+write to log/report.json."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_LABELS = 30  # the most frequent ones; the others share a bar
+LONGEST_NAME = 28  # characters of a label's name beside its bar
+COLORS = {"train": "C0", "validation": "C1", "test": "C2"}
+
+
+def draw_rows(report: Mapping[str, Any], folder: Path) -> None:
+    """Into the folder, which is made: `lengths.png`, how long the texts of each split are, in characters; and
+    `labels.png`, which share of each split's rows has which label."""
+    lengths = {
+        split: entry for split, entry in report["characters"].items() if entry.get("histogram", {}).get("counts")
+    }
+    if lengths:
+        _save(_lengths(lengths, "characters"), folder / "lengths.png")
+    if any(any(counts.values()) for counts in report["labels"].values()):
+        _save(_labels(report["labels"]), folder / "labels.png")
+
+
+def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> None:
+    """Into the folder, which is made: `lengths.png`, how many tokens the rows of each split have, where they are cut
+    (at `max_length` tokens), and how many are."""
+    lengths = _with_rows(report["length"])
+    if not lengths:
+        return
+    figure = _lengths(lengths, "tokens")
+    for axes, split in zip(figure.axes, lengths, strict=True):
+        cut, rows = report["truncated"][split], report["rows"][split]
+        said = f"{cut:,} rows ({cut / rows:.1%}) cut at {max_length}" if cut else f"none cut at {max_length}"
+        axes.axvline(max_length, color="C3", linewidth=1)
+        axes.set_title(said, loc="right", fontsize=9, color="C3")
+    _save(figure, folder / "lengths.png")
+
+
+def _with_rows(lengths: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {split: entry for split, entry in lengths.items() if entry["histogram"]["counts"]}
+
+
+def _lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
+    """A panel a split, one below the other: they have the lengths in common, not the number of rows."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    figure = Figure(figsize=(8, 0.8 + 1.7 * len(lengths)), layout="constrained")
+    panels = figure.subplots(len(lengths), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (split, entry) in zip(panels, lengths.items(), strict=True):
+        edges, counts = entry["histogram"]["edges"], entry["histogram"]["counts"]
+        widths = [b - a for a, b in pairwise(edges)]
+        # Whole numbers fill bins of two widths: only a bar's area tells how many rows it stands for.
+        heights = [count / sum(counts) / width for count, width in zip(counts, widths, strict=True)]
+        axes.bar(edges[:-1], heights, widths, align="edge", color=COLORS.get(split))
+        axes.axvline(entry["median"], color="black", linewidth=1, linestyle="--")
+        said = f"{split}: {sum(counts):,} rows, median {entry['median']:,}, longest {entry['max']:,} {unit}"
+        axes.set_title(said, loc="left", fontsize=9)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        _plain(axes)
+    end = _end(lengths)
+    panels[-1].set_xlim(0, end)
+    panels[-1].set_xlabel(f"{unit} (dashed: the median{'; the longest lie outside' if end else ''})")
+    panels[-1].xaxis.set_major_formatter("{x:,.0f}")
+    figure.supylabel(f"share of the rows, a {unit.removesuffix('s')}", fontsize="medium")
+    return figure
+
+
+def _end(lengths: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Where the drawing ends: a few texts that are far longer than all others would press those into one bar. None:
+    behind the longest."""
+    edges = [entry["histogram"]["edges"] for entry in lengths.values()]
+    far = [len(one) > 2 and one[-1] - one[-2] > 5 * (one[-2] - one[-3]) for one in edges]
+    return max(one[-2] if out else one[-1] for one, out in zip(edges, far, strict=True)) * 1.02 if any(far) else None
+
+
+def _labels(labels: Mapping[str, Mapping[str, int]]) -> Figure:
+    """A panel a split, side by side: they have the labels in common."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    names, table = _most_frequent(labels)
+    figure = Figure(figsize=(3 + 2.6 * len(table), 1.1 + 0.28 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(table), sharey=True, sharex=True, squeeze=False)[0]
+    for axes, (split, counts) in zip(panels, table.items(), strict=True):
+        rows = sum(counts)
+        shares = [count / rows if rows else 0.0 for count in counts]
+        bars = axes.barh(range(len(names)), shares, color=COLORS.get(split))
+        axes.bar_label(bars, [f"{c:,}" for c in counts], padding=3, fontsize=8)
+        axes.set_title(f"{split}: {rows:,} rows", loc="left", fontsize=9)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        _plain(axes)
+    # A name is no formula, whatever it holds.
+    panels[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    widest = max(bar.get_width() for axes in panels for bar in axes.patches)
+    panels[0].set_xlim(0, 1.25 * widest)  # with room for the numbers beside the bars
+    panels[0].set_xticks([tick for tick in panels[0].get_xticks() if tick <= widest * 1.1])
+    figure.supxlabel("share of the rows, and their number", fontsize="medium")
+    return figure
+
+
+def _most_frequent(labels: Mapping[str, Mapping[str, int]]) -> tuple[list[str], dict[str, list[int]]]:
+    """The names to show, in the labels' own order, and each split's rows of them; at the end those of all others."""
+    every = list(dict.fromkeys(name for counts in labels.values() for name in counts))
+    total = {name: sum(counts.get(name, 0) for counts in labels.values()) for name in every}
+    kept = set(sorted(every, key=lambda name: -total[name])[:MOST_LABELS])
+    names = [name for name in every if name in kept]
+    table = {split: [counts.get(name, 0) for name in names] for split, counts in labels.items()}
+    shown = [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in names]
+    if others := len(every) - len(names):
+        shown.append(f"{others:,} others")
+        for split, counts in labels.items():
+            table[split].append(sum(counts.values()) - sum(table[split]))
+    return shown, table
+
+
+def _plain(axes: Axes) -> None:
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Figure, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks: they are drawn as boxes
+        figure.savefig(file, dpi=100)

@@ -1,0 +1,111 @@
+"""What readers hand on: some rows of one source, the number of each for messages, and what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from training.problems import Problem, UserError, nearest
+from training.rows.filters import parse_filter
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+
+SPLITS = ("train", "validation", "test")
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one row, worded to follow "row 7"."""
+
+    row: int
+    check: str
+    """The check that it falls under, as `data.checks` names it."""
+    what: str
+    value: str = ""
+    """What the row holds, told of the first row with this fault; follows `what`."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of one file, of a split of the Hub, or of an object."""
+
+    where: str
+    """The source's name for messages."""
+    rows: pa.RecordBatch
+    """The columns that count, under the recipe's names: of whichever type the source has, of CSV as bytes."""
+    numbers: Numbers
+    """The number of each row in its source, from 1. In CSV the header is row 1; in JSON lines it is the line."""
+    label_names: tuple[str, ...] = ()
+    """All labels in order, where the source knows them (ClassLabel)."""
+    faults: tuple[Fault, ...] = ()
+    """Rows that were left out."""
+    share: float = 0.0
+    """How much of the file has been read with this block, 0 to 1."""
+
+
+def columns(data: Data) -> dict[str, str]:
+    """Our name of each column that is stored, and the recipe's."""
+    return dict(zip(["text", "text_pair"], data.text, strict=False)) | {"label": data.label}
+
+
+def wanted(data: Data) -> list[str]:
+    """The columns that are read, under the recipe's names: texts, label, and what the filter asks for."""
+    asked = parse_filter(data.filter).columns if data.filter else ()
+    return list(dict.fromkeys([*data.text, data.label, *asked]))
+
+
+def stored_names(data: Data, there: Sequence[str], where: str) -> dict[str, str]:
+    """The recipe's name of each wanted column, and what the source calls it.
+
+    Raises UserError for the columns that the recipe names and the source lacks, or has twice.
+    """
+    renamed = [data.rename.get(name, name) for name in there]
+    found = dict(zip(renamed, there, strict=True))
+    problems = []
+    for old in data.rename:
+        if old not in there:
+            message = f"{where} has no column {old!r}: it has {', '.join(there)}.{nearest(old, there)}"
+            problems.append(Problem(kind="data", where="data.rename", message=message))
+    new = {name for old, name in data.rename.items() if old not in there}
+    for name in wanted(data):
+        field = "data.label" if name == data.label else "data.text" if name in data.text else "data.filter"
+        if renamed.count(name) > 1:
+            message = f"{where} has {renamed.count(name)} columns called {name!r}: rename all but one."
+            problems.append(Problem(kind="data", where=field, message=message))
+        elif name not in found and name not in new:
+            message = f"{where} has no column {name!r}: it has {', '.join(renamed)}.{nearest(name, renamed)}"
+            problems.append(Problem(kind="data", where=field, message=message))
+    problems += _cast_to_nothing(data, renamed, where)
+    if problems:
+        raise UserError(problems)
+    return {name: found[name] for name in wanted(data)}
+
+
+def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Problem]:
+    return [
+        Problem(
+            kind="data",
+            where=f"data.cast.{name}",
+            message=f"{where} has no column {name!r}: it has {', '.join(there)}.{nearest(name, there)}",
+        )
+        for name in data.cast
+        if name not in there
+    ]
+
+
+def refused(where: str, message: str) -> UserError:
+    """That a source cannot be read as a whole."""
+    return UserError([Problem(kind="data", where=where, message=f"{message.rstrip('.')}.")])
+
+
+def shortly(value: object) -> str:
+    """A value in a message, cut to what fits there."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"

@@ -1,0 +1,251 @@
+"""The checks of rows: what each looks for, how it says so, and whether it ends the run unless the recipe says else.
+
+Light to import: a recipe's `data.checks` is held against the names here before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from training.recipe import Data
+    from training.rows.survey import Survey
+    from training.rows.twins import Twins
+
+Level = Literal["error", "warning", "ignore"]
+
+# A missing value as programs spell it: where such a word stands in a file, it is a text like any other.
+MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
+
+LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers take hours for a word as long
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a check of a whole split found."""
+
+    where: str
+    message: str
+
+
+def blank_text(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Texts that are empty or white space: the model would learn from nothing."""
+    from training.rows.blocks import columns
+
+    for name, theirs in columns(data).items():
+        if name != "label":
+            yield f"has no text in column {theirs!r}", _blank(rows.column(name))
+
+
+def long_text(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Texts that are longer than any that somebody wrote: a whole file behind a quotation mark, or no text at all."""
+    import pyarrow.compute as pc
+
+    from training.rows.blocks import columns
+
+    for name, theirs in columns(data).items():
+        if name != "label":
+            long = pc.greater(pc.binary_length(rows.column(name)), LONGEST_TEXT_BYTES).fill_null(False)
+            what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column {theirs!r}"
+            yield f"{what} (is a quotation mark never closed?)", long.to_numpy(zero_copy_only=False)
+
+
+def missing_label(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Labels that are null, empty or white space."""
+    yield f"has no label in column {data.label!r}", _blank(rows.column("label"))
+
+
+def _blank(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    import pyarrow.compute as pc
+
+    blank = pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
+    mask: np.ndarray[Any, np.dtype[np.bool_]] = blank.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def no_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """A split without rows: nothing to learn from, or nothing to judge by."""
+    if not survey.rows and survey.held_out is not None:
+        message = (
+            f"no row of train fell into the {survey.held_out:g} of them that are held out: give more rows, or raise "
+            f"data.{survey.split}_size."
+        )
+        yield Found(f"data.{survey.split}_size", message)
+    elif not survey.rows:
+        gone = " once it is filtered" if survey.filtered else ""
+        message = f"the {survey.split} split has no rows{gone}: choose another or, for test, leave it out."
+        yield Found(f"data.splits.{survey.split}", message)
+
+
+def unknown_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Labels that the model has no output for."""
+    for label, count in survey.labels.items():
+        if label not in places:
+            rows = "1 row" if count == 1 else f"{count:,} rows"
+            known = ", ".join(list(places)[:20]) + (", …" if len(places) > 20 else "")
+            hidden = " At the Hub -1 stands for a label kept back: leave this split out." if label == "-1" else ""
+            message = f"label {label!r} ({rows} of {survey.split}) is unknown: choose from {known}.{hidden}"
+            yield Found(survey.first[label], message)
+
+
+def single_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Training rows that all say the same teach nothing."""
+    labels = [label for label in survey.labels if label in places]
+    if survey.split == "train" and survey.rows and len(labels) < 2:
+        has = f"only the label {labels[0]!r}" if labels else "no known label"
+        message = f"the train split has {has}: it needs rows of at least two labels."
+        yield Found("data.label", message)
+
+
+def absent_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Labels of the model that a split has no row of: nothing is learnt of them, or no figure speaks of them."""
+    absent = _absent(survey, places)
+    misspelt = any(label not in places for label in survey.labels)  # they may be the absent ones
+    if survey.rows and absent and not misspelt:
+        effect = "the model cannot learn them" if survey.split == "train" else "its figures say nothing of them"
+        message = f"the {survey.split} split has no row of {_listed(absent)}: {effect}; add rows, or name other labels."
+        yield Found(f"data.splits.{survey.split}", message)
+
+
+def mixed_labels(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Labels that are whole numbers in some rows and words in others: mostly two files that were joined."""
+    numbers = [label for label in survey.labels if label.lstrip("-").isdecimal()]
+    words = [label for label in survey.labels if label not in numbers]
+    if numbers and words and survey.split == "train" and not survey.named:
+        word, number = min(words, key=survey.labels.__getitem__), min(numbers, key=survey.labels.__getitem__)
+        odd = min(word, number, key=survey.labels.__getitem__)
+        message = (
+            f"the labels of train are numbers in some rows ({number!r}) and words in others ({word!r}), each a label "
+            "of its own: write them all in one way."
+        )
+        yield Found(survey.first[odd], message)
+
+
+def missing_word(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Words such as NA for a missing value: here they are texts and labels like others."""
+    for label in survey.labels:
+        if label.strip().lower() in MISSING_WORDS:
+            message = (
+                f"the word {label!r} stands as a label in {_rows(survey.labels[label])} of {survey.split}, and counts "
+                f"as one: if it means a missing value, take these rows out, such as by data.filter."
+            )
+            yield Found(survey.first[label], message)
+    for (name, word), (count, first) in survey.missing_words.items():
+        message = (
+            f"the word {word!r} is all the text of {_rows(count)} of {survey.split} (column {name!r}), and counts as "
+            "one: if it means a missing value, take these rows out, such as by data.filter."
+        )
+        yield Found(first, message)
+
+
+def duplicates(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Rows whose text stands in an earlier row of the split: they count more than others."""
+    if found := twins.within(survey.split):
+        later, earlier = found.first
+        repeat = "1 row repeats" if found.count == 1 else f"{found.count:,} rows repeat"
+        message = (
+            f"{repeat} a text of {survey.split} that stands in an earlier row (this one {earlier.told(later)}: "
+            f"{found.text}): remove what was not meant to count more than once."
+        )
+        yield Found(str(later), message)
+
+
+def conflicting_labels(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Equal texts with different labels: one of them is wrong, or the text does not tell."""
+    if found := twins.conflicts(survey.split):
+        later, earlier = found.first
+        texts = "1 text has" if found.count == 1 else f"{found.count:,} texts have"
+        message = (
+            f"{texts} different labels in different rows of {survey.split} ({later.label!r} here, {earlier.label!r} in "
+            f"{earlier.told(later, 'row')}: {found.text}): correct the wrong ones."
+        )
+        yield Found(str(later), message)
+
+
+def shared_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Rows whose text stands in another split, too: the figures would flatter a model that learnt them by heart."""
+    for other in twins.before(survey.split):
+        if found := twins.shared(other, survey.split):
+            later, earlier = found.first
+            stand = "1 row of {} stands" if found.count == 1 else f"{found.count:,} rows of {{}} stand"
+            message = (
+                f"{stand.format(survey.split)} in {other}, too (this one {earlier.told(later)}: {found.text}): "
+                f"figures on them flatter the model; take them out of {other}."
+            )
+            yield Found(str(later), message)
+
+
+def _absent(survey: Survey, places: Mapping[str, int]) -> list[str]:
+    """The labels of the model, as rows write them, of which the split has no row."""
+    there = {places[label] for label in survey.labels if label in places}
+    spelt = {place: label for label, place in places.items() if place not in there}
+    return [spelt[place] for place in sorted(spelt)]
+
+
+def _listed(labels: list[str]) -> str:
+    return ", ".join(map(repr, labels[:5])) + (f" and {len(labels) - 5} more labels" if len(labels) > 5 else "")
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+RowCheck = Callable[["pa.RecordBatch", "Data"], Iterator[tuple[str, Any]]]
+SplitCheck = Callable[["Survey", Mapping[str, int], "Twins"], Iterator[Found]]
+
+ROW_CHECKS: dict[str, RowCheck] = {
+    "blank_text": blank_text,
+    "long_text": long_text,
+    "missing_label": missing_label,
+}
+"""Each sees the rows of one block as they are written, and gives what is wrong with which of them."""
+
+SPLIT_CHECKS: dict[str, SplitCheck] = {
+    "no_rows": no_rows,
+    "unknown_label": unknown_label,
+    "single_label": single_label,
+    "absent_label": absent_label,
+    "mixed_labels": mixed_labels,
+    "missing_word": missing_word,
+    "duplicates": duplicates,
+    "conflicting_labels": conflicting_labels,
+    "shared_rows": shared_rows,
+}
+"""Each sees what was learnt of a whole split, the place of each label as rows write it, and all equal texts."""
+
+LEVELS: dict[str, Level] = {
+    # Found by the readers, row by row:
+    "encoding": "error",  # bytes that are no text
+    "ragged": "error",  # more or fewer fields than the header
+    "malformed": "error",  # no JSON, no mapping
+    "type": "error",  # a value of another type than its column's, or that cannot be cast
+    # Found here:
+    "blank_text": "error",
+    "long_text": "error",
+    "missing_label": "error",
+    "no_rows": "error",
+    "unknown_label": "error",
+    "single_label": "error",
+    "absent_label": "warning",
+    "mixed_labels": "warning",
+    "missing_word": "warning",
+    "duplicates": "warning",
+    "conflicting_labels": "warning",
+    "shared_rows": "warning",
+    # Found when texts become tokens:
+    "truncated": "warning",
+}
+"""What becomes of what a check finds, unless `data.checks` says else: error ends the run, warning is told."""
+
+LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_label")
+"""The checks whose rows cannot be used: where they are no error, their rows are left out."""
+
+
+def level_of(check: str, data: Data) -> Level:
+    """What becomes of what the check finds."""
+    return data.checks.get(check, LEVELS[check])

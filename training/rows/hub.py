@@ -1,0 +1,90 @@
+"""Rows of the Hugging Face Hub, by `datasets`: it knows the Hub's layouts, and 5 runs no code of a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from training.ipc import BLOCK_ROWS
+from training.problems import Problem, UserError
+from training.rows.blocks import Block, refused, stored_names
+from training.rows.sources import split_names
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetBuilder
+
+    from training.recipe import Data
+
+
+def hub_splits(data: Data, pinned: Mapping[str, Any]) -> dict[str, str]:
+    """Our splits and the Hub's names of them; a validation split that neither side names is held out of train."""
+    names = split_names(data)
+    there = _builder_of(data, pinned).info.splits or {}
+    absent = "validation" not in there and data.splits is None
+    return {split: name for split, name in names.items() if not (absent and split == "validation")}
+
+
+def read_hub(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+    """A split of a data set of the Hub, at the commit that was pinned."""
+    name, commit = split_names(data)[split], pinned["commit"]
+    try:
+        found = _builder_of(data, pinned).as_dataset(split=name)
+    except ValueError as error:
+        raise refused(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
+    yield from from_dataset(found, data, f"{data.path} ({name})")
+
+
+def _builder_of(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
+    if Path(data.path).exists():
+        # `datasets` would read the folder instead, whatever the commit.
+        message = f"{data.path!r} is also a file or folder here: choose the source csv, json, parquet or arrow for it."
+        raise UserError([Problem(kind="data", where="data.path", message=message)])
+    return _hub_builder(data.path, data.config, pinned["commit"])
+
+
+@lru_cache(maxsize=1)  # for all splits: a Hub that is gone is waited for once
+def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
+    """A data set of the Hub with all its rows at hand.
+
+    Raises UserError for what the recipe or the data set has wrong, and for the rest what the Hub's clients raise.
+    """
+    import datasets
+    from datasets.data_files import EmptyDatasetError
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    at = f"{path!r} at {commit[:12]}"
+    try:
+        builder = datasets.load_dataset_builder(path, config, revision=commit)
+    except DatasetNotFoundError as error:
+        next_step = "Check the name and the revision, and set HF_TOKEN if it is private or gated"
+        raise refused("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
+    except (DatasetsError, EmptyDatasetError) as error:
+        raise refused("data.path", f"{at} is not readable: {error}") from error
+    except ValueError as error:  # no such configuration, or several to choose from
+        raise refused("data.config", f"{config!r} of {at}: {error}") from error
+    if builder.hash != commit:
+        # Where the Hub does not answer, the rows that were read last are taken, of whichever commit they are.
+        raise ConnectionError(f"the rows of {path!r} that are stored here are of commit {str(builder.hash)[:12]}")
+    try:
+        builder.download_and_prepare()
+    except DatasetsError as error:
+        raise refused("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
+    return builder
+
+
+def from_dataset(dataset: Dataset, data: Data, where: str) -> Iterator[Block]:
+    """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
+    named = stored_names(data, dataset.column_names, where)
+    names = tuple(getattr(dataset.features[named[data.label]], "names", None) or ())
+    tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
+    done = 0
+    for table in tables.iter(BLOCK_ROWS):
+        arrays = {ours: table.column(theirs).combine_chunks() for ours, theirs in named.items()}
+        numbers = np.arange(done + 1, done + 1 + table.num_rows, dtype=np.int64)
+        done += table.num_rows
+        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, names, (), done / dataset.num_rows)

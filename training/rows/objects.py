@@ -1,0 +1,91 @@
+"""Rows of a Python function or object that the recipe names."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from training.problems import UserError
+from training.rows.blocks import SPLITS, Block, refused
+from training.rows.hub import from_dataset
+from training.rows.mappings import from_columns, from_mappings
+from training.rows.sources import is_rows, load_object, split_names
+from training.rows.urls import shown
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+
+_END = object()
+
+
+def object_splits(data: Data) -> dict[str, str]:
+    """Our splits and the names by which the object has them.
+
+    A function is asked for the recipe's, a mapping has names of its own, and anything else is rows of train.
+    """
+    found: Any = load_object(data.path)
+    if _is_splits(found, data):
+        names = data.splits or {split: split for split in SPLITS if split in found}
+        return {split: str(name) for split, name in names.items()}
+    return {"train": "train"} if is_rows(found) else split_names(data)
+
+
+def read_object(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+    """The rows that the object `data.path` has for the split; a function is called once for each."""
+    found: Any = load_object(data.path)
+    name = object_splits(data).get(split, split)
+    if _is_splits(found, data):
+        where, rows = f"{data.path}[{name!r}]", found.get(name)
+        if rows is None:
+            raise refused(f"data.splits.{split}", f"{data.path} has no {name!r}: it has {', '.join(map(str, found))}")
+    elif is_rows(found):
+        where, rows = data.path, found
+    else:
+        where = f"{data.path}({name!r})"
+        with _told(where):
+            rows = found(name)
+    yield from _blocks(rows, data, where)
+
+
+def _blocks(rows: Any, data: Data, where: str) -> Iterator[Block]:
+    if type(rows).__module__.startswith("datasets.") and hasattr(rows, "with_format"):
+        yield from from_dataset(rows, data, where)
+    elif isinstance(rows, Mapping):
+        yield from from_columns(rows, data, where)
+    elif isinstance(rows, Iterable) or is_rows(rows):
+        yield from from_mappings(_numbered(rows, where), data, where, len(rows) if isinstance(rows, Sized) else None)
+    else:
+        raise refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
+
+
+def _numbered(rows: Any, where: str) -> Iterator[tuple[int, Any]]:
+    """Rows of an iterable, or of an object that only knows how many it has and what the n-th is."""
+    given = iter(rows) if isinstance(rows, Iterable) else (rows[place] for place in range(len(rows)))
+    for number in count(1):
+        with _told(f"{where} row {number}"):
+            row = next(given, _END)
+        if row is _END:
+            return
+        yield number, row
+
+
+@contextlib.contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Whatever the user's own code raises is told with its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{shown(last.filename)} line {last.lineno}"
+        raise refused(where, f"failed in {at}: {type(error).__name__}: {error}") from error
+
+
+def _is_splits(found: Any, data: Data) -> bool:
+    """Whether it holds rows by the name of their split, like a DatasetDict, and not values by that of their column."""
+    names = SPLITS if data.splits is None else map(str, data.splits.values())
+    return isinstance(found, Mapping) and not set(found).isdisjoint(names)

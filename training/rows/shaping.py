@@ -1,0 +1,164 @@
+"""Columns of whichever type become texts and labels: cast, filtered, limited, each row that cannot be named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from training.problems import Problem, UserError
+from training.rows.blocks import Block, Fault, columns, shortly
+from training.rows.filters import Filter, parse_filter
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+
+ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A block whose rows are `text`, for pairs `text_pair`, and `label`: strings as written, null where missing."""
+
+    block: Block
+    filtered: int
+    """Rows that the filter took away."""
+
+
+def shaped(blocks: Iterable[Block], data: Data) -> Iterator[Shaped]:
+    """The blocks as the recipe wants them, up to its limit.
+
+    Raises UserError for columns that hold neither text nor, for labels, whole numbers or truths, and for a filter
+    that compares what cannot be compared.
+    """
+    wish = parse_filter(data.filter) if data.filter else None
+    left = data.limit
+    for block in blocks:
+        made = _shape(block, data, wish)
+        if left is not None:
+            rows = made.block.rows.slice(0, left)
+            left -= rows.num_rows
+            made = Shaped(_with(made.block, rows, made.block.numbers[: rows.num_rows]), made.filtered)
+        yield made
+        if left == 0:
+            return
+
+
+def _shape(block: Block, data: Data, wish: Filter | None) -> Shaped:
+    faults = list(block.faults)
+    rows, numbers = block.rows, block.numbers
+    for name in rows.schema.names:
+        bad = np.zeros(rows.num_rows, bool)
+        column, find = rows.column(name), _undecodable
+        if any(check(column.type) for check in _BYTES):
+            column, bad = _converted(column, pa.string(), find)
+            faults += [Fault(int(n), "encoding", "is not UTF-8 text", f" (column {name!r})") for n in numbers[bad]]
+        rows, numbers, column = _without(bad, rows, numbers, column)
+        if name in data.cast:
+            text = any(check(column.type) for check in _TEXT)
+            if text and data.cast[name] != "string":
+                column = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)  # no value, in CSV
+            whole = column
+            column, bad = _converted(column, ARROW[data.cast[name]], _uncastable(ARROW[data.cast[name]]))
+            faults += [
+                Fault(
+                    int(numbers[place]),
+                    "type",
+                    f"holds no {data.cast[name]} in column {name!r}",
+                    f": {shortly(whole[int(place)].as_py())}",
+                )
+                for place in np.flatnonzero(bad)
+            ]
+            rows, numbers, column = _without(bad, rows, numbers, column)
+        rows = rows.set_column(rows.schema.names.index(name), name, column)
+    _need_types(rows.schema, data, block.where)
+    kept = rows.num_rows
+    if wish is not None:
+        try:
+            mask = wish.mask(rows)
+        except ValueError as error:
+            raise UserError([Problem(kind="data", where="data.filter", message=f"{block.where}: {error}")]) from error
+        numbers, rows = numbers[mask.to_numpy(zero_copy_only=False)], rows.filter(mask)
+    arrays = {ours: _as_string(rows.column(theirs), ours, block) for ours, theirs in columns(data).items()}
+    finished = _with(block, pa.RecordBatch.from_pydict(arrays), numbers, tuple(faults))
+    return Shaped(finished, kept - rows.num_rows)
+
+
+def _with(block: Block, rows: pa.RecordBatch, numbers: Any, faults: tuple[Fault, ...] | None = None) -> Block:
+    return Block(block.where, rows, numbers, block.label_names, block.faults if faults is None else faults, block.share)
+
+
+def _without(bad: Mask, rows: pa.RecordBatch, numbers: Any, column: pa.Array) -> tuple[pa.RecordBatch, Any, pa.Array]:
+    """The rows that are not bad; `column` is one of theirs, in another type."""
+    if not bad.any():
+        return rows, numbers, column
+    good = pa.array(~bad)
+    return rows.filter(good), numbers[~bad], column.filter(good)
+
+
+def _converted(column: pa.Array, to: pa.DataType, bad_value: Callable[[Any], bool]) -> tuple[pa.Array, Mask]:
+    """The column in another type, and which of its values have none there: null in their stead."""
+    bad = np.zeros(len(column), bool)
+    try:
+        return column.cast(to), bad
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        bad = np.fromiter((bad_value(value) for value in column), bool, len(column))
+        return pc.if_else(pa.array(bad), pa.scalar(None, column.type), column).cast(to), bad
+
+
+def _undecodable(value: pa.Scalar) -> bool:
+    try:
+        return value.is_valid and value.as_py().decode() is None
+    except UnicodeDecodeError:
+        return True
+
+
+def _uncastable(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
+    def bad(value: pa.Scalar) -> bool:
+        try:
+            value.cast(to)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return True
+        return False
+
+    return bad
+
+
+def _as_string(column: pa.Array, ours: str, block: Block) -> pa.Array:
+    """Texts and labels as strings; whole-number labels become the names that the source has for them."""
+    names = block.label_names
+    numeric = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
+    spelt = column.cast(pa.string())
+    if numeric and names and ours == "label":
+        places = pa.array([str(place) for place in range(len(names))], pa.string())
+        return pc.coalesce(pa.array(names, pa.string()).take(pc.index_in(spelt, value_set=places)), spelt)
+    return spelt
+
+
+def _need_types(schema: pa.Schema, data: Data, where: str) -> None:
+    """Raises UserError for columns that hold neither text nor, for labels, whole numbers or truths."""
+    problems = []
+    for name in dict.fromkeys([*data.text, data.label]):
+        kind = schema.field(name).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        good = any(check(kind) for check in _TEXT)
+        if name == data.label:
+            good = good or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        if not good:
+            label = name == data.label
+            field, needed = ("data.label", "text or whole numbers") if label else ("data.text", "text")
+            message = f"column {name!r} of {where} is of type {kind}: it must hold {needed}"
+            if not pa.types.is_nested(kind):
+                message += f"; to convert it, set data.cast.{name}: {'int64' if label else 'string'}"
+            problems.append(Problem(kind="data", where=field, message=f"{message}."))
+    if problems:
+        raise UserError(problems)
