@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.recipe import Level
 
 BYTES_AT_ONCE = 2**19
-"""Of text that are encoded together: enough to keep all cores busy; an encoding takes some 25 bytes for each."""
+"""Of text that are encoded together: enough to keep all cores busy. An encoding takes some 100 bytes a token."""
 CHECK = "truncated"
 
 Progress = Callable[[int, int], None]
@@ -136,10 +136,11 @@ class FastEncoder:
         """Sets the tokenizer to cut at `max_length` on this `side`, and never to pad, whatever it did before;
         `split_special_tokens` says whether a special token that stands in a text is a text like any other."""
         tokenizer.no_padding()
-        tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
         tokenizer.encode_special_tokens = split_special_tokens
         self.max_length = max_length
         self.tokenizer = tokenizer
+        self._side = side
+        self._limit()
 
     def special_tokens(self, pairs: bool) -> int:
         return self.tokenizer.num_special_tokens_to_add(pairs)
@@ -172,11 +173,13 @@ class FastEncoder:
     def _uncut_lengths(self, rows: list[tuple[str, str]]) -> npt.NDArray[np.int64]:
         """The tokens of whole pairs: the parts of a pair that is cut would be those of each text with all of the
         other's."""
-        limit = self.tokenizer.truncation
         self.tokenizer.no_truncation()
         whole = [len(encoding) for encoding in self.tokenizer.encode_batch_fast(rows)]
-        self.tokenizer.enable_truncation(**limit)
+        self._limit()
         return np.array(whole, np.int64)
+
+    def _limit(self) -> None:
+        self.tokenizer.enable_truncation(self.max_length, strategy="longest_first", direction=self._side)
 
 
 def load_encoder(folder: Path, max_length: int) -> FastEncoder:
@@ -254,7 +257,7 @@ def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     return pairwise(bounds)
 
 
-def _cut(tallies: Mapping[str, Tally], max_length: int, level: Level) -> Iterator[Problem]:
+def _cut(tallies: Mapping[str, Tally], max_length: int, level: Literal["error", "warning"]) -> Iterator[Problem]:
     """A problem for each split with rows that are longer than allowed."""
     for split, tally in tallies.items():
         if tally.truncated:

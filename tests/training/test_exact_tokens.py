@@ -15,6 +15,7 @@ from tests.training.test_tokens import save_rows
 from tests.training.vocabularies import CHAT, PAIRS, ROBERTA, TEXTS, save_repository, snapshot
 from training import slow_tokens
 from training import snapshot as parts
+from training.problems import UserError
 from training.snapshot import as_the_file_says
 from training.tokens import load_encoder, write
 
@@ -110,6 +111,14 @@ def test_tokenizers_that_are_what_their_file_says(
 def test_tokenizers_whose_class_has_a_say(tmp_path: Path, rows: tuple[Path, bool], kind: str) -> None:
     check_ids(ITS_CLASS_HAS_A_SAY[kind](tmp_path / "it"), *rows, tmp_path / "out")
     assert not as_the_file_says(tmp_path / "tokenizer", tmp_path / "model")
+
+
+def test_a_tokenizer_that_its_class_cannot_load_is_refused(tmp_path: Path) -> None:
+    repository = save_repository(
+        tmp_path / "it", "bert", None, {"tokenizer_class": "BertTokenizer"}, tokenizer_json="{"
+    )
+    with pytest.raises(UserError, match=r"AutoTokenizer cannot load it: .* Save the tokenizer again"):
+        slow_tokens.load_encoder(*snapshot(repository), 12)
 
 
 def test_model_types_whose_class_transformers_overrules_are_known() -> None:
