@@ -49,13 +49,13 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
     """The texts of these columns of an Arrow file, a record batch at a time."""
-    import pyarrow as pa
+    from training.ipc import ipc_reader
 
-    with pa.memory_map(str(file)) as source:
-        reader = pa.ipc.open_file(source)
+    with ipc_reader(file, mapped=False) as reader:
         for index in range(reader.num_record_batches):
+            batch = reader.get_batch(index)
             for column in columns:
-                yield from reader.get_batch(index).column(column).to_pylist()
+                yield from batch.column(column).to_pylist()
 
 
 def train_wordpiece(rows: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer:

@@ -18,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.runtime import settings
-from tests.benchmarks import checkpoints, kill, orchestration, peer, step, tokenization, unchanged
+from tests.benchmarks import checkpoints, kill, orchestration, peer, rows, step, tokenization, unchanged
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row, machine, markdown
 
 BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "step": step.measure,
     "peer": peer.measure,
+    "rows": rows.measure,
     "tokenization": tokenization.measure,
     "orchestration": orchestration.measure,
     "unchanged": unchanged.measure,
@@ -44,7 +45,7 @@ def main() -> int:
     if options.peer and not (options.model and options.data):
         parser.error("--peer trains --model on --data: name both")
     settings.prepare_environment()
-    rows, failed = [], False
+    figures, failed = [], False
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
         _isolate(Path(folder))
         subject = Subject(Path(folder), options.model, options.data, options.peer)
@@ -52,12 +53,12 @@ def main() -> int:
             began = time.monotonic()
             print(f"{name} …", end=" ", file=sys.stderr, flush=True)
             try:
-                rows += BENCHMARKS[name](subject)
+                figures += BENCHMARKS[name](subject)
             except Exception:
                 failed = True
                 traceback.print_exc()
             print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
-    print(f"{machine()}.\n\n{markdown(rows)}")
+    print(f"{machine()}.\n\n{markdown(figures)}")
     return 1 if failed else 0
 
 

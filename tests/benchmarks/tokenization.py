@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.benchmarks.subject import MAX_TOKENS, Subject
+from tests.benchmarks.subject import MAX_TOKENS, Subject, peak_mib
 from tests.benchmarks.table import Row
 from training.ipc import BLOCK_ROWS, ipc_reader, ipc_writer
 from training.tokens import load_encoder, tokenize
@@ -117,9 +117,7 @@ def _seconds(way: Callable[[], Any]) -> float:
 def _peak_mib(tokenizer: Path, data: Path) -> float:
     with TemporaryDirectory(dir=data) as out:
         tokenize(data, tokenizer, Path(out), MAX_TOKENS)
-    # Not ru_maxrss: a child begins with its parent's.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) / 1024
+    return peak_mib()
 
 
 if __name__ == "__main__":

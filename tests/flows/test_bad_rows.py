@@ -117,9 +117,12 @@ CASES: dict[str, Case] = {
     "texts for labels": csv(
         "".join(f"t,{n}\n" for n in range(10_002)), "data.label: column 'label' has more than 10000 different values"
     ),
+    "a text without an end": csv(
+        "one,a\n" + "x" * 1_500_000 + ",b\ntwo,b\n",
+        "train.csv row 3: has a text of more than 1,000,000 bytes in column 'text' (is a quotation mark never closed?)",
+    ),
     "a row without an end": csv(
-        "one,a\n" + "x" * 9_000_000 + ",b\n",
-        "train.csv row 3: has a text of more than 1,000,000 bytes in column 'text' (is a quotation",
+        "one,a\n" + "x" * 9_000_000 + ",b\n", "train.csv: has a row of more than 2,097,152 bytes after row 1"
     ),
     "a bomb": Case(
         ("train.csv.gz", "data.max_file_gb"),
@@ -219,7 +222,7 @@ CASES: dict[str, Case] = {
     ),
     "a line without an end": lines(
         '{"text": "' + "x" * 9_000_000 + '", "label": "a"}\n',
-        "train.jsonl: has a line of more than 8388608 bytes (line 1)",
+        "train.jsonl: has a line of more than 2,097,152 bytes (line 1)",
     ),
     "an array that was cut": lines(
         '[{"text": "one", "label": "a"}, {"text": "tw', "train.jsonl: is not a JSON array to its end: after row 1"

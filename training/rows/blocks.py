@@ -102,7 +102,8 @@ def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Probl
 
 def refused(where: str, message: str) -> UserError:
     """That a source cannot be read as a whole."""
-    return UserError([Problem(kind="data", where=where, message=f"{message.rstrip('.')}.")])
+    ended = message if message.endswith((".", "?")) else f"{message}."
+    return UserError([Problem(kind="data", where=where, message=ended)])
 
 
 def shortly(value: object) -> str:

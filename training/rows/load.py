@@ -2,7 +2,7 @@
 
 Two passes: the first reads each source once, checks its rows, cuts off what is held out, and keeps them on disk as
 they are written; only then are all labels known, and the second turns each into its place among the label names.
-Memory holds some blocks of rows, the distinct labels and text lengths, and 20 bytes a row to find equal texts.
+Memory holds some blocks of rows, the distinct labels and text lengths, and some bytes a row to find equal texts.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> i
                 rows = rows.filter(labels.is_valid())
             yield rows
 
-    with ipc_reader(as_written) as reader:
+    with ipc_reader(as_written, mapped=False) as reader:
         texts = [column for column in reader.schema if column.name != "label"]
         schema = pa.schema([*texts, ("label", pa.int64())])
         with ipc_writer(final, schema) as writer:

@@ -30,12 +30,12 @@ from training.rows.hub import read_hub
 from training.rows.mappings import from_mappings
 from training.rows.objects import read_object
 from training.rows.opening import Opened, opened, seekable
-from training.rows.urls import shown
+from training.rows.urls import PIECE_BYTES, shown
 
 if TYPE_CHECKING:
     from training.recipe import Data
 
-LONGEST_ROW_BYTES = 8 * 2**20
+LONGEST_ROW_BYTES = 2 * 2**20
 MOST_RAGGED = 10_000  # with more rows than this that do not fit the header, it is the file that is not as thought
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
@@ -80,7 +80,7 @@ def _csv_file(file: str, data: Data) -> Iterator[Block]:
                         faults = ragged.faults()
                         yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, (), faults, raw.share)
         except pa.ArrowInvalid as error:
-            raise refused(where, _csv_trouble(error)) from error
+            raise refused(where, _csv_trouble(error, ragged.last)) from error
     yield Block(where, _no_rows(list(named)), ragged.numbers(0), (), ragged.faults(), 1.0)
 
 
@@ -100,6 +100,11 @@ class _Ragged:
             self._new.append(Fault(row.number, "ragged", what))
         self._numbers.add(row.number)
         return "skip"
+
+    @property
+    def last(self) -> int:
+        """The number of the last row that was numbered."""
+        return self._next - 1
 
     def faults(self) -> tuple[Fault, ...]:
         """Those found since the last call. Raises UserError where there are too many."""
@@ -137,9 +142,9 @@ def _columns_of(header: list[str], data: Data, where: str) -> dict[str, str]:
         raise
 
 
-def _csv_trouble(error: pa.ArrowInvalid) -> str:
+def _csv_trouble(error: pa.ArrowInvalid, last: int) -> str:
     if "straddling" in str(error):
-        return f"has a row of more than {LONGEST_ROW_BYTES} bytes: is a quotation mark never closed?"
+        return f"has a row of more than {LONGEST_ROW_BYTES:,} bytes after row {last}: is a quotation mark never closed?"
     return f"is not readable as CSV: {error}"
 
 
@@ -165,7 +170,7 @@ def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, 
         number += 1
         if len(line) > LONGEST_ROW_BYTES:
             raise refused(
-                where, f"has a line of more than {LONGEST_ROW_BYTES} bytes (line {number}): one object a line"
+                where, f"has a line of more than {LONGEST_ROW_BYTES:,} bytes (line {number}): one object a line"
             )
         if line.strip():
             yield number, _parsed(number, line)
@@ -200,7 +205,7 @@ def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[
         where = shown(name)
         with seekable(name) as source:
             try:
-                file = pyarrow.parquet.ParquetFile(source)
+                file = pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
             except pa.ArrowInvalid as error:
                 raise refused(where, f"is not readable as Parquet: {error}") from error
             groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
