@@ -122,7 +122,7 @@ CASES: dict[str, Case] = {
         "train.csv row 3: has a text of more than 1,000,000 bytes in column 'text' (is a quotation mark never closed?)",
     ),
     "a row without an end": csv(
-        "one,a\n" + "x" * 9_000_000 + ",b\n", "train.csv: has a row of more than 2,097,152 bytes after row 1"
+        "one,a\n" + "x" * 9_000_000 + ",b\n", "train.csv: has a row of more than 2,097,152 bytes after row 2"
     ),
     "a bomb": Case(
         ("train.csv.gz", "data.max_file_gb"),

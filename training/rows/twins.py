@@ -1,5 +1,5 @@
-"""Equal texts, within a split and between splits, by a hash of 8 bytes a row: 20 bytes a row are held, and some 80 while
-they are compared.
+"""Equal texts, within a split and between splits, by a hash of 8 bytes a row: 20 bytes a row are held, and some 80
+while they are compared.
 
 Two different texts among N have the same hash with a chance of N² / 2⁶⁵: one in 37 million for a million rows.
 """
