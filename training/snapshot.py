@@ -50,9 +50,6 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 # What else tokenizer_config.json may say of a class that takes the file as it is: read, or without effect on the ids.
 _UNDERSTOOD = {
     *SPECIAL_TOKENS,
-    "add_bos_token",
-    "add_eos_token",
-    "add_prefix_space",
     "backend",
     "chat_template",
     "clean_up_tokenization_spaces",

@@ -51,6 +51,12 @@ ITS_CLASS_HAS_A_SAY = {
     "lower case by its class": bert_that_keeps_case_in_its_file,
     "settings of old": legacy,
     "tokens added by settings": tokens_added_by_settings,
+    "settings that a class may heed": lambda folder: save_repository(
+        folder, "gpt2", vocabularies.chat(), {**CHAT, "add_prefix_space": True, "add_eos_token": True}
+    ),
+    "class that heeds them": lambda folder: save_repository(
+        folder, "gpt2", vocabularies.chat(), {**CHAT, "add_prefix_space": True, "tokenizer_class": "GPT2Tokenizer"}
+    ),
     "class of its model's type": lambda folder: save_repository(folder, "qwen2", vocabularies.chat(), CHAT),
     "class by its model's type": lambda folder: save_repository(
         folder, "xlm-roberta", vocabularies.unigram(), {**ROBERTA, "tokenizer_class": None}

@@ -112,7 +112,6 @@ AS_THE_FILE_SAYS: dict[str, tuple[str, Callable[[], Tokenizer], dict[str, Any]]]
     "unigram": ("xlm-roberta", unigram, {**ROBERTA, "unk_token": "<unk>"}),
     "chat": ("llama", chat, CHAT),
     "chat, a token first": ("mistral", lambda: chat(bos=True), {**CHAT, "bos_token": "<|im_start|>"}),
-    "settings without effect": ("gpt2", chat, {**CHAT, "add_prefix_space": True, "add_eos_token": True}),
     "special tokens in texts": ("bert", word_pieces, {**WORD_PIECES, "split_special_tokens": True}),
     "tokens that the file lacks": ("bert", word_pieces, {**WORD_PIECES, "mask_token": "quick", "bos_token": "<new>"}),
 }
