@@ -67,6 +67,13 @@ def tokenizer_of(recipe: Recipe, pins: Pins, rows: Path, out: Path) -> Path:
     return folder
 
 
+def counts_as_a_run(recipe: Recipe, tokenizer: Path) -> bool:
+    """Whether a run counts the same tokens: it lets the tokenizer's class in transformers speak, where it has a say."""
+    from training.snapshot import as_the_file_says
+
+    return recipe.model.source == "scratch" or as_the_file_says(tokenizer, tokenizer)
+
+
 def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progress: Progress) -> dict[str, Any]:
     """The report on the rows' tokens. Raises UserError with every problem."""
     from training.tokens import tokenize

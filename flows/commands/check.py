@@ -97,6 +97,8 @@ def _count_tokens(recipe: Recipe, folder: Path, found: Found, terminal: Terminal
         found.notes.append(f"Token lengths were not checked. {error}")
         return
     found.notes += pins.notes
+    if not check.counts_as_a_run(recipe, tokenizer):
+        found.notes.append("Tokens were counted by tokenizer.json alone: a run may count some rows a little otherwise.")
     progress = terminal.progress_of("tokenize")
     found.tokens = check.count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
     found.problems += found.tokens["problems"]

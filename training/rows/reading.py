@@ -16,6 +16,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,11 +158,7 @@ def read_json(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Blo
             array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
             rows = _elements(lines, where) if array else _lines(lines, where)
             for block in from_mappings(rows, data, where):
-                yield _at(block, raw)
-
-
-def _at(block: Block, raw: Opened) -> Block:
-    return Block(block.where, block.rows, block.numbers, (), block.faults, raw.share)
+                yield replace(block, share=raw.share)
 
 
 def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,8 @@ ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "b
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Wrong = dict[int, tuple[str, str, str]]
+"""The place of each value that is wrong in its block; and the check, the words and the value of its fault."""
 
 
 @dataclass(frozen=True)
@@ -46,39 +47,24 @@ def shaped(blocks: Iterable[Block], data: Data) -> Iterator[Shaped]:
         if left is not None:
             rows = made.block.rows.slice(0, left)
             left -= rows.num_rows
-            made = Shaped(_with(made.block, rows, made.block.numbers[: rows.num_rows]), made.filtered)
+            cut = replace(made.block, rows=rows, numbers=made.block.numbers[: rows.num_rows])
+            made = Shaped(cut, made.filtered)
         yield made
         if left == 0:
             return
 
 
 def _shape(block: Block, data: Data, wish: Filter | None) -> Shaped:
-    faults = list(block.faults)
-    rows, numbers = block.rows, block.numbers
+    rows, numbers, faults = block.rows, block.numbers, list(block.faults)
     for name in rows.schema.names:
-        bad = np.zeros(rows.num_rows, bool)
-        column, find = rows.column(name), _undecodable
-        if any(check(column.type) for check in _BYTES):
-            column, bad = _converted(column, pa.string(), find)
-            faults += [Fault(int(n), "encoding", "is not UTF-8 text", f" (column {name!r})") for n in numbers[bad]]
-        rows, numbers, column = _without(bad, rows, numbers, column)
-        if name in data.cast:
-            text = any(check(column.type) for check in _TEXT)
-            if text and data.cast[name] != "string":
-                column = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)  # no value, in CSV
-            whole = column
-            column, bad = _converted(column, ARROW[data.cast[name]], _uncastable(ARROW[data.cast[name]]))
-            faults += [
-                Fault(
-                    int(numbers[place]),
-                    "type",
-                    f"holds no {data.cast[name]} in column {name!r}",
-                    f": {shortly(whole[int(place)].as_py())}",
-                )
-                for place in np.flatnonzero(bad)
-            ]
-            rows, numbers, column = _without(bad, rows, numbers, column)
-        rows = rows.set_column(rows.schema.names.index(name), name, column)
+        for convert in (_decoded, _cast):
+            column, wrong = convert(name, rows.column(name), data)
+            faults += [Fault(int(numbers[place]), *what) for place, what in wrong.items()]
+            rows = rows.set_column(rows.schema.names.index(name), name, column)
+            if wrong:
+                good = np.ones(rows.num_rows, bool)
+                good[list(wrong)] = False
+                rows, numbers = rows.filter(pa.array(good)), numbers[good]
     _need_types(rows.schema, data, block.where)
     kept = rows.num_rows
     if wish is not None:
@@ -86,32 +72,40 @@ def _shape(block: Block, data: Data, wish: Filter | None) -> Shaped:
             mask = wish.mask(rows)
         except ValueError as error:
             raise UserError([Problem(kind="data", where="data.filter", message=f"{block.where}: {error}")]) from error
-        numbers, rows = numbers[mask.to_numpy(zero_copy_only=False)], rows.filter(mask)
+        rows, numbers = rows.filter(mask), numbers[mask.to_numpy(zero_copy_only=False)]
     arrays = {ours: _as_string(rows.column(theirs), ours, block) for ours, theirs in columns(data).items()}
-    finished = _with(block, pa.RecordBatch.from_pydict(arrays), numbers, tuple(faults))
+    finished = replace(block, rows=pa.RecordBatch.from_pydict(arrays), numbers=numbers, faults=tuple(faults))
     return Shaped(finished, kept - rows.num_rows)
 
 
-def _with(block: Block, rows: pa.RecordBatch, numbers: Any, faults: tuple[Fault, ...] | None = None) -> Block:
-    return Block(block.where, rows, numbers, block.label_names, block.faults if faults is None else faults, block.share)
+def _decoded(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
+    """Bytes as text."""
+    if not any(check(column.type) for check in _BYTES):
+        return column, {}
+    decoded, bad = _converted(column, pa.string(), _undecodable)
+    return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
 
 
-def _without(bad: Mask, rows: pa.RecordBatch, numbers: Any, column: pa.Array) -> tuple[pa.RecordBatch, Any, pa.Array]:
-    """The rows that are not bad; `column` is one of theirs, in another type."""
-    if not bad.any():
-        return rows, numbers, column
-    good = pa.array(~bad)
-    return rows.filter(good), numbers[~bad], column.filter(good)
+def _cast(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
+    """The column in the type that the recipe wants, if it wants one. An empty text is no number but no value."""
+    if name not in data.cast:
+        return column, {}
+    if data.cast[name] != "string" and any(check(column.type) for check in _TEXT):
+        column = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
+    to = ARROW[data.cast[name]]
+    cast, bad = _converted(column, to, _uncastable(to))
+    what = f"holds no {data.cast[name]} in column {name!r}"
+    return cast, {place: ("type", what, f": {shortly(column[place].as_py())}") for place in bad}
 
 
-def _converted(column: pa.Array, to: pa.DataType, bad_value: Callable[[Any], bool]) -> tuple[pa.Array, Mask]:
-    """The column in another type, and which of its values have none there: null in their stead."""
-    bad = np.zeros(len(column), bool)
+def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
+    """The column in another type, and the places of its values that have none there: null in their stead."""
     try:
-        return column.cast(to), bad
+        return column.cast(to), []
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        bad = np.fromiter((bad_value(value) for value in column), bool, len(column))
-        return pc.if_else(pa.array(bad), pa.scalar(None, column.type), column).cast(to), bad
+        bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
+        good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
+        return good.cast(to), np.flatnonzero(bad).tolist()
 
 
 def _undecodable(value: pa.Scalar) -> bool:

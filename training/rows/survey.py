@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,8 +137,7 @@ def without_faulty(block: Block, data: Data, survey: Survey, faults: Faults) -> 
 
 def taken(block: Block, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Block:
     """The rows where the mask is true, and no faults."""
-    rows = block.rows.filter(pa.array(mask))
-    return Block(block.where, rows, block.numbers[mask], block.label_names, (), block.share)
+    return replace(block, rows=block.rows.filter(pa.array(mask)), numbers=block.numbers[mask], faults=())
 
 
 def _named(block: Block, place: int) -> str:
