@@ -238,7 +238,7 @@ LEVELS: dict[str, Level] = {
     "conflicting_labels": "warning",
     "shared_rows": "warning",
     # Found when texts become tokens:
-    "truncated": "warning",
+    "truncated": "warning",  # texts of more tokens than tokens.max_length, which are cut
 }
 """What becomes of what a check finds, unless `data.checks` says else: error ends the run, warning is told."""
 

@@ -1,0 +1,163 @@
+"""The guide "Bring your own data" can be followed: its files are written, its commands run, its output compared.
+
+`python -m tests.test_guide` follows it and writes what the commands print now into it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from flows.commands.main import main
+from tests.s3 import KEYS, S3
+from training.recipe import Data, load, parse
+from training.rows import checks
+from training.rows.load import load as load_rows
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "deployments" / "README.md"
+GUIDE = FILE.read_text()
+
+# <!-- guide: run --> and the block below it
+BLOCK = re.compile(r"(<!-- guide: ([^\n]+) -->\n```\w*\n)(.*?)(?=```\n)", re.DOTALL)
+TABLE = re.compile(r"(?<=<!-- guide: checks -->\n\n).*?(?=\n*<!-- /guide -->)", re.DOTALL)
+
+
+class Reader:
+    """Somebody who follows the guide in the working directory: each block by its first word, such as `run`."""
+
+    def __init__(self, s3: S3) -> None:
+        self._s3, self._code = s3, 0
+
+    def follow(self, block: re.Match[str]) -> str:
+        """The block with what its commands print in place of what it says they do."""
+        acts: dict[str, Callable[..., str]] = {
+            "file": self.file,
+            "data": self.data,
+            "parse": self.parse,
+            "run": self.run,
+        }
+        act, *arguments = block[2].split()
+        return block[1] + acts[act](block[3], *arguments)
+
+    def file(self, content: str, name: str, encoding: str = "utf-8") -> str:
+        """Writes a file."""
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(content.encode(encoding))
+        return content
+
+    def data(self, content: str, name: str) -> str:
+        """Writes the part of a recipe that is shown into its file."""
+        document = yaml.safe_load(Path(name).read_text())
+        document["deployments"][0]["parameters"]["recipe"] |= yaml.safe_load(content)
+        Path(name).write_text(yaml.safe_dump(document))
+        return content
+
+    def parse(self, content: str) -> str:
+        """Takes the part of a recipe that is shown for what it says."""
+        parse({**load(Path("reviews.yaml")).model_dump(), **yaml.safe_load(content)})
+        return content
+
+    def run(self, content: str, bucket: str = "") -> str:
+        """Types the commands."""
+        for file in Path("reviews").iterdir() if bucket else ():
+            self._s3.put(str(file), file.read_bytes())
+        commands = [line for line in content.splitlines() if line.startswith("$ ")]
+        return "".join(f"{line}\n{self._typed(line.removeprefix('$ '))}" for line in commands)
+
+    def _typed(self, command: str) -> str:
+        if command == "echo $?":
+            return f"{self._code}\n"
+        if command.startswith("export "):
+            os.environ.update(pair.split("=", 1) for pair in shlex.split(command)[1:])
+            return ""
+        if not command.startswith("finetune "):
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            subprocess.run(["sh", "-c", command], check=True, env={**os.environ, "PATH": path})
+            return ""
+        command, _, into = command.partition(" > ")
+        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+            self._code = main(shlex.split(command)[1:])
+        return "" if into else said.getvalue()
+
+
+def table() -> str:
+    """The checks, as the code describes them."""
+    tree = ast.parse(Path(checks.__file__).read_text())
+    said = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.FunctionDef)}
+    commented = re.findall(r'^    "(\w+)": "\w+",  # (.+)$', Path(checks.__file__).read_text(), re.MULTILINE)
+    said |= {name: f"{words[0].upper()}{words[1:]}." for name, words in commented}
+    lines = ["| check | unless you say else | what it finds | its rows |", "|---|---|---|---|"]
+    for name, level in checks.LEVELS.items():
+        rows = "left out" if name in checks.LEAVES_OUT else "kept"
+        lines.append(f"| `{name}` | {level} | {' '.join(said[name].split())} | {rows} |")
+    return "\n".join(lines)
+
+
+def follow(folder: Path) -> str:
+    """The guide with what its commands print now; the folder is where they are typed."""
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.chdir(folder)
+        patch.delenv("FINETUNE_HOME", raising=False)
+        patch.setattr(sys, "path", [*sys.path])  # rows of the guide's own module are found here
+        stack.callback(sys.modules.pop, "my_tickets", None)
+        s3 = S3()
+        stack.callback(s3.stop)
+        s3.reached(patch, **dict.fromkeys(KEYS, ""))  # which the guide exports
+        text = BLOCK.sub(Reader(s3).follow, GUIDE)
+    return TABLE.sub(lambda _: table(), text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the guide is followed."""
+    return tmp_path_factory.mktemp("guide")
+
+
+@pytest.fixture(scope="module")
+def followed(folder: Path) -> str:
+    return follow(folder)
+
+
+def test_the_commands_print_what_the_guide_shows_and_its_recipes_are_valid(followed: str) -> None:
+    assert followed.splitlines() == GUIDE.splitlines()
+
+
+def test_rows_that_are_added_move_no_row_between_the_splits(folder: Path, followed: str, tmp_path: Path) -> None:
+    before = texts(folder, tmp_path / "before", "january.csv")
+    after = texts(folder, tmp_path / "after", "january.csv", "february.csv")
+    assert before["validation"] and len(after["train"]) > len(before["train"])
+    assert before["train"] <= after["train"] and before["validation"] <= after["validation"]
+
+
+def texts(folder: Path, out: Path, *months: str) -> dict[str, set[str]]:
+    """The texts of each split, as the guide's recipe cuts them."""
+    data = load(folder / "reviews.yaml").data.model_copy(update={"filter": None, "checks": {"blank_text": "warning"}})
+    load_rows(data, {"train": [str(folder / "reviews" / month) for month in months]}, out)
+    return {
+        split: set(pa.ipc.open_file(out / f"{split}.arrow").read_all()["text"].to_pylist())
+        for split in ("train", "validation")
+    }
+
+
+def test_every_field_of_the_data_is_in_the_guide() -> None:
+    assert [name for name in Data.model_fields if not re.search(rf"\b{name}\b", GUIDE)] == []
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        FILE.write_text(follow(Path(made)))
