@@ -100,7 +100,7 @@ def table() -> str:
     said = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.FunctionDef)}
     commented = re.findall(r'^    "(\w+)": "\w+",  # (.+)$', Path(checks.__file__).read_text(), re.MULTILINE)
     said |= {name: f"{words[0].upper()}{words[1:]}." for name, words in commented}
-    lines = ["| check | unless you say else | what it finds | its rows |", "|---|---|---|---|"]
+    lines = ["| check | level | what it finds | its rows, if not `error` |", "|---|---|---|---|"]
     for name, level in checks.LEVELS.items():
         rows = "left out" if name in checks.LEAVES_OUT else "kept"
         lines.append(f"| `{name}` | {level} | {' '.join(said[name].split())} | {rows} |")

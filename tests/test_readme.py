@@ -44,7 +44,7 @@ def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.M
 
     module("my_rows", example("rows"), monkeypatch)
     figures = load(Data(source="python", path="my_rows:rows", text=["text"], label="label"), {}, tmp_path)
-    assert figures == {"train_rows": 100, "validation_rows": 20, "labels": 2}
+    assert figures == {"train_rows": 100, "validation_rows": 20, "labels": 2, "warnings": 0}
     assert fingerprint(load_object("my_rows:rows")) == "one to a hundred, second edition"
 
 
@@ -60,16 +60,21 @@ def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPat
 def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
     tree = re.search(r"<!-- tree -->\n```\n(.*?)```", README, re.DOTALL)
     assert tree
-    folder, named = "", set()
+    folder, inner, named = "", "", set()
     for line in tree[1].splitlines():
         words = line.split()
         if not line.startswith(" "):
             folder = words[0]
             assert (ROOT / folder).is_dir(), folder
+        elif not line.startswith("    "):
+            inner = words[0] if words[0].endswith("/") else ""
+        path = folder + (inner if line.startswith("    ") else "")
         for word in words:
             if line.startswith(" ") and (word.endswith(".py") or (word.endswith("/") and word == words[0])):
-                assert (ROOT / folder / word).exists(), folder + word
-                named.add(folder + word)
+                assert (ROOT / path / word).exists(), path + word
+                named.add(path + word)
+    rows = {f"training/rows/{file.name}" for file in (ROOT / "training/rows").glob("*.py") if file.stem != "__init__"}
+    assert rows <= named
     stages = {f"tasks/{path.name}" for path in (ROOT / "tasks").glob("*.py") if path.name != "__init__.py"}
     assert stages <= named
     assert {path.name + "/" for path in ROOT.iterdir() if path.is_dir() and path.name in tree[1]} <= {
