@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from training.recipe import Data
 
 ROWS_NAMED = 3  # of the rows with the same fault, as many are named in its message
+MENDS = {"encoding": "set data.encoding to what the file is written in, "}
+"""What mends all rows of a file at once, by check."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Faults:
             more = ", …" if total > len(rows) else ""
             like = f" ({total:,} rows like this: {', '.join(map(str, rows))}{more})" if total > 1 else ""
             them = "them" if total > 1 else "it"
-            end = f"correct or remove {them}, or leave {them} out: data.checks.{sort.check}: warning."
+            mend = MENDS.get(sort.check, "") if data.source in ("csv", "json") else ""
+            end = f"{mend}correct or remove {them}, or leave {them} out: data.checks.{sort.check}: warning."
             if level == "warning":
                 end = "left out."
             message = f"{sort.what}{self._value[sort]}{like}: {end}"

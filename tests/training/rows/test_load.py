@@ -230,8 +230,8 @@ def test_all_faults_of_all_splits_are_told_at_once(tmp_path: Path, monkeypatch: 
     assert found == {
         "train.csv row 3": "has no text in column 'text' (2 rows like this: 3, 7): correct or remove them, "
         "or leave them out: data.checks.blank_text: warning.",
-        "train.csv row 4": "is not UTF-8 text (column 'text'): correct or remove it, "
-        "or leave it out: data.checks.encoding: warning.",
+        "train.csv row 4": "is not UTF-8 text (column 'text'): set data.encoding to what the file is written in, "
+        "correct or remove it, or leave it out: data.checks.encoding: warning.",
         "train.csv row 5": "has 3 fields where the header has 2: correct or remove it, "
         "or leave it out: data.checks.ragged: warning.",
         "train.csv row 6": "has no label in column 'label': correct or remove it, "
