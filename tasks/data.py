@@ -12,6 +12,7 @@ from tasks.runtime.refs import Pins
 from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Recipe
+from training.rows.sources import delimiter_of
 
 # What a reader of this source imports, beside pyarrow.
 LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
@@ -24,6 +25,9 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     data = recipe.data
     read = data.model_dump(exclude=NOT_READ)
     read["checks"].pop("truncated", None)  # another stage's
+    if data.source == "csv":  # the one thing that a file's name says of its rows
+        pinned = (pin.path for split in pins.data_files.values() for pin in split)
+        read["delimiter"] = [delimiter_of(path, data) for path in pinned]
     code = ["training.rows.load"]
     if data.source in ("hub", "python"):
         read |= data.model_dump(include={"path", "config", "splits"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from training.snapshot import as_the_file_says, read_json
 
 # What the class of a tokenizer may follow from.
 KIND = ("model_type", "model_name", "tokenizer_class")
+
+# Libraries that tokenizers of transformers read vocabularies with, where they are installed.
+MAY_READ = ("sentencepiece", "sacremoses", "tiktoken")
 
 
 def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
@@ -32,7 +36,8 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
         return Ingredients(values, code=["training.tokens"], libraries=libraries)
     config = read_json(model.path / "model" / "config.json")
     values["model"] = {"config": {name: config.get(name) for name in KIND}}
-    return Ingredients(values, code=["training.slow_tokens"], libraries=(*libraries, "transformers"))
+    libraries = (*libraries, "transformers", *(name for name in MAY_READ if importlib.util.find_spec(name)))
+    return Ingredients(values, code=["training.slow_tokens"], libraries=libraries)
 
 
 @stage(ingredients)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 NETWORK = "network"
 """The kind of a problem that may be gone when the same is tried again: nothing in the recipe is wrong."""
@@ -39,6 +39,12 @@ class Problem(BaseModel):
     level: Literal["error", "warning"] = "error"
     """Whether it ends the run."""
 
+    @field_validator("where", "message")
+    @classmethod
+    def _can_be_written(cls, text: str) -> str:
+        # What is told of the user's rows may hold half a character, which no terminal, file or database takes.
+        return text.encode("utf-8", "backslashreplace").decode()
+
 
 class UserError(Exception):
     """All problems of one input, found together. Shown without a traceback; never retried."""
@@ -65,8 +71,10 @@ def full_disk(folder: Path, error: BaseException | None = None) -> UserError | N
         full = not told and (any(w in words for w in _FULL) or (full and _PERHAPS_FULL in words))
     if not full:
         return None
+    # What filled it may be gone again, such as a folder that was made for a while.
+    left = f": {disk.free // 10**6} of {disk.total // 10**6} MB are free" if disk.free < NO_ROOM_BYTES else ""
     message = (
-        f"the disk is full: {disk.free // 10**6} of {disk.total // 10**6} MB are free. Make room and run the same "
+        f"the disk is full{left}. Make room and run the same "
         "command again: what is finished is kept, and training goes on from its last checkpoint."
     )
     return UserError([Problem(kind=DISK, where=str(folder), message=message)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 from training.problems import Problem, nearest
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe_problems import section_fields
+from training.rows.checks import ALWAYS_ERRORS, LEVELS
 from training.rows.filters import parse_filter
 from training.rows.urls import secret_in
 
@@ -24,6 +24,8 @@ _ENCODINGS = (
     *("cp1250", "cp1251", "cp1252", "mac-roman", "koi8-r"),
     *("shift-jis", "euc-jp", "euc-kr", "gbk", "gb18030", "big5"),
 )
+# Codecs of Python that no file is written in.
+_NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
 _FILES = ("csv", "json", "parquet", "arrow")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _METRICS = ("accuracy", "f1", "precision", "recall")
@@ -153,10 +155,12 @@ def _text_files(written: Written) -> Iterator[tuple[str, str]]:
     source, delimiter, encoding = written["data.source"], written["data.delimiter"], written["data.encoding"]
     if delimiter is not None and source != "csv":
         yield "data.delimiter", f"{delimiter!r} is for `source: csv` only; with {source}, set it to null."
-    elif delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n'):
+    elif delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
         yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
     try:
         codec = " ".encode(encoding) and codecs.lookup(encoding).name
+        if codec in _NOT_OF_FILES:
+            raise LookupError(codec)
     except (LookupError, ValueError):  # no codec, or one that makes something other than bytes of text
         example = "utf-8, utf-16, latin-1, cp1252"
         message = f"{encoding!r} is no encoding of text: use one such as {example}.{nearest(encoding, _ENCODINGS)}"
@@ -191,11 +195,11 @@ def _cast(written: Written) -> Iterator[tuple[str, str]]:
 
 def _checks(written: Written) -> Iterator[tuple[str, str]]:
     checks = written["data.checks"]
-    if not checks or importlib.util.find_spec("training.rows.checks") is None:
-        return
-    known = list(importlib.import_module("training.rows.checks").LEVELS)
+    known = list(LEVELS)
     for name in checks:
-        if name not in known:
+        if name in ALWAYS_ERRORS:
+            yield f"data.checks.{name}", "is always an error: there would be nothing to train on or to judge by."
+        elif name not in known:
             yield f"data.checks.{name}", f"no such check: choose from {', '.join(known)}.{nearest(name, known)}"
 
 

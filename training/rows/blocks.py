@@ -108,5 +108,8 @@ def refused(where: str, message: str) -> UserError:
 
 def shortly(value: object) -> str:
     """A value in a message, cut to what fits there."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # of the user's own class
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"

@@ -22,6 +22,7 @@ Level = Literal["error", "warning", "ignore"]
 # A missing value as programs spell it: where such a word stands in a file, it is a text like any other.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
 
+MOST_LABELS_TOLD = 5
 LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers take hours for a word as long
 
 
@@ -70,6 +71,8 @@ def _blank(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def no_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
     """A split without rows: nothing to learn from, or nothing to judge by."""
+    if survey.corrected and survey.held_out is not None:
+        return  # rows that were left out may have belonged here
     if not survey.rows and survey.held_out is not None:
         message = (
             f"no row of train fell into the {survey.held_out:g} of them that are held out: give more rows, or raise "
@@ -84,13 +87,16 @@ def no_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator
 
 def unknown_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
     """Labels that the model has no output for."""
-    for label, count in survey.labels.items():
-        if label not in places:
+    unknown = [label for label in survey.labels if label not in places]
+    for label in unknown[:MOST_LABELS_TOLD]:
+        if count := survey.labels[label]:
             rows = "1 row" if count == 1 else f"{count:,} rows"
             known = ", ".join(list(places)[:20]) + (", …" if len(places) > 20 else "")
             hidden = " At the Hub -1 stands for a label kept back: leave this split out." if label == "-1" else ""
             message = f"label {label!r} ({rows} of {survey.split}) is unknown: choose from {known}.{hidden}"
             yield Found(survey.first[label], message)
+    if (more := len(unknown) - MOST_LABELS_TOLD) > 0:
+        yield Found(f"data.splits.{survey.split}", f"{more:,} more labels of {survey.split} are unknown.")
 
 
 def single_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
@@ -244,6 +250,10 @@ LEVELS: dict[str, Level] = {
 
 LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_label")
 """The checks whose rows cannot be used: where they are no error, their rows are left out."""
+
+
+ALWAYS_ERRORS = ("no_rows", "single_label")
+"""The checks without which nothing can be trained or judged: the recipe cannot change their level."""
 
 
 def level_of(check: str, data: Data) -> Level:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,9 +82,22 @@ def from_dataset(dataset: Dataset, data: Data, where: str) -> Iterator[Block]:
     named = stored_names(data, dataset.column_names, where)
     names = tuple(getattr(dataset.features[named[data.label]], "names", None) or ())
     tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
+    yield from _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
+
+
+def from_table(table: pa.Table, data: Data, where: str) -> Iterator[Block]:
+    """The rows of an Arrow table."""
+    named = stored_names(data, table.column_names, where)
+    parts = (table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS))
+    yield from _blocks(parts, named, where, (), table.num_rows)
+
+
+def _blocks(
+    tables: Iterable[pa.Table], named: Mapping[str, str], where: str, names: tuple[str, ...], total: int
+) -> Iterator[Block]:
     done = 0
-    for table in tables.iter(BLOCK_ROWS):
+    for table in tables:
         arrays = {ours: table.column(theirs).combine_chunks() for ours, theirs in named.items()}
         numbers = np.arange(done + 1, done + 1 + table.num_rows, dtype=np.int64)
         done += table.num_rows
-        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, names, (), done / dataset.num_rows)
+        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, names, (), done / total)

@@ -57,13 +57,15 @@ class Listing:
             return self._covered_there(path, suffixes)
         path = os.path.abspath(os.path.expanduser(path))
         if os.path.isdir(path):
-            files = (file.path for file in os.scandir(path) if file.is_file())
+            with told(path):
+                files = [file.path for file in os.scandir(path) if file.is_file()]
             return path, _of(suffixes, map(Found, files))
         if os.path.isfile(path):
             return os.path.dirname(path), [Found(path)]
         if not glob.has_magic(path):
             folder = os.path.dirname(path)
-            near = nearest(os.path.basename(path), os.listdir(folder) if os.path.isdir(folder) else [])
+            with told(folder):
+                near = nearest(os.path.basename(path), os.listdir(folder) if os.path.isdir(folder) else [])
             message = f"{shown(path)!r} does not exist ({path}): name a file, a folder or a glob.{near}"
             raise UserError([Problem(kind="data", where="data.path", message=message)])
         return _fixed_part(path), _of(suffixes if path.endswith("*") else (), self.matching(path))

@@ -75,6 +75,9 @@ def _splits(data: Data, sources: Mapping[str, Any]) -> dict[str, float]:
     else:
         named = object_splits(data) if data.source == "python" else sources
     splits = [split for split in SPLITS if split in named]
+    if "train" not in splits:
+        message = f"there are no rows for train: {data.path} has {', '.join(named)}. Name them in data.splits.train."
+        raise UserError([Problem(kind="data", where="data.splits.train", message=message)])
     sizes = {split: sum(_bytes(file) for file in sources[split]) if split in sources else 1 for split in splits}
     return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
 
@@ -162,7 +165,10 @@ class _Reading:
             return [], {}, list(dict.fromkeys(found))  # what is wrong with the whole source is told once
         parts = [survey for survey in self.surveys.values() if survey is train or survey.held_out is not None]
         seen = {label: 1 for survey in parts for label in survey.labels}
-        names, places = label_places(self.data.label_names, train.named, seen)
+        try:
+            names, places = label_places(self.data.label_names, train.named, seen)
+        except UserError as error:
+            return [], {}, list(dict.fromkeys([*found, *error.problems]))
         for survey in self.surveys.values():
             for name, check in SPLIT_CHECKS.items():
                 level = level_of(name, self.data)
@@ -182,7 +188,7 @@ def label_places(
     The order is that of the source where it names its labels, else that of the labels seen in the training
     rows: by value where all are whole numbers, else by spelling. Names that the recipe wants replace it:
     rows may spell these names; or whole numbers that count them from 0; or as many other whole numbers, in
-    increasing order.
+    increasing order. Raises UserError where numbers are none of these.
     """
     natural = list(stored) or sorted(seen, key=int if all(map(_is_number, seen)) else str)
     if wanted is None:
@@ -190,16 +196,22 @@ def label_places(
     names = list(wanted)
     if natural and all(map(_is_number, natural)) and not set(natural) <= set(names):
         numbers = sorted(natural, key=int)
-        if all(0 <= int(label) < len(names) for label in numbers):
+        if "0" in numbers and all(0 <= int(label) < len(names) for label in numbers):
             return names, {str(place): place for place in range(len(names))}
         if len(numbers) == len(names):
             return names, {label: place for place, label in enumerate(numbers)}
+        message = (
+            f"{len(names)} names cannot be told apart by the labels of train, {', '.join(numbers[:20])}: numbers count "
+            "the names from 0, or there are as many of them. Write the names into the rows, or give more rows."
+        )
+        raise UserError([Problem(kind="data", where="data.label_names", message=message)])
     return names, {name: place for place, name in enumerate(names)}
 
 
 def _is_number(label: str) -> bool:
     """Whether it is spelt as Python spells a whole number: `-1`, but not `01` or `1.0`."""
-    return label.isascii() and label.removeprefix("-").isdecimal() and str(int(label)) == label
+    digits = label.removeprefix("-")
+    return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
 
 
 def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from operator import index
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # The sorts of value that a column may hold; the first value of a column decides which of them it holds.
 SORTS: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
+NUMBERS = re.compile(r"[+-]?[0-9]{1,19}")
+LARGEST = 2**63
 CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
 
 
@@ -28,8 +31,9 @@ def from_mappings(rows: Iterable[tuple[int, Any]], data: Data, where: str, total
     sorts: dict[str, str] = {}
     done = 0
     while held := list(islice(rows, BLOCK_ROWS)):
-        if not named and (first := next((row for _, row in held if isinstance(row, Mapping)), None)):
-            named = stored_names(data, list(first), where)
+        first = next((row for _, row in held if isinstance(row, Mapping)), None)
+        if not named and first is not None:
+            named = stored_names(data, list(map(str, first)), where)
         names = named or {name: name for name in wanted(data)}
         values: list[list[Any]] = []
         numbers: list[int] = []
@@ -88,18 +92,27 @@ def _plain(value: Any) -> Any:
         return value
     try:
         return index(value)
-    except TypeError:
+    except Exception:  # whatever the value's own code raises, it is no whole number
         return value
 
 
 def _cast(number: int, name: str, value: Any, to: str) -> Any:
-    whole = to != "int64" or not isinstance(value, float) or value.is_integer()
+    if isinstance(value, str) and to != "string":
+        # As Arrow reads it: an empty text is no value, and Python's 1_000 no number.
+        if not value.strip():
+            return None
+        good = NUMBERS.fullmatch(value) if to == "int64" else "_" not in value
+    else:
+        good = isinstance(value, bool | str | int | float)
+        good = good and (to != "int64" or not isinstance(value, float) or value.is_integer())
     try:
-        if whole and isinstance(value, bool | str | int | float):
-            if to == "bool" and isinstance(value, str):
-                return {"true": True, "false": False, "1": True, "0": False}[value.lower()]
-            return str(value).lower() if to == "string" and isinstance(value, bool) else CASTS[to](value)
-    except (ValueError, KeyError):
+        if good and to == "bool" and isinstance(value, str):
+            return {"true": True, "false": False, "1": True, "0": False}[value.lower()]
+        if good and to == "string" and isinstance(value, bool):
+            return str(value).lower()
+        if good and (to != "int64" or abs(int(value)) < LARGEST):
+            return CASTS[to](value)
+    except (ValueError, KeyError, OverflowError):
         pass
     return Fault(number, "type", f"holds no {to} in column {name!r}", f": {shortly(value)}")
 
@@ -112,12 +125,13 @@ def _as_before(number: int, name: str, value: Any, data: Data, sorts: dict[str, 
         good, belongs = sort == "text", "where a text belongs"
     elif name == data.label:
         held = sorts.setdefault(name, sort)
-        fits = sort in SORTS and not isinstance(value, float) and not (sort == "number" and abs(value) >= 2**63)
+        fits = sort in SORTS and not isinstance(value, float) and not (sort == "number" and abs(value) >= LARGEST)
         good = fits and sort == held
         belongs = f"where the rows before hold a {held}" if fits else "where a text or whole number belongs"
     else:
-        held = sorts.setdefault(name, sort)
-        good, belongs = sort in SORTS and sort == held, f"where the rows before hold a {held}"
+        held = sorts.setdefault(name, sort) if sort in SORTS else "text or a number"
+        good = sort == held and not (isinstance(value, int) and abs(value) >= LARGEST)
+        belongs = f"where a {held} belongs"
     return value if good else Fault(number, "type", f"{what} {belongs}", f": {shortly(value)}")
 
 
@@ -128,5 +142,5 @@ def _array(values: tuple[Any, ...], name: str, data: Data) -> pa.Array:
     if name in data.text and name not in data.cast:
         return pa.array(values, pa.string())
     if any(isinstance(value, float) for value in values):
-        return pa.array(values, pa.float64())
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
     return pa.array(values)

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from training.problems import UserError
 from training.rows.blocks import SPLITS, Block, refused
-from training.rows.hub import from_dataset
+from training.rows.hub import from_dataset, from_table
 from training.rows.mappings import from_columns, from_mappings
 from training.rows.sources import is_rows, load_object, split_names
 from training.rows.urls import shown
@@ -30,7 +32,8 @@ def object_splits(data: Data) -> dict[str, str]:
     if _is_splits(found, data):
         names = data.splits or {split: split for split in SPLITS if split in found}
         return {split: str(name) for split, name in names.items()}
-    return {"train": "train"} if is_rows(found) else split_names(data)
+    whole = is_rows(found) or isinstance(found, Mapping)
+    return {"train": "train"} if whole else split_names(data)
 
 
 def read_object(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
@@ -41,7 +44,7 @@ def read_object(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[B
         where, rows = f"{data.path}[{name!r}]", found.get(name)
         if rows is None:
             raise refused(f"data.splits.{split}", f"{data.path} has no {name!r}: it has {', '.join(map(str, found))}")
-    elif is_rows(found):
+    elif is_rows(found) or isinstance(found, Mapping):
         where, rows = data.path, found
     else:
         where = f"{data.path}({name!r})"
@@ -51,22 +54,32 @@ def read_object(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[B
 
 
 def _blocks(rows: Any, data: Data, where: str) -> Iterator[Block]:
-    if type(rows).__module__.startswith("datasets.") and hasattr(rows, "with_format"):
+    library = type(rows).__module__.partition(".")[0]
+    if library == "pandas" and hasattr(rows, "columns"):
+        with _told(where):
+            rows = pa.Table.from_pandas(rows, preserve_index=False)
+    if isinstance(rows, pa.Table):
+        yield from from_table(rows, data, where)
+    elif library == "datasets" and hasattr(rows, "num_rows"):
         yield from from_dataset(rows, data, where)
     elif isinstance(rows, Mapping):
         yield from from_columns(rows, data, where)
     elif isinstance(rows, Iterable) or is_rows(rows):
-        yield from from_mappings(_numbered(rows, where), data, where, len(rows) if isinstance(rows, Sized) else None)
+        with _told(where):
+            total = len(rows) if isinstance(rows, Sized) else None
+        yield from from_mappings(_numbered(rows, where, total), data, where, total)
     else:
         raise refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
 
 
-def _numbered(rows: Any, where: str) -> Iterator[tuple[int, Any]]:
+def _numbered(rows: Any, where: str, total: int | None) -> Iterator[tuple[int, Any]]:
     """Rows of an iterable, or of an object that only knows how many it has and what the n-th is."""
-    given = iter(rows) if isinstance(rows, Iterable) else (rows[place] for place in range(len(rows)))
+    with _told(where):
+        given = iter(rows) if isinstance(rows, Iterable) else (rows[place] for place in range(total or 0))
     for number in count(1):
         with _told(f"{where} row {number}"):
             row = next(given, _END)
+            row = dict(row) if isinstance(row, Mapping) else row  # so that none of their code runs later
         if row is _END:
             return
         yield number, row
@@ -79,7 +92,7 @@ def _told(where: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         at = f"{shown(last.filename)} line {last.lineno}"
         raise refused(where, f"failed in {at}: {type(error).__name__}: {error}") from error
@@ -87,5 +100,4 @@ def _told(where: str) -> Iterator[None]:
 
 def _is_splits(found: Any, data: Data) -> bool:
     """Whether it holds rows by the name of their split, like a DatasetDict, and not values by that of their column."""
-    names = SPLITS if data.splits is None else map(str, data.splits.values())
-    return isinstance(found, Mapping) and not set(found).isdisjoint(names)
+    return isinstance(found, Mapping) and not set(found).isdisjoint({*SPLITS, *map(str, (data.splits or {}).values())})

@@ -15,7 +15,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from training.rows.hub import read_hub
 from training.rows.mappings import from_mappings
 from training.rows.objects import read_object
 from training.rows.opening import Opened, opened, seekable
+from training.rows.sources import delimiter_of
 from training.rows.urls import PIECE_BYTES, shown
 
 if TYPE_CHECKING:
@@ -50,20 +50,20 @@ def read_csv(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Bloc
 
 
 def _csv_file(file: str, data: Data) -> Iterator[Block]:
-    where = shown(file)
-    delimiter = data.delimiter or ("\t" if ".tsv" in file.lower() else ",")
-    with opened(file, data) as raw, closing(io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "replace")) as text:
-        header = next(csv.reader(text, delimiter=delimiter), None)
-    if header is None:
-        raise refused(where, "is empty: its first row must name the columns")
+    where, delimiter = shown(file), delimiter_of(file, data)
+    header, blank = _header(file, data, delimiter)
     named = _columns_of(header, data, where)
-    ragged = _Ragged(where, delimiter)
+    ragged = _Ragged(where, delimiter, first=blank + 2)
     with opened(file, data) as raw:
         # One thread, or pyarrow does not know the rows' numbers. Bytes, so that all rows that are no text are found.
         options = {
-            "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=LONGEST_ROW_BYTES),
+            "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=LONGEST_ROW_BYTES, skip_rows=blank),
+            # A blank line is a row of one empty field, so that rows are numbered as the file has them.
             "parse_options": pyarrow.csv.ParseOptions(
-                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=ragged.leave_out
+                delimiter=delimiter,
+                newlines_in_values=True,
+                ignore_empty_lines=False,
+                invalid_row_handler=ragged.leave_out,
             ),
             "convert_options": pyarrow.csv.ConvertOptions(
                 include_columns=list(dict.fromkeys(named.values())),
@@ -85,21 +85,50 @@ def _csv_file(file: str, data: Data) -> Iterator[Block]:
     yield Block(where, _no_rows(list(named)), ragged.numbers(0), (), ragged.faults(), 1.0)
 
 
+def _header(file: str, data: Data, delimiter: str) -> tuple[list[str], int]:
+    """The names of the columns, and how many blank lines stand before them."""
+    where = shown(file)
+
+    def lines(text: io.TextIOWrapper) -> Iterator[str]:
+        while line := text.readline(LONGEST_ROW_BYTES):
+            if len(line) == LONGEST_ROW_BYTES:
+                raise refused(where, f"has a header of more than {LONGEST_ROW_BYTES:,} characters")
+            yield line
+
+    with opened(file, data) as raw:
+        text = io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "replace", newline="")
+        try:
+            for blank, row in enumerate(csv.reader(lines(text), delimiter=delimiter)):
+                if row:
+                    return row, blank
+        except csv.Error as error:
+            raise refused(
+                where, f"has no header that can be read ({error}): is a quotation mark never closed?"
+            ) from error
+    raise refused(where, "is empty: its first row must name the columns")
+
+
 class _Ragged:
     """The rows of a CSV file that have not as many fields as its header, and the numbers of those that have."""
 
-    def __init__(self, where: str, delimiter: str) -> None:
+    def __init__(self, where: str, delimiter: str, first: int) -> None:
         self._where, self._delimiter = where, delimiter
-        self._numbers: set[int] = set()
+        self._numbers: set[int] = set()  # blank lines, too
+        self._ragged = 0
         self._new: list[Fault] = []
-        self._next = 2
+        self._next = first
+        self._skipped = first - 2  # lines that pyarrow does not count
 
     def leave_out(self, row: pyarrow.csv.InvalidRow) -> str:
-        if len(self._numbers) < MOST_RAGGED:
+        number = row.number + self._skipped
+        self._numbers.add(number)
+        if not row.text.strip():
+            return "skip"
+        self._ragged += 1
+        if self._ragged < MOST_RAGGED:
             unclosed = " (is a quotation mark never closed?)" if row.text.count('"') % 2 else ""
             what = f"has {row.actual_columns} fields where the header has {row.expected_columns}{unclosed}"
-            self._new.append(Fault(row.number, "ragged", what))
-        self._numbers.add(row.number)
+            self._new.append(Fault(number, "ragged", what))
         return "skip"
 
     @property
@@ -109,9 +138,9 @@ class _Ragged:
 
     def faults(self) -> tuple[Fault, ...]:
         """Those found since the last call. Raises UserError where there are too many."""
-        if len(self._numbers) >= MOST_RAGGED:
+        if self._ragged >= MOST_RAGGED:
             message = (
-                f"has {MOST_RAGGED} rows and more that do not fit its header, such as row {min(self._numbers)}: is "
+                f"has {MOST_RAGGED:,} rows and more that do not fit its header: is "
                 f"{DELIMITERS.get(self._delimiter, self._delimiter)} what separates its columns (data.delimiter)?"
             )
             raise refused(self._where, message)
@@ -156,7 +185,7 @@ def read_json(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Blo
         with opened(file, data) as raw:
             lines = io.BufferedReader(raw, 2**20)
             array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
-            rows = _elements(lines, where) if array else _lines(lines, where)
+            rows = _elements(_Array(lines, where), where) if array else _lines(lines, where)
             for block in from_mappings(rows, data, where):
                 yield replace(block, share=raw.share)
 
@@ -179,17 +208,40 @@ def _parsed(number: int, line: bytes) -> Any:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
         return Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
-    except (json.JSONDecodeError, RecursionError) as error:
-        why = f" ({error.msg}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else " (too deep)"
-        return Fault(number, "malformed", "is not JSON", why)
+    except json.JSONDecodeError as error:
+        return Fault(number, "malformed", "is not JSON", f" ({error.msg}, column {error.colno})")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
+        return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
 
 
-def _elements(array: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:
+class _Array:
+    """The bytes of a JSON array, as far as one element may reach."""
+
+    def __init__(self, file: io.BufferedReader[Opened], where: str) -> None:
+        self._file, self._where = file, where
+        self.row = 0
+        self._of_row = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes. Raises UserError where the element has no end."""
+        self._of_row += size
+        if self._of_row > LONGEST_ROW_BYTES:
+            message = f"has an element of more than {LONGEST_ROW_BYTES:,} bytes after row {self.row}"
+            raise refused(self._where, message)
+        return self._file.read(size)
+
+    def has_given(self, row: int) -> None:
+        """That an element has ended."""
+        self.row, self._of_row = row, 0
+
+
+def _elements(array: _Array, where: str) -> Iterator[tuple[int, Any]]:
     import ijson
 
     number = 0
     try:
         for number, row in enumerate(ijson.items(array, "item", use_float=True), 1):
+            array.has_given(number)
             yield number, row
     except (ijson.JSONError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())

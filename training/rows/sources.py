@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.problems import Problem, UserError, nearest
 from training.rows.listing import Found, Listing, joined
-from training.rows.urls import is_web
+from training.rows.urls import is_web, name_of
 from training.rows.urls import shown as shown  # what a source is called in messages, beside where it is found
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ FILE_NAMES = {"train": ["train"], "validation": ["validation", "valid", "val", "
 """What a split's file is called where the recipe does not say."""
 # Names that are none of these, but of files that are hardly meant to be trained on unseen.
 _LIKE_SPLITS = ("training", "trn", "validate", "eval", "evaluation", "testing", "tst", "heldout", "holdout")
+
+
+def delimiter_of(file: str, data: Data) -> str:
+    """What separates the columns of a CSV file."""
+    return data.delimiter or ("\t" if ".tsv" in name_of(file).lower() else ",")
 
 
 def split_names(data: Data) -> dict[str, str]:
@@ -132,13 +137,12 @@ class _Search:
 
     def _forms(self, names: Iterable[str], anywhere: bool) -> list[str]:
         """The globs by which a split's files may be meant; on the web, which lists nothing, the name itself."""
-        digits = "[0-9]" * 5
         forms = []
         for name in names:
             forms.append(name)
             if not glob.has_magic(name) and not (anywhere and is_web(joined(self._folder, name))):
                 forms += [name + suffix for suffix in self._suffixes]
-                forms += [f"{name}-{digits}-of-{digits}{suffix}" for suffix in self._suffixes]
+                forms += [f"{name}[-_][0-9]*{suffix}" for suffix in self._suffixes]
         return forms
 
     def _matching(self, form: str, anywhere: bool) -> list[Found]:
@@ -199,7 +203,7 @@ def load_object(name: str) -> Any:
             raise _refused(f"importing {module_name!r} failed: {error}") from error
         near = nearest(missing.rpartition(".")[2], _modules_beside(missing))
         raise _refused(f"{name!r}: there is no module {missing!r} here or installed.{near}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refused(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         offered = [key for key, value in vars(module).items() if _gives_rows(value) and not key.startswith("_")]

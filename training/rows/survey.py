@@ -80,6 +80,7 @@ class Survey:
     filtered: int = 0
     left_out: int = 0
     labels: Counter[str] = field(default_factory=Counter)
+    corrected: bool = False
     labels_left_out: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The first row of each label, as a message names it."""
@@ -107,6 +108,7 @@ class Survey:
 
     def as_if_corrected(self) -> None:
         """Counts the rows that were left out as well: what follows from a mistake is no second one."""
+        self.corrected = True
         self.rows += self.left_out
         self.labels.update({label: count for label, count in self.labels_left_out.items() if label.strip()})
         for label in self.labels:
