@@ -104,6 +104,25 @@ CASES: dict[str, Case] = {
     "blank texts": csv(
         "one,a\n  ,b\n\t,b\ntwo,b\n", "train.csv row 3: has no text in column 'text' (2 rows like this: 3, 4)"
     ),
+    "a row below blank lines": csv("one,a\n\n\n,b\ntwo,b\n", "train.csv row 5: has no text in column 'text'"),
+    "a header without an end": Case(("train.csv: has a header of more than 2,097,152 characters",), "x" * 3_000_000),
+    "a quotation mark in the header": Case(
+        ("train.csv: has no header that can be read (field larger", "mark never closed?"),
+        'text,"label\n' + "one,a\n" * 40_000,
+    ),
+    "many labels that training never saw": Case(
+        ("validation.csv row 2: label 'x0'", "data.splits.validation: 995 more labels of validation are unknown"),
+        validation="text,label\n" + "".join(f"t{n},x{n}\n" for n in range(1000)),
+    ),
+    "names that do not fit the numbers": csv(
+        "one,1\ntwo,2\nthree,3\n",
+        "data.label_names: 4 names cannot be told apart by the labels of train, 1, 2, 3",
+        validation="text,label\nx,1\ny,2\n",
+        data={"label_names": ["a", "b", "c", "d"]},
+    ),
+    "a check that cannot be turned off": Case(
+        ("data.checks.no_rows: is always an error",), data={"checks": {"no_rows": "warning"}}
+    ),
     "no label": csv(
         "one,a\nnew,\ntwo,b\n", f"train.csv row 3: has no label in column 'label': {FIX}missing_label: warning"
     ),
@@ -227,6 +246,21 @@ CASES: dict[str, Case] = {
     "an array that was cut": lines(
         '[{"text": "one", "label": "a"}, {"text": "tw', "train.jsonl: is not a JSON array to its end: after row 1"
     ),
+    "an array whose element has no end": lines(
+        '[{"text": "one", "label": "a"}, {"text": "' + "x" * 3_000_000,
+        "train.jsonl: has an element of more than 2,097,152 bytes after row 1",
+    ),
+    "a number of thousands of digits": lines(
+        LINES + '{"text": "x", "label": ' + "9" * 5000 + "}\n", "train.jsonl row 3: is not JSON that can be read"
+    ),
+    "a number that no machine holds": lines(
+        LINES + '{"text": "x", "label": ' + "9" * 30 + "}\n", "train.jsonl row 3: holds int in column 'label'"
+    ),
+    "a first row without columns": lines(
+        '{}\n{"t": "x", "label": "a"}\n',
+        "data.rename: train.jsonl has no column 't': it has .",
+        data={"text": ["texts"], "rename": {"t": "texts"}},
+    ),
     "an array of something else": lines(
         '[1, {"text": "one", "label": "a"}, {"text": "two", "label": "b"}]',
         "train.jsonl row 1: is no mapping of columns to values but of type int: 1",
@@ -262,6 +296,20 @@ CASES: dict[str, Case] = {
     "a function that gives nothing": python(
         "def rows(split):\n    return None\n",
         "bad_rows:rows('train'): gave NoneType: it must give an iterable of mappings",
+    ),
+    "a module that ends the program": python(
+        "import sys\nsys.exit(0)\n", "data.path: importing 'bad_rows' failed: SystemExit: 0"
+    ),
+    "an object whose length fails": python(
+        "class Rows:\n"
+        "    def __len__(self):\n        raise OSError('gone')\n"
+        "    def __getitem__(self, place):\n        return {}\n"
+        "rows = Rows()\n",
+        "bad_rows:rows: failed in bad_rows.py line 3: OSError: gone",
+    ),
+    "splits without train": python(
+        "rows = {'validation': [{'text': 'x', 'label': 'a'}]}\n",
+        "data.splits.train: there are no rows for train: bad_rows:rows has validation",
     ),
     "a function that does not import": python(
         "import no_such_module\n", "data.path: importing 'bad_rows' failed: No module named 'no_such_module'"

@@ -88,6 +88,8 @@ OBJECTS = {
         "    def __getitem__(self, place):\n        return self.rows[place]\n"
         "def source(split):\n    return Rows(ROWS[split])\n"
     ),
+    "a data frame": "import pandas\ndef source(split):\n    return pandas.DataFrame(ROWS[split])\n",
+    "a table of Arrow": "import pyarrow\ndef source(split):\n    return pyarrow.Table.from_pylist(ROWS[split])\n",
     "sets of datasets": (
         "from datasets import Dataset, DatasetDict\n"
         "source = DatasetDict({s: Dataset.from_list(rows) for s, rows in ROWS.items()})\n"
@@ -210,3 +212,14 @@ def test_rows_that_change_between_pin_and_read_are_not_stored_under_the_old_name
     with pytest.raises(UserError, match=r"rows\.jsonl: has changed since this run began: start another one"):
         artifact(load_data, recipe, pins)
     assert not any((home / "artifacts" / "load_data").iterdir())
+
+
+def test_a_file_that_is_renamed_is_another_only_where_its_name_says_how_to_read_it(tmp_path: Path, home: Path) -> None:
+    keys = set()
+    for name in ("one.csv", "two.csv", "three.tsv"):
+        (tmp_path / name).write_bytes(as_csv("train"))
+        data = {"source": "csv", "path": str(tmp_path / name), "text": ["review"], "label": "mark"}
+        model = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
+        recipe = parse({"name": "any", "kind": "sequence-classification", "data": data, "model": model})
+        keys.add(load_data.key(load_data.flat_ingredients(recipe, pin(recipe))[0]))
+    assert len(keys) == 2

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -44,7 +45,7 @@ Reader = Callable[["Data", str, Mapping[str, Any]], Iterator[Block]]
 
 
 def read_csv(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
-    """CSV with a header; every value stays the text it is: `NA`, `1.0`, quoted line breaks."""
+    """CSV with a header; every value stays the text it is: `NA`, `1.0`, quoted line breaks. Empty rows do not count."""
     for file in pinned[split]:
         yield from _csv_file(file, data)
 
@@ -58,7 +59,7 @@ def _csv_file(file: str, data: Data) -> Iterator[Block]:
         # One thread, or pyarrow does not know the rows' numbers. Bytes, so that all rows that are no text are found.
         options = {
             "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=LONGEST_ROW_BYTES, skip_rows=blank),
-            # A blank line is a row of one empty field, so that rows are numbered as the file has them.
+            # A blank line becomes a row of empty fields, so that rows are numbered as the file has them.
             "parse_options": pyarrow.csv.ParseOptions(
                 delimiter=delimiter,
                 newlines_in_values=True,
@@ -75,14 +76,20 @@ def _csv_file(file: str, data: Data) -> Iterator[Block]:
             with pyarrow.csv.open_csv(pa.PythonFile(raw, "r"), **options) as batches:
                 for batch in batches:
                     for start in range(0, batch.num_rows, BLOCK_ROWS):
-                        rows = batch.slice(start, BLOCK_ROWS)
-                        arrays = {ours: rows.column(theirs) for ours, theirs in named.items()}
-                        numbers = ragged.numbers(rows.num_rows)
-                        faults = ragged.faults()
-                        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, (), faults, raw.share)
+                        part = batch.slice(start, BLOCK_ROWS)
+                        rows = pa.RecordBatch.from_pydict({ours: part.column(named[ours]) for ours in named})
+                        numbers, empty = ragged.numbers(rows.num_rows), _empty(rows)
+                        if empty.any():
+                            rows, numbers = rows.filter(pa.array(~empty)), numbers[~empty]
+                        yield Block(where, rows, numbers, (), ragged.faults(), raw.share)
         except pa.ArrowInvalid as error:
             raise refused(where, _csv_trouble(error, ragged.last)) from error
     yield Block(where, _no_rows(list(named)), ragged.numbers(0), (), ragged.faults(), 1.0)
+
+
+def _empty(rows: pa.RecordBatch) -> Any:
+    """Which rows have nothing in any column that is read: blank lines, and what spreadsheets leave below a table."""
+    return np.logical_and.reduce([pc.equal(pc.binary_length(column), 0).to_numpy(False) for column in rows.columns])
 
 
 def _header(file: str, data: Data, delimiter: str) -> tuple[list[str], int]:
@@ -113,22 +120,16 @@ class _Ragged:
 
     def __init__(self, where: str, delimiter: str, first: int) -> None:
         self._where, self._delimiter = where, delimiter
-        self._numbers: set[int] = set()  # blank lines, too
-        self._ragged = 0
+        self._numbers: set[int] = set()
         self._new: list[Fault] = []
         self._next = first
-        self._skipped = first - 2  # lines that pyarrow does not count
 
     def leave_out(self, row: pyarrow.csv.InvalidRow) -> str:
-        number = row.number + self._skipped
-        self._numbers.add(number)
-        if not row.text.strip():
-            return "skip"
-        self._ragged += 1
-        if self._ragged < MOST_RAGGED:
+        self._numbers.add(row.number)
+        if len(self._numbers) < MOST_RAGGED:
             unclosed = " (is a quotation mark never closed?)" if row.text.count('"') % 2 else ""
             what = f"has {row.actual_columns} fields where the header has {row.expected_columns}{unclosed}"
-            self._new.append(Fault(number, "ragged", what))
+            self._new.append(Fault(row.number, "ragged", what))
         return "skip"
 
     @property
@@ -138,7 +139,7 @@ class _Ragged:
 
     def faults(self) -> tuple[Fault, ...]:
         """Those found since the last call. Raises UserError where there are too many."""
-        if self._ragged >= MOST_RAGGED:
+        if len(self._numbers) >= MOST_RAGGED:
             message = (
                 f"has {MOST_RAGGED:,} rows and more that do not fit its header: is "
                 f"{DELIMITERS.get(self._delimiter, self._delimiter)} what separates its columns (data.delimiter)?"

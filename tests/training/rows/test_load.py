@@ -246,6 +246,18 @@ def test_a_quotation_mark_that_is_never_closed_is_named(tmp_path: Path) -> None:
     assert "never closed" in problems(recipe("csv", tmp_path), tmp_path / "out")[0].message
 
 
+def test_rows_are_numbered_as_the_file_has_them_with_its_blank_lines(tmp_path: Path) -> None:
+    write_csv(tmp_path)
+    (tmp_path / "train.csv").write_text("\n\ntext,label\none,a\ntoo,many,fields\n\ntwo,b\n,\nthree,\n")
+    found = problems(recipe("csv", tmp_path), tmp_path / "out")
+    assert [(problem.check, problem.where.rpartition(" ")[2]) for problem in found] == [
+        ("ragged", "5"),
+        ("missing_label", "9"),
+        ("unknown_label", "2"),
+        ("unknown_label", "3"),
+    ]
+
+
 def test_many_rows_with_one_fault_are_one_problem(tmp_path: Path) -> None:
     write_json(tmp_path, {"train": [("", "a")] * 9 + [("x", "b")], "validation": [("x", "a")]})
     (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
