@@ -4,6 +4,8 @@ nothing is stored."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 import time
@@ -18,8 +20,8 @@ from tasks.runtime.reports import need_report
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe
 
-# A check that was killed leaves its folder: nothing else clears it away.
-ABANDONED_S = 86_400.0
+PREFIX = ".check-"
+JUST_MADE_S = 60.0  # nobody holds a folder in the instant after it was made
 
 Progress = Callable[[int, int], None]
 
@@ -30,22 +32,30 @@ def scratch_folder() -> Iterator[Path]:
 
     Raises UserError in place of whatever error came of a full disk.
     """
-    above = settings.home() / "checks"
-    above.mkdir(mode=0o700, exist_ok=True)
-    for left in above.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > ABANDONED_S:
+    home = settings.home()
+    for left in home.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), _held(left):  # a check that was killed has let go of its folder
+            if time.time() - left.stat().st_mtime > JUST_MADE_S:
                 shutil.rmtree(left, ignore_errors=True)
     try:
-        with tempfile.TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as folder:
+        making = tempfile.TemporaryDirectory(dir=home, prefix=PREFIX, ignore_cleanup_errors=True)
+        with making as folder, _held(Path(folder)):
             yield Path(folder)
     except Exception as error:
-        if full := full_disk(above, error):
+        if full := full_disk(home, error):
             raise full from error
         raise
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keeps others from taking the folder for a dead check's. Raises OSError where one that lives holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        with contextlib.suppress(OSError):
-            above.rmdir()  # unless another check is at work
+        os.close(descriptor)
 
 
 def tokenizer_of(recipe: Recipe, pins: Pins, rows: Path, out: Path) -> Path:
@@ -62,7 +72,7 @@ def tokenizer_of(recipe: Recipe, pins: Pins, rows: Path, out: Path) -> Path:
     else:
         folder = Path(str(model.path)).expanduser().absolute()
     if not (folder / "tokenizer.json").is_file():
-        message = f"{model.path} has no tokenizer.json: save its tokenizer again with AutoTokenizer."
+        message = f"{model.path} has no tokenizer.json, and what else holds its tokens only a run reads."
         raise UserError([Problem(kind="model", where="model.path", message=message)])
     return folder
 

@@ -31,7 +31,7 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
         "data": {"checks": {"truncated": _level(recipe)}},
         "upstream": {"load_data": data.digest, "tokenizer": model.parts["tokenizer"]},
     }
-    libraries = ("tokenizers", "pyarrow")
+    libraries: tuple[str, ...] = ("tokenizers", "pyarrow")
     if _in_process(model):
         return Ingredients(values, code=["training.tokens"], libraries=libraries)
     config = read_json(model.path / "model" / "config.json")

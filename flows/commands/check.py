@@ -73,7 +73,8 @@ def _check(recipe: Recipe) -> Found:
     found, terminal = Found(), Terminal()
     with check.scratch_folder() as folder:
         try:
-            pins = pin_data(recipe)
+            terminal.stage_started("resolve", "")
+            pins = pin_data(recipe, terminal.progress_of("resolve"))
             found.notes += pins.notes
             terminal.stage_started("load_data", "")
             load_rows(recipe, pins, folder / "rows", terminal.progress_of("load_data"))

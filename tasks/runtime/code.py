@@ -11,9 +11,13 @@ import ast
 import hashlib
 import importlib.metadata
 import platform
+import sys
+import sysconfig
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+from training.problems import Problem, UserError
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("flows", "tasks", "training")
@@ -36,13 +40,17 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
     """`{"training/tokens.py": digest, …}` of the roots' files and of all that they import from here.
 
     Args:
-        roots: dotted module names. Raises ModuleNotFoundError for one that has no source file here.
+        roots: dotted module names. Raises UserError for one that has no source file here.
     """
     found: dict[str, str] = {}
     waiting = list(roots)
     for root in waiting:
         if _source(root) is None:
-            raise ModuleNotFoundError(f"no source file for {root!r} in {PROJECT} or {Path.cwd()}", name=root)
+            message = (
+                f"the module {root!r} has no source file in {Path.cwd()} or on PYTHONPATH, so a change of it would not "
+                "be noticed: call what is installed from a module of your own."
+            )
+            raise UserError([Problem(kind="recipe", where=root, message=message)])
     while waiting:
         name = waiting.pop()
         source = _source(name)
@@ -75,13 +83,22 @@ def _is_left_out(name: str) -> bool:
 def _source(name: str) -> tuple[Path, Path] | None:
     """The folder that the name is looked up in, and the module's file; None where it is not ours or the user's."""
     # Installed as a wheel, the project lies beside every library: only its own packages are looked up there.
-    bases = (PROJECT,) if name.partition(".")[0] in OWN_PACKAGES else (Path.cwd(),)
+    bases = (PROJECT,) if name.partition(".")[0] in OWN_PACKAGES else (Path.cwd(), *_users_folders())
     for base in bases:
         stem = base.joinpath(*name.split("."))
         for path in (stem.with_name(stem.name + ".py"), stem / "__init__.py"):
             if path.is_file():
                 return base, path
     return None
+
+
+def _users_folders() -> Iterable[Path]:
+    """Where Python looks for modules, the folders of libraries and of this project's packages apart."""
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for folder in dict.fromkeys(map(Path, filter(None, sys.path))):
+        inside = folder != PROJECT and folder.is_relative_to(PROJECT)  # Prefect puts the flow's own folder there
+        if folder.is_dir() and not inside and not any(folder.is_relative_to(library) for library in libraries):
+            yield folder
 
 
 @cache

@@ -8,6 +8,7 @@ import pytest
 
 from tasks.runtime import code
 from tasks.runtime.code import code_digests
+from training.problems import UserError
 
 
 @pytest.fixture
@@ -70,8 +71,21 @@ def test_relative_imports_are_followed(work: Path) -> None:
 
 
 def test_a_root_without_source_is_an_error_and_not_silence(work: Path) -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such"):
+    with pytest.raises(UserError, match="'no_such' has no source file"):
         code_digests(["no_such"])
+
+
+def test_a_users_module_counts_wherever_python_finds_it(
+    work: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "my_shared.py").write_text("import my_helper\n")
+    (elsewhere / "my_helper.py").write_text("A = 1\n")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    before = code_digests(["my_shared"])
+    assert set(before) == {"my_shared.py", "my_helper.py"}
+    (elsewhere / "my_helper.py").write_text("A = 2\n")
+    assert code_digests(["my_shared"]) != before
 
 
 def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> None:

@@ -56,11 +56,6 @@ def split_names(data: Data) -> dict[str, str]:
     return {split: name for split, name in data.splits.items() if isinstance(name, str)}
 
 
-def find_files(data: Data) -> dict[str, list[str]]:
-    """The files of each split, absolute paths or URLs: see `find`."""
-    return {split: [found.file for found in files] for split, files in find(data).items()}
-
-
 def find(data: Data) -> dict[str, list[Found]]:
     """The files of each split in the order of their names; validation and test only where there are files for them.
 

@@ -18,6 +18,7 @@ from training.problems import NETWORK, Problem, UserError, nearest
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+WEB_CONNECT_S, WEB_SILENT_S = 20.0, 60.0
 PIECE_BYTES = 2**20
 """Bytes that are read at once."""
 REMOTE_BLOCK_BYTES = 8 * 2**20
@@ -99,7 +100,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
     try:
         with told(url):
-            found: tuple[AbstractFileSystem, str] = url_to_fs(url)
+            found: tuple[AbstractFileSystem, str] = url_to_fs(url, **_patience(url))
         return found
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
@@ -112,6 +113,16 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
             raise _problem(url, f"is no URL that can be read: {error}.") from error
         choices = f"choose from s3, gs, https, ….{nearest(name, known)}"
         raise _problem(url, f"{name!r} is no protocol that can be read: {choices}") from error
+
+
+def _patience(url: str) -> dict[str, Any]:
+    """How long a web server may be silent. By itself its client gives every file five minutes in all."""
+    if not is_web(url):
+        return {}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=WEB_CONNECT_S, sock_read=WEB_SILENT_S)
+    return {"client_kwargs": {"timeout": timeout}}
 
 
 @contextlib.contextmanager

@@ -17,12 +17,17 @@ from training.recipe import Data
 from training.rows.hub import from_dataset
 from training.rows.load import label_places, load
 from training.rows.shaping import shaped
-from training.rows.sources import find_files
+from training.rows.sources import find
 
 ROWS: dict[str, list[tuple[str, str]]] = {
     "train": [("good, really", "pos"), ("NA", "neg"), ('say "no"\nand leave', "neg"), ("1.0", "pos")],
     "validation": [("fine", "pos"), ("äußerst schlecht", "neg")],
 }
+
+
+def find_files(data: Data) -> dict[str, list[str]]:
+    """The files of each split."""
+    return {split: [found.file for found in files] for split, files in find(data).items()}
 
 
 def write_csv(folder: Path, rows: dict[str, list[tuple[str, str]]] = ROWS) -> Path:
