@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from training.recipe import Data
 
 MOST_LABELS = 10_000  # more distinct values than this are no labels but, most likely, the wrong column
+MOST_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
 
@@ -58,7 +59,7 @@ def load(
         reading.read_all()
         names, places, problems = reading.judged()
         if any(problem.level == "error" for problem in problems):
-            raise UserError(sorted(problems, key=lambda problem: problem.level))
+            raise UserError(problems)
         surveys = reading.surveys
         for split in surveys:
             surveys[split].left_out += _place_labels(Path(kept, split), out / f"{split}.arrow", places)
@@ -162,13 +163,13 @@ class _Reading:
                 survey.as_if_corrected()
         train = self.surveys.get("train")
         if train is None:
-            return [], {}, list(dict.fromkeys(found))  # what is wrong with the whole source is told once
+            return [], {}, _told(found)
         parts = [survey for survey in self.surveys.values() if survey is train or survey.held_out is not None]
         seen = {label: 1 for survey in parts for label in survey.labels}
         try:
             names, places = label_places(self.data.label_names, train.named, seen)
         except UserError as error:
-            return [], {}, list(dict.fromkeys([*found, *error.problems]))
+            return [], {}, _told([*found, *error.problems])
         for survey in self.surveys.values():
             for name, check in SPLIT_CHECKS.items():
                 level = level_of(name, self.data)
@@ -177,7 +178,16 @@ class _Reading:
                         Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
                         for one in check(survey, places, self.twins)
                     ]
-        return names, places, list(dict.fromkeys(found))
+        return names, places, _told(found)
+
+
+def _told(found: Iterable[Problem]) -> list[Problem]:
+    """Each problem once, errors first, and no more than anybody reads."""
+    once = sorted(dict.fromkeys(found), key=lambda problem: problem.level)
+    if more := once[MOST_PROBLEMS:]:
+        message = f"… and {len(more):,} more problems: mend these, and check again."
+        once[MOST_PROBLEMS:] = [Problem(kind="data", where="data", message=message, level=more[0].level)]
+    return once
 
 
 def label_places(

@@ -345,3 +345,13 @@ def test_reading_imports_no_heavy_library() -> None:
     code = f"import sys, training.rows.load, training.tokens; print(sorted({heavy} & set(sys.modules)))"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"
+
+
+def test_no_more_problems_are_told_than_anybody_reads(tmp_path: Path) -> None:
+    files = [tmp_path / f"train-{number:03}.jsonl" for number in range(250)]
+    for number, file in enumerate(files):
+        file.write_text(json.dumps({"text": "", "label": "ab"[number % 2]}))
+    write_json(tmp_path, {"validation": [("x", "a"), ("y", "b")]})
+    found = problems(recipe("json", tmp_path), tmp_path / "out")
+    assert len(found) == 201
+    assert found[-1].message == "… and 50 more problems: mend these, and check again."
