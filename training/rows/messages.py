@@ -53,22 +53,27 @@ def _messages(source: pa.NativeFile, begin: int, end: int) -> Iterator[tuple[byt
             raise ValueError("it is cut short: its mark of the end is missing")
         head = source.read(length)
         yield head, body
-        size = _number("<q", head, _place(head, _table(head, 0), 3))
+        size = _body_bytes(head)
         if size < 0:
             raise ValueError(f"a message of {size} bytes")
         begin = body + size
 
 
+def _body_bytes(head: bytes) -> int:
+    place = _place(head, _table(head, 0), 3)
+    return _number("<q", head, place) if place else 0
+
+
 def _unpacked(source: pa.NativeFile, head: bytes, body: int) -> int:
     message = _table(head, 0)
-    kind = head[_place(head, message, 1) or 0]
+    kind = head[_place(head, message, 1)]
     if kind not in (_DICTIONARY, _ROWS):
         return 0
     rows = _table(head, _place(head, message, 2))
     if kind == _DICTIONARY:
         rows = _table(head, _place(head, rows, 1))
     if not _place(head, rows, 3):  # nothing says how it is packed
-        return _number("<q", head, _place(head, message, 3))
+        return _body_bytes(head)
     buffers = _table(head, _place(head, rows, 2))
     total = 0
     for place in range(buffers + 4, buffers + 4 + 16 * _number("<I", head, buffers), 16):

@@ -53,14 +53,13 @@ def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[
 
 def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     by_dictionary = pq.ParquetFile(source, metadata=file.metadata, read_dictionary=columns, pre_buffer=False)
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    places = [n for n, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
     for number in range(file.num_row_groups):
+        # Asked for a damaged column's metadata pyarrow ends the process; made to read it, it raises.
+        next(file.iter_batches(1, row_groups=[number], columns=columns), None)
         group = file.metadata.row_group(number)
-        chunks = [group.column(place) for place in range(group.num_columns)]
-        longest = sum(
-            _longest_value(by_dictionary, number, chunk)
-            for chunk in chunks
-            if any(chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}.") for name in columns)
-        )
+        longest = sum(_longest_value(by_dictionary, number, group.column(place)) for place in places)
         most = min(max(1, BLOCK_BYTES // max(1, longest)), BLOCK_ROWS)
         yield from file.iter_batches(most, row_groups=[number], columns=columns)
 
@@ -72,7 +71,7 @@ def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaDa
     average = size // max(1, chunk.num_values)
     if size * BLOCK_ROWS <= BLOCK_BYTES or not chunk.physical_type.endswith("BYTE_ARRAY"):
         return average
-    if chunk.has_dictionary_page:
+    if any("DICTIONARY" in encoding for encoding in chunk.encodings):
         first = next(file.iter_batches(1, row_groups=[group], columns=[chunk.path_in_schema]), None)
         if first is None:
             return average
@@ -228,7 +227,8 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if types.is_dictionary(column.type):
-        return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(column.dictionary))
+        # Arrow takes no values out of views, so those in a dictionary are decoded.
+        return pa.DictionaryArray.from_arrays(column.indices, plain(column.dictionary))
     for is_text, to in (
         (types.is_string, pa.binary()),
         (types.is_large_string, pa.large_binary()),
