@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet
 
 from training.ipc import BLOCK_ROWS
 from training.problems import Problem, UserError
@@ -30,9 +29,10 @@ from training.rows.blocks import Block, Fault, Numbers, refused, stored_names
 from training.rows.hub import read_hub
 from training.rows.mappings import from_mappings
 from training.rows.objects import read_object
-from training.rows.opening import Opened, opened, seekable
+from training.rows.opening import Opened, opened
 from training.rows.sources import delimiter_of
-from training.rows.urls import PIECE_BYTES, shown
+from training.rows.typed import read_arrow, read_parquet
+from training.rows.urls import shown
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -247,74 +247,6 @@ def _elements(array: _Array, where: str) -> Iterator[tuple[int, Any]]:
     except (ijson.JSONError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
         raise refused(where, f"is not a JSON array to its end: after row {number}, {said}") from error
-
-
-def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
-    """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
-    for name in pinned[split]:
-        where = shown(name)
-        with seekable(name) as source:
-            try:
-                file = pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
-            except pa.ArrowInvalid as error:
-                raise refused(where, f"is not readable as Parquet: {error}") from error
-            groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-            if (unpacked := sum(group.total_byte_size for group in groups)) > data.max_file_gb * 1e9:
-                message = f"unpacks to {unpacked / 1e9:.1f} GB, more than {data.max_file_gb:g}: raise data.max_file_gb"
-                raise refused(where, f"{message} if that is meant")
-            named = stored_names(data, file.schema_arrow.names, where)
-            batches = file.iter_batches(BLOCK_ROWS, columns=list(named.values()))
-            yield from _typed(batches, named, data, where, file.schema_arrow.metadata, file.metadata.num_rows)
-
-
-def read_arrow(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
-    """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
-    for name in pinned[split]:
-        where = shown(name)
-        with seekable(name) as source:
-            try:
-                reader = _ipc(source)
-                named = stored_names(data, reader.schema.names, where)
-                yield from _typed(_ipc_batches(reader), named, data, where, reader.schema.metadata, None)
-            except pa.ArrowInvalid as error:
-                raise refused(where, f"is not readable as Arrow: {error}") from error
-
-
-def _ipc(source: pa.NativeFile) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
-    try:
-        return pa.ipc.open_file(source)
-    except pa.ArrowInvalid:
-        source.seek(0)
-        return pa.ipc.open_stream(source)
-
-
-def _ipc_batches(reader: Any) -> Iterator[pa.RecordBatch]:
-    whole = hasattr(reader, "get_batch")
-    batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if whole else iter(reader)
-    for batch in batches:
-        for start in range(0, batch.num_rows, BLOCK_ROWS):
-            yield batch.slice(start, BLOCK_ROWS)
-
-
-def _typed(
-    batches: Iterator[pa.RecordBatch],
-    named: Mapping[str, str],
-    data: Data,
-    where: str,
-    metadata: Mapping[bytes, bytes] | None,
-    total: int | None,
-) -> Iterator[Block]:
-    stored = json.loads((metadata or {}).get(b"huggingface", b"{}"))
-    feature = stored.get("info", {}).get("features", {}).get(named[data.label], {})
-    names = tuple(feature.get("names", ())) if feature.get("_type") == "ClassLabel" else ()
-    done = 0
-    for batch in batches:
-        rows = pa.RecordBatch.from_pydict({ours: batch.column(theirs) for ours, theirs in named.items()})
-        numbers = np.arange(done + 1, done + 1 + batch.num_rows, dtype=np.int64)
-        done += batch.num_rows
-        yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
-    if not done:  # its types count all the same
-        yield Block(where, _no_rows(list(named)), np.zeros(0, np.int64), names, (), 1.0)
 
 
 def _no_rows(names: list[str]) -> pa.RecordBatch:

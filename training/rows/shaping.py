@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pyarrow.compute as pc
 from training.problems import Problem, UserError
 from training.rows.blocks import Block, Fault, columns, shortly
 from training.rows.filters import Filter, parse_filter
+from training.rows.mappings import NUMBERS
+from training.rows.typed import plain
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -43,19 +46,19 @@ def shaped(blocks: Iterable[Block], data: Data) -> Iterator[Shaped]:
     wish = parse_filter(data.filter) if data.filter else None
     left = data.limit
     for block in blocks:
-        made = _shape(block, data, wish)
+        made = _shape(block, data, wish, left)
         if left is not None:
-            rows = made.block.rows.slice(0, left)
-            left -= rows.num_rows
-            cut = replace(made.block, rows=rows, numbers=made.block.numbers[: rows.num_rows])
-            made = Shaped(cut, made.filtered)
+            left -= made.block.rows.num_rows
         yield made
         if left == 0:
             return
 
 
-def _shape(block: Block, data: Data, wish: Filter | None) -> Shaped:
-    rows, numbers, faults = block.rows, block.numbers, list(block.faults)
+def _shape(block: Block, data: Data, wish: Filter | None, left: int | None) -> Shaped:
+    plain_columns = [plain(column) for column in block.rows.columns]
+    rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
+    numbers, faults = block.numbers, list(block.faults)
+    _need_casts(rows.schema, data, block.where)
     for name in rows.schema.names:
         for convert in (_decoded, _cast):
             column, wrong = convert(name, rows.column(name), data)
@@ -66,16 +69,27 @@ def _shape(block: Block, data: Data, wish: Filter | None) -> Shaped:
                 good[list(wrong)] = False
                 rows, numbers = rows.filter(pa.array(good)), numbers[good]
     _need_types(rows.schema, data, block.where)
-    kept = rows.num_rows
-    if wish is not None:
-        try:
-            mask = wish.mask(rows)
-        except ValueError as error:
-            raise UserError([Problem(kind="data", where="data.filter", message=f"{block.where}: {error}")]) from error
-        rows, numbers = rows.filter(mask), numbers[mask.to_numpy(zero_copy_only=False)]
+    mask = np.ones(rows.num_rows, bool) if wish is None else _wished(wish, rows, block.where)
+    places = np.flatnonzero(mask)
+    if left is not None and len(places) >= left:
+        # What stands behind the last row that is kept counts for nothing.
+        mask, places = mask[: places[left - 1] + 1], places[:left]
+        faults = [fault for fault in faults if fault.row <= numbers[places[-1]]]
+    if len(places) < rows.num_rows:
+        rows, numbers = rows.take(pa.array(places)), numbers[places]
+    if data.label in data.cast:  # a cast value is a label of its own, not the place of a name
+        block = replace(block, label_names=())
     arrays = {ours: _as_string(rows.column(theirs), ours, block) for ours, theirs in columns(data).items()}
     finished = replace(block, rows=pa.RecordBatch.from_pydict(arrays), numbers=numbers, faults=tuple(faults))
-    return Shaped(finished, kept - rows.num_rows)
+    return Shaped(finished, len(mask) - len(places))
+
+
+def _wished(wish: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    try:
+        mask: np.ndarray[Any, np.dtype[np.bool_]] = wish.mask(rows).to_numpy(zero_copy_only=False)
+    except ValueError as error:
+        raise UserError([Problem(kind="data", where="data.filter", message=f"{where}: {error}")]) from error
+    return mask
 
 
 def _decoded(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
@@ -90,19 +104,32 @@ def _cast(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
     """The column in the type that the recipe wants, if it wants one. An empty text is no number but no value."""
     if name not in data.cast:
         return column, {}
-    if data.cast[name] != "string" and any(check(column.type) for check in _TEXT):
-        column = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
     to = ARROW[data.cast[name]]
-    cast, bad = _converted(column, to, _uncastable(to))
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), to), {}
+    given = column
+    if data.cast[name] != "string" and any(check(column.type) for check in _TEXT):
+        given = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
+        if to == pa.int64():  # as rows of JSON are cast; left alone, Arrow takes 0x1F for a number and +5 for none
+            spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
+            given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
+    cast, bad = _converted(given, to, _uncastable(to))
     what = f"holds no {data.cast[name]} in column {name!r}"
-    return cast, {place: ("type", what, f": {shortly(column[place].as_py())}") for place in bad}
+    return cast, {place: ("type", what, f": {_told(column[place])}") for place in bad}
+
+
+def _told(value: pa.Scalar) -> str:
+    try:
+        return shortly(value.as_py())
+    except (ValueError, OverflowError):  # a time that Python has no object for
+        return f"a {value.type}"
 
 
 def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
     """The column in another type, and the places of its values that have none there: null in their stead."""
     try:
         return column.cast(to), []
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except pa.ArrowException:
         bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
         good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
         return good.cast(to), np.flatnonzero(bad).tolist()
@@ -119,11 +146,42 @@ def _uncastable(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
     def bad(value: pa.Scalar) -> bool:
         try:
             value.cast(to)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except pa.ArrowException:
             return True
         return False
 
     return bad
+
+
+def _casts(kind: pa.DataType) -> list[str]:
+    """The types that columns of this one can be cast to."""
+    return [name for name, to in ARROW.items() if _is_cast(kind, to)]
+
+
+@cache
+def _is_cast(kind: pa.DataType, to: pa.DataType) -> bool:
+    if any(check(kind) for check in (*_TEXT, *_BYTES)):
+        return True
+    try:
+        pa.nulls(0, kind).cast(to)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _need_casts(schema: pa.Schema, data: Data, where: str) -> None:
+    """Raises UserError for columns that cannot be cast as the recipe wants."""
+    problems = []
+    for name, to in data.cast.items():
+        if name in schema.names and to not in (possible := _casts(schema.field(name).type)):
+            instead = f"choose {' or '.join(possible)}, or" if possible else "take another column, or"
+            message = (
+                f"column {name!r} of {where} is of type {schema.field(name).type}, which does not convert to {to}: "
+                f"{instead} convert it before."
+            )
+            problems.append(Problem(kind="data", where=f"data.cast.{name}", message=message))
+    if problems:
+        raise UserError(problems)
 
 
 def _as_string(column: pa.Array, ours: str, block: Block) -> pa.Array:
@@ -142,8 +200,6 @@ def _need_types(schema: pa.Schema, data: Data, where: str) -> None:
     problems = []
     for name in dict.fromkeys([*data.text, data.label]):
         kind = schema.field(name).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
         good = any(check(kind) for check in _TEXT)
         if name == data.label:
             good = good or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
@@ -151,8 +207,10 @@ def _need_types(schema: pa.Schema, data: Data, where: str) -> None:
             label = name == data.label
             field, needed = ("data.label", "text or whole numbers") if label else ("data.text", "text")
             message = f"column {name!r} of {where} is of type {kind}: it must hold {needed}"
-            if not pa.types.is_nested(kind):
-                message += f"; to convert it, set data.cast.{name}: {'int64' if label else 'string'}"
+            number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+            best = "int64" if label and number else "string"
+            if best in _casts(kind):
+                message += f"; to convert it, set data.cast.{name}: {best}"
             problems.append(Problem(kind="data", where=field, message=f"{message}."))
     if problems:
         raise UserError(problems)

@@ -1,0 +1,265 @@
+"""Rows of Parquet and Arrow files, whose columns have types.
+
+Neither format can be taken at its word: a few bytes may stand for any number of rows of a long text (a dictionary, or
+what is packed), texts need not be UTF-8, and a damaged file may crash pyarrow unless its columns are validated first.
+So columns become plain ones, a block of bounded size at a time, texts as bytes, and are counted as they are handed on.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from training.ipc import BLOCK_ROWS
+from training.problems import UserError
+from training.rows.blocks import Block, refused, stored_names
+from training.rows.messages import is_file, unpacked_bytes
+from training.rows.opening import seekable
+from training.rows.urls import PIECE_BYTES, shown
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+
+BLOCK_BYTES = 32 * 2**20
+LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
+# What pyarrow raises for damaged files, and what unpacks the heads of messages.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, struct.error)
+
+
+def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+    """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
+    for name in pinned[split]:
+        where = shown(name)
+        with seekable(name) as source:
+            with _readable(where, "Parquet"):
+                file = pq.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
+                schema, names, total = file.schema_arrow, file.schema_arrow.names, file.metadata.num_rows
+                groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+                unpacked = sum(group.total_byte_size for group in groups)
+            _need_room(unpacked, data, where)
+            named = stored_names(data, names, where)
+            batches = _parquet_batches(file, source, list(dict.fromkeys(named.values())))
+            yield from _typed(batches, schema, named, data, where, "Parquet", total)
+
+
+def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    by_dictionary = pq.ParquetFile(source, metadata=file.metadata, read_dictionary=columns, pre_buffer=False)
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    places = [n for n, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
+    for number in range(file.num_row_groups):
+        # Asked for a damaged column's metadata pyarrow ends the process; made to read it, it raises.
+        next(file.iter_batches(1, row_groups=[number], columns=columns), None)
+        group = file.metadata.row_group(number)
+        longest = sum(_longest_value(by_dictionary, number, group.column(place)) for place in places)
+        most = min(max(1, BLOCK_BYTES // max(1, longest)), BLOCK_ROWS)
+        yield from file.iter_batches(most, row_groups=[number], columns=columns)
+
+
+def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaData) -> int:
+    """The bytes that a value of a column may have in a group of rows: the average of what lies there as it is, and of
+    what is written once for many rows the largest."""
+    size = chunk.total_uncompressed_size
+    average = size // max(1, chunk.num_values)
+    if size * BLOCK_ROWS <= BLOCK_BYTES or not chunk.physical_type.endswith("BYTE_ARRAY"):
+        return average
+    if any("DICTIONARY" in encoding for encoding in chunk.encodings):
+        first = next(file.iter_batches(1, row_groups=[group], columns=[chunk.path_in_schema]), None)
+        if first is None:
+            return average
+        column = first.column(0)
+        if types.is_dictionary(column.type):
+            # A group's dictionary comes whole with its first row.
+            return average + (pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+        return size
+    return size if "DELTA_BYTE_ARRAY" in chunk.encodings else average
+
+
+def read_arrow(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+    """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
+    for name in pinned[split]:
+        where = shown(name)
+        with seekable(name) as source:
+            with _readable(where, "Arrow"):
+                unpacked = unpacked_bytes(source)
+                schema = _ipc(source).schema
+                names = schema.names
+            _need_room(unpacked, data, where)
+            named = stored_names(data, names, where)
+            places = [names.index(theirs) for theirs in named.values()]
+            yield from _typed(_ipc_batches(source, places), schema, named, data, where, "Arrow", None)
+
+
+def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    made = pa.ipc.open_file if is_file(source) else pa.ipc.open_stream
+    source.seek(0)
+    return made(source, options=pa.ipc.IpcReadOptions(**options))
+
+
+def _ipc_batches(source: pa.NativeFile, places: list[int]) -> Iterator[pa.RecordBatch]:
+    reader = _ipc(source, included_fields=places)
+    if isinstance(reader, pa.RecordBatchFileReader):
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+    else:
+        yield from reader
+
+
+def _typed(
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    named: Mapping[str, str],
+    data: Data,
+    where: str,
+    form: str,
+    total: int | None,
+) -> Iterator[Block]:
+    names = _label_names(schema.metadata, named[data.label])
+    done = size = 0
+    for rows in _each(_gathered(_plain_slices(batches, named, where)), where, form):
+        numbers = np.arange(done + 1, done + 1 + rows.num_rows, dtype=np.int64)
+        done += rows.num_rows
+        size += max(rows.nbytes, rows.num_rows)  # a row of nothing but nulls counts, too
+        _need_room(size, data, where)
+        yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
+    if not done:  # its types count all the same
+        empty = {ours: plain(pa.nulls(0, schema.field(theirs).type)) for ours, theirs in named.items()}
+        yield Block(where, pa.RecordBatch.from_pydict(empty), np.zeros(0, np.int64), names, (), 1.0)
+
+
+def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
+    """The names that `datasets` has left for the labels, in order, if it has and they can be read."""
+    try:
+        stored = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    except (ValueError, RecursionError):
+        return ()
+    match stored:
+        case {"info": {"features": {**features}}}:
+            match features.get(column):
+                case {"_type": "ClassLabel", "names": [*names]} if all(isinstance(name, str) for name in names):
+                    return tuple(names)
+    return ()
+
+
+def _need_room(size: int, data: Data, where: str) -> None:
+    """Raises UserError for a file that is larger than the recipe allows."""
+    if size > data.max_file_gb * 1e9:
+        message = f"unpacks to {size / 1e9:.3g} GB and more, but may hold {data.max_file_gb:g}: raise data.max_file_gb"
+        raise refused(where, f"{message} if that is meant")
+
+
+@contextmanager
+def _readable(where: str, form: str) -> Iterator[None]:
+    """Raises UserError in place of what a damaged file raises."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _DAMAGE as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise refused(where, f"is not readable as {form}: {said[:300]}") from error
+
+
+def _each(batches: Iterator[pa.RecordBatch], where: str, form: str) -> Iterator[pa.RecordBatch]:
+    """The same batches; what whoever takes them raises is not this file's fault."""
+    while True:
+        with _readable(where, form):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _plain_slices(batches: Iterable[pa.RecordBatch], named: Mapping[str, str], where: str) -> Iterator[pa.RecordBatch]:
+    """The wanted columns, plain, in slices of at most BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
+    done = 0
+    for batch in batches:
+        columns = [_as_bytes(batch.column(theirs)) for theirs in named.values()]
+        for column in columns:
+            column.validate(full=True)
+        sums = np.cumsum(sum(_sizes(column) for column in columns)) if batch.num_rows else np.zeros(0)
+        start = 0
+        while start < batch.num_rows:
+            before = sums[start - 1] if start else 0
+            stop = int(np.searchsorted(sums, before + BLOCK_BYTES, "right"))
+            stop = min(max(stop, start + 1), start + BLOCK_ROWS, batch.num_rows)
+            if sums[stop - 1] - before > LONGEST_ROW_BYTES:
+                raise refused(where, f"holds {sums[stop - 1] - before:,.0f} bytes in row {done + start + 1} alone")
+            arrays = [_decoded(column.slice(start, stop - start)) for column in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(named))
+            start = stop
+        done += batch.num_rows
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches joined, up to BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if held and (rows + batch.num_rows > BLOCK_ROWS or size + batch.nbytes > BLOCK_BYTES):
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """The column in a type that all of Arrow's functions know: texts as bytes, which need not be UTF-8, and values in
+    the place of dictionaries, views and extensions. Nested columns stay as they are."""
+    return _decoded(_as_bytes(column))
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """The same values, nothing copied: texts as bytes, extensions as what they are stored in."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if types.is_dictionary(column.type):
+        # Arrow takes no values out of views, so those in a dictionary are decoded.
+        return pa.DictionaryArray.from_arrays(column.indices, plain(column.dictionary))
+    for is_text, to in (
+        (types.is_string, pa.binary()),
+        (types.is_large_string, pa.large_binary()),
+        (types.is_string_view, pa.binary_view()),
+    ):
+        if is_text(column.type):
+            return column.view(to)
+    return column
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    if types.is_dictionary(column.type) and not types.is_nested(column.type.value_type):
+        column = column.dictionary.take(column.indices)
+    if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
+        return column.cast(pa.binary())
+    return column
+
+
+def _sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The bytes of each row once it is decoded, some for the place of each included."""
+    sizes = np.full(len(column), 8.0)
+    if types.is_dictionary(column.type):
+        if len(column.dictionary):
+            of_values = pa.array(_sizes(column.dictionary))
+            sizes += of_values.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False)
+    elif types.is_binary(column.type) or types.is_large_binary(column.type):
+        sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    elif types.is_binary_view(column.type) and len(column):
+        # The first four of the sixteen bytes of a view are the length.
+        lengths = np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset : column.offset + len(column)]
+        sizes += np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    elif len(column):
+        sizes += column.nbytes / len(column)
+    return sizes
