@@ -8,7 +8,6 @@ So columns become plain ones, a block of bounded size at a time, texts as bytes,
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
-# What pyarrow raises for damaged files, and what unpacks the heads of messages.
-_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, struct.error)
+# What pyarrow raises for damaged files, and what reads the heads of messages.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 
 
 def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
