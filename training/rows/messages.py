@@ -27,7 +27,7 @@ def is_file(source: pa.NativeFile) -> bool:
 def unpacked_bytes(source: pa.NativeFile) -> int:
     """How many bytes all record batches of a file or stream say that they hold, unpacked.
 
-    Raises ValueError or struct.error for one that is damaged, or that lacks its end.
+    Raises ValueError, IndexError or OSError for one that is damaged, or that lacks its end.
     """
     end = source.size()
     begin = 0
@@ -50,7 +50,7 @@ def _messages(source: pa.NativeFile, begin: int, end: int) -> Iterator[tuple[byt
             return
         body = source.tell() + length
         if length < 0 or body > end:
-            raise ValueError("it is cut short: its mark of the end is missing")
+            raise ValueError("it is cut short or damaged, for its mark of the end is missing")
         head = source.read(length)
         yield head, body
         size = _body_bytes(head)
@@ -103,5 +103,8 @@ def _place(head: bytes, table: int, slot: int) -> int:
 def _number(form: str, head: bytes, place: int) -> int:
     if place < 0:
         raise ValueError("a message that points before its beginning")
-    found: int = struct.unpack_from(form, head, place)[0]
+    try:
+        found: int = struct.unpack_from(form, head, place)[0]
+    except struct.error as error:
+        raise ValueError("a message is damaged") from error
     return found

@@ -114,6 +114,9 @@ def _cast(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
             spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
             given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
     cast, bad = _converted(given, to, _uncastable(to))
+    if pa.types.is_temporal(given.type) and to == pa.string():  # where Arrow does not raise but writes that it failed
+        failed = pc.starts_with(cast, "<value out of range").fill_null(False)
+        bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
     what = f"holds no {data.cast[name]} in column {name!r}"
     return cast, {place: ("type", what, f": {_told(column[place])}") for place in bad}
 
@@ -121,8 +124,8 @@ def _cast(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
 def _told(value: pa.Scalar) -> str:
     try:
         return shortly(value.as_py())
-    except (ValueError, OverflowError):  # a time that Python has no object for
-        return f"a {value.type}"
+    except (ValueError, OverflowError, LookupError):  # a time or zone that Python has no object for
+        return f"a {value.type} out of range"
 
 
 def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
@@ -132,7 +135,8 @@ def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool])
     except pa.ArrowException:
         bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
         good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
-        return good.cast(to), np.flatnonzero(bad).tolist()
+        left = good.null_count < len(good)  # nulls of a time zone that is unknown do not cast either
+        return good.cast(to) if left else pa.nulls(len(good), to), np.flatnonzero(bad).tolist()
 
 
 def _undecodable(value: pa.Scalar) -> bool:
@@ -145,10 +149,9 @@ def _undecodable(value: pa.Scalar) -> bool:
 def _uncastable(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
     def bad(value: pa.Scalar) -> bool:
         try:
-            value.cast(to)
+            return value.is_valid and value.cast(to) is None
         except pa.ArrowException:
             return True
-        return False
 
     return bad
 
@@ -162,6 +165,8 @@ def _casts(kind: pa.DataType) -> list[str]:
 def _is_cast(kind: pa.DataType, to: pa.DataType) -> bool:
     if any(check(kind) for check in (*_TEXT, *_BYTES)):
         return True
+    if pa.types.is_dictionary(kind):  # those of single values are decoded by now
+        return False
     try:
         pa.nulls(0, kind).cast(to)
     except pa.ArrowException:

@@ -8,7 +8,6 @@ So columns become plain ones, a block of bounded size at a time, texts as bytes,
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
-# What pyarrow raises for damaged files, and what unpacks the heads of messages.
-_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, struct.error)
+# What pyarrow raises for damaged files, and what reads the heads of messages.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 
 
 def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
@@ -52,7 +51,12 @@ def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[
 
 
 def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    by_dictionary = pq.ParquetFile(source, metadata=file.metadata, read_dictionary=columns, pre_buffer=False)
+    # Columns that were written out of dictionaries pyarrow casts to these, which fails where a text is no UTF-8, unless
+    # they are asked for.
+    coded = [name for name in columns if types.is_dictionary(file.schema_arrow.field(name).type)]
+    options = {"metadata": file.metadata, "pre_buffer": False, "buffer_size": PIECE_BYTES}
+    file = pq.ParquetFile(source, read_dictionary=coded, **options)
+    by_dictionary = pq.ParquetFile(source, read_dictionary=columns, **options)
     paths = [file.schema.column(place).path for place in range(len(file.schema))]
     places = [n for n, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
     for number in range(file.num_row_groups):

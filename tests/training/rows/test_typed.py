@@ -1,0 +1,281 @@
+"""Parquet and Arrow files that are empty, cut, damaged, larger than they look, or of types that are no texts."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from training.problems import Problem, UserError
+from training.recipe import Data
+from training.rows.load import load
+from training.rows.shaping import Shaped, shaped
+from training.rows.typed import BLOCK_BYTES, read_arrow, read_parquet
+
+GOOD = {"text": ["one", "two", "three"], "label": ["a", "b", "a"], "stars": [1, 2, 3]}
+LONG = "x" * 900_000
+
+
+def stream(table: pa.Table, **options: Any) -> bytes:
+    with io.BytesIO() as file:
+        with pa.ipc.new_stream(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            writer.write_table(table, max_chunksize=max(2, len(table) // 4))
+        return file.getvalue()
+
+
+def ipc_file(table: pa.Table, **options: Any) -> bytes:
+    with io.BytesIO() as file:
+        with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            writer.write_table(table, max_chunksize=max(2, len(table) // 4))
+        return file.getvalue()
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    with io.BytesIO() as file:
+        pq.write_table(table, file, **options)
+        return file.getvalue()
+
+
+FORMS: dict[str, Callable[..., bytes]] = {"stream.arrow": stream, "file.arrow": ipc_file, "rows.parquet": parquet}
+
+
+def recipe(name: str, **more: Any) -> Data:
+    source = "parquet" if name.endswith("parquet") else "arrow"
+    return Data(**{"source": source, "path": "-", "text": ["text"], "label": "label", **more})
+
+
+def read(folder: Path, name: str, content: bytes, **more: Any) -> list[Shaped]:
+    """The blocks of one file, shaped."""
+    (folder / name).write_bytes(content)
+    data = recipe(name, **more)
+    reader = read_parquet if data.source == "parquet" else read_arrow
+    return list(shaped(reader(data, "train", {"train": [str(folder / name)]}), data))
+
+
+def refused(folder: Path, name: str, content: bytes, **more: Any) -> Problem:
+    with pytest.raises(UserError) as raised:
+        read(folder, name, content, **more)
+    return raised.value.problems[0]
+
+
+def column(made: list[Shaped], name: str = "text") -> list[Any]:
+    return [value for one in made for value in one.block.rows.column(name).to_pylist()]
+
+
+def faults(made: list[Shaped]) -> list[tuple[int, str, str]]:
+    return [(fault.row, fault.check, fault.what + fault.value) for one in made for fault in one.block.faults]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_file_without_rows_has_its_types_all_the_same(name: str, tmp_path: Path) -> None:
+    empty = pa.table(GOOD).slice(0, 0)
+    (made,) = read(tmp_path, name, FORMS[name](empty), filter="stars >= 2")
+    assert made.block.rows.num_rows == 0
+
+
+@pytest.mark.parametrize("name", ["stream.arrow", "file.arrow"])
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"use_legacy_format": True}], ids=str)
+def test_arrow_is_read_however_it_was_written(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    assert column(read(tmp_path, name, FORMS[name](pa.table(GOOD), **options))) == GOOD["text"]
+
+
+def test_a_stream_that_is_cut_between_two_messages_is_refused(tmp_path: Path) -> None:
+    whole = stream(pa.table(GOOD))
+    only_end = whole[:-8]
+    assert pa.ipc.open_stream(only_end).read_all().num_rows == 3  # pyarrow takes it
+    problem = refused(tmp_path, "cut.arrow", only_end)
+    assert problem.where.endswith("cut.arrow")
+    assert "cut short" in problem.message
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_damaged_file_is_told_or_read_but_never_a_traceback(name: str, tmp_path: Path) -> None:
+    whole = FORMS[name](pa.table(GOOD))
+    chance = random.Random(7)
+    for number in range(40):
+        content = bytearray(whole[: chance.randrange(8, len(whole))] if number % 4 == 0 else whole)
+        content[chance.randrange(6, len(content))] ^= 1 << chance.randrange(8)
+        try:
+            read(tmp_path, name, bytes(content))
+        except UserError:
+            continue
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_the_taker_of_the_rows_raises_is_not_blamed_on_the_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(FORMS[name](pa.table(GOOD)))
+    reader = read_parquet if name.endswith("parquet") else read_arrow
+    blocks = reader(recipe(name), "train", {"train": [str(tmp_path / name)]})
+    next(blocks)
+    with pytest.raises(ValueError, match="of my own"):
+        blocks.throw(ValueError("of my own"))  # type: ignore[attr-defined]
+
+
+def dictionary(rows: int) -> pa.Table:
+    long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([LONG]))
+    return pa.table({"text": long, "label": pa.array(["a"] * rows)})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dictionary.parquet", lambda: parquet(dictionary(9000), store_schema=False)),
+        (
+            "delta.parquet",
+            lambda: parquet(
+                dictionary(150), store_schema=False, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}
+            ),
+        ),
+        ("dictionary.arrow", lambda: stream(dictionary(9000))),
+        ("packed.arrow", lambda: ipc_file(pa.table({"text": [LONG] * 150, "label": ["a"] * 150}), compression="zstd")),
+    ],
+)
+def test_the_cap_counts_what_rows_hold_and_not_what_the_file_says(
+    name: str, content: Callable[[], bytes], tmp_path: Path
+) -> None:
+    packed = content()
+    assert len(packed) < 2_000_000
+    assert "raise data.max_file_gb" in refused(tmp_path, name, packed, max_file_gb=0.1).message
+
+
+def test_blocks_are_bounded_by_bytes_as_well_as_rows(tmp_path: Path) -> None:
+    content = parquet(dictionary(60), store_schema=False)
+    (tmp_path / "long.parquet").write_bytes(content)
+    blocks = list(read_parquet(recipe("long.parquet"), "train", {"train": [str(tmp_path / "long.parquet")]}))
+    assert sum(block.rows.num_rows for block in blocks) == 60
+    assert max(block.rows.nbytes for block in blocks) <= BLOCK_BYTES
+    assert [block.numbers[0] for block in blocks] == [1, *(block.numbers[-1] + 1 for block in blocks[:-1])]
+
+
+def not_utf8(kind: pa.DataType) -> pa.Array:
+    stored = pa.array([b"one", b"\xff\xfe and more bytes", b"three"], pa.binary())
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), stored.view(pa.string()))
+    return stored.cast(pa.binary_view()).view(kind) if kind == pa.string_view() else stored.view(kind)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.string_view(), pa.dictionary(pa.int64(), pa.string())],
+    ids=["string", "view", "dictionary"],
+)
+def test_texts_that_are_no_utf8_are_named_by_their_rows(name: str, kind: pa.DataType, tmp_path: Path) -> None:
+    table = pa.table({"text": not_utf8(kind), "label": ["a", "b", "a"]})
+    made = read(tmp_path, name, FORMS[name](table))
+    assert column(made) == ["one", "three"]
+    assert faults(made) == [(2, "encoding", "is not UTF-8 text (column 'text')")]
+
+
+ODD: dict[str, pa.Array] = {
+    "list": pa.array([[1]]),
+    "struct": pa.array([{"a": 1}]),
+    "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
+    "list in a dictionary": pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([[1]])),
+    "runs": pa.RunEndEncodedArray.from_arrays([1], ["a"]),
+    "date": pa.array([date(2026, 1, 31)]),
+    "time": pa.array([5], pa.int32()).view(pa.time32("s")),
+    "date of no year": pa.array([10**9], pa.int32()).view(pa.date32()),
+    "unknown zone": pa.array([1], pa.int64()).view(pa.timestamp("ns", "No/Where")),
+    "duration": pa.array([1], pa.duration("s")),
+    "decimal": pa.array([Decimal("1.50")]),
+    "half float": pa.array([np.float16("nan")]),
+    "fixed size": pa.array([b"\xff1"], pa.binary(2)),
+    "string view": pa.array(["5"], pa.string_view()),
+    "binary view": pa.array([b"\xff"], pa.binary_view()),
+    "null": pa.nulls(1),
+    "numbers in a dictionary": pa.array([1]).dictionary_encode(),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"1" * 16], pa.binary(16))),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("to", [None, "string", "int64", "float64", "bool"])
+def test_a_column_of_any_type_is_cast_or_told(kind: str, to: str | None, tmp_path: Path) -> None:
+    table = pa.table({"text": ["one"], "label": ODD[kind]})
+    try:
+        (made,) = read(tmp_path, "odd.arrow", stream(table), cast={"label": to} if to else {})
+        assert made.block.rows.num_rows + len(made.block.faults) == 1
+    except UserError as error:
+        (problem,) = error.problems
+        assert problem.where in ("data.label", "data.cast.label")
+        assert "column 'label' of" in problem.message
+
+
+def test_a_cast_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None:
+    table = pa.table({"text": ["one"], "label": ODD["date"], "all": [[1]]})
+    problem = refused(tmp_path, "odd.arrow", stream(table), cast={"label": "int64"})
+    assert problem.where == "data.cast.label"
+    assert "is of type date32[day], which does not convert to int64: choose string" in problem.message
+    advice = refused(tmp_path, "odd.arrow", stream(table)).message
+    assert advice.endswith("to convert it, set data.cast.label: string.")
+    assert column(read(tmp_path, "odd.arrow", stream(table), cast={"label": "string"}), "label") == ["2026-01-31"]
+    nested = refused(tmp_path, "odd.arrow", stream(table), label="all")
+    assert nested.message.endswith("it must hold text or whole numbers.")
+
+
+def test_a_column_of_nothing_but_nulls_compares_and_casts(tmp_path: Path) -> None:
+    content = stream(pa.table({**GOOD, "stars": pa.nulls(3)}))
+    assert len(column(read(tmp_path, "null.arrow", content, filter="not (stars >= 2) or stars is None"))) == 3
+    assert column(read(tmp_path, "null.arrow", content, label="stars", cast={"stars": "int64"}), "label") == [None] * 3
+
+
+def test_texts_become_whole_numbers_as_those_of_json_do(tmp_path: Path) -> None:
+    spelt = ["7", "+5", "-05", "", "0x1F", "1_000", "٣", "5.0", "99999999999999999999"]
+    content = stream(pa.table({"text": ["t"] * 9, "label": spelt}))
+    made = read(tmp_path, "numbers.arrow", content, cast={"label": "int64"})
+    assert column(made, "label") == ["7", "5", "-5", None]
+    assert [row for row, _, _ in faults(made)] == [5, 6, 7, 8, 9]
+    assert faults(made)[0][2] == "holds no int64 in column 'label': '0x1F'"
+
+
+def with_metadata(stored: str) -> bytes:
+    table = pa.table({"text": ["one", "two"], "label": [0, 1]})
+    return parquet(table.replace_schema_metadata({"huggingface": stored}))
+
+
+NAMES = json.dumps({"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}})
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "{",
+        "[]",
+        '{"info": null}',
+        '{"info": {"features": []}}',
+        '{"info": {"features": {"label": [{"_type": "ClassLabel"}]}}}',
+        '{"info": {"features": {"label": {"_type": "ClassLabel", "names": null}}}}',
+        '{"info": {"features": {"label": {"_type": "ClassLabel", "names": [1, 2]}}}}',
+    ],
+)
+def test_metadata_that_names_no_labels_is_ignored(stored: str, tmp_path: Path) -> None:
+    (made,) = read(tmp_path, "rows.parquet", with_metadata(stored))
+    assert made.block.label_names == ()
+
+
+def test_names_of_labels_do_not_apply_once_the_labels_are_cast(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").write_bytes(with_metadata(NAMES))
+    data = recipe("train.parquet", cast={"label": "string"})
+    files = {split: [str(tmp_path / "train.parquet")] for split in ("train", "validation")}
+    load(data, files, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["0", "1"]
+
+
+def test_nothing_counts_that_stands_behind_the_last_row_of_the_limit(tmp_path: Path) -> None:
+    rows = {"text": ["t"] * 6, "label": ["1", "bad", "2", "0", "3", "worse"]}
+    wanted = {"cast": {"label": "int64"}, "filter": "label > 1", "limit": 1}
+    (made,) = read(tmp_path, "rows.parquet", parquet(pa.table(rows)), **wanted)
+    assert made.block.rows.column("label").to_pylist() == ["2"]
+    assert made.filtered == 1
+    assert [row for row, _, _ in faults([made])] == [2]
