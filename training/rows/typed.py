@@ -126,9 +126,11 @@ def _typed(
     total: int | None,
 ) -> Iterator[Block]:
     names = _label_names(schema.metadata, named[data.label])
-    # Its types are judged before any row is read, and where there is none.
-    empty = {ours: plain(pa.nulls(0, schema.field(theirs).type)) for ours, theirs in named.items()}
-    yield Block(where, pa.RecordBatch.from_pydict(empty), np.zeros(0, np.int64), names)
+    kinds = {ours: schema.field(theirs).type for ours, theirs in named.items()}
+    rows = pa.RecordBatch.from_pydict({ours: plain(pa.nulls(0, kind)) for ours, kind in kinds.items()})
+    empty = Block(where, rows, np.zeros(0, np.int64), names, (), 0.0)
+    if any(map(types.is_nested, kinds.values())):
+        yield empty  # nested columns are of no use: that is told before they are read
     done = size = 0
     for rows in _each(_gathered(_plain_slices(batches, named, where)), where, form):
         numbers = np.arange(done + 1, done + 1 + rows.num_rows, dtype=np.int64)
@@ -136,6 +138,8 @@ def _typed(
         size += max(rows.nbytes, rows.num_rows)  # a row of nothing but nulls counts, too
         _need_room(size, data, where)
         yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
+    if not done:
+        yield empty  # its types count all the same
 
 
 def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:

@@ -209,7 +209,7 @@ def test_a_damaged_file_never_looks_like_one_that_ended(tmp_path: Path) -> None:
         (TEXT.encode("utf-16-le"), "is UTF-16 by the many NUL bytes in it: set data.encoding: utf-16-le."),
         (TEXT.encode("utf-16-be"), "is UTF-16 by the many NUL bytes in it: set data.encoding: utf-16-be."),
         (bytes(100), "is no text: many of its first bytes are NUL."),
-        (gzip.compress(b"a"), "is no text but packed by gzip: let its name end in .gz."),
+        (gzip.compress(b"a", mtime=0), "is no text but packed by gzip: let its name end in .gz."),
         (b"PK\x03\x04rest", "is no text but a zip archive or a spreadsheet: unpack it, or export it as CSV."),
         (b"PAR1rest", "is no text but a Parquet file: set data.source: parquet."),
     ],
