@@ -1,0 +1,126 @@
+"""FSDP2 and ZeRO with two processes on the CPU: they train, stop, go on to the same bytes, and export a whole model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training import tiny
+from tests.training.forks import assert_same, curve, events, finish, kill_when, run_fit
+from training import strategies
+from training.checkpoints import damage_of
+from training.protocol import Failure, Job, Outcome, read_outcome
+
+SHARED = ["fsdp", "deepspeed-zero2", "deepspeed-zero3"]
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
+every_strategy = pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=needs_deepspeed if "deepspeed" in name else ()) for name in SHARED]
+)
+# 150 rows: 4 full steps an epoch, and 22 rows left over that make unequal micro-batches.
+# 60 rows of validation: with a batch size that does not divide them among ranks, the Trainer counts some twice.
+EPOCHS = {
+    "num_train_epochs": 2,
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 1,
+    "per_device_eval_batch_size": 30,
+}
+
+
+def failure(outcome: Outcome | None) -> Failure:
+    assert outcome is not None and outcome.failure is not None
+    return outcome.failure
+
+
+@every_strategy
+def test_stopped_and_started_again_it_ends_with_the_same_bytes_and_the_export_needs_no_strategy(
+    world: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Dropout is on: each rank's random numbers go on, too."""
+    from transformers import AutoModelForSequenceClassification
+
+    shared = {"processes": 2, "compute": {"strategy": strategy}}
+    undisturbed = tiny.fit_job(world, tmp_path / "undisturbed", **shared, **EPOCHS)
+    assert finish(undisturbed).state == "finished"
+    job_dir = tiny.fit_job(world, tmp_path / "stopped", **shared, **EPOCHS)
+    assert kill_when(job_dir, lambda: bool(events(job_dir, "metrics")), signal.SIGTERM, victim=1)
+    assert failure(read_outcome(job_dir)).kind == "interrupted"
+    (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
+    assert damage_of(checkpoint) is None
+    assert finish(job_dir).state == "finished"
+    assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
+    assert_same(job_dir, undisturbed)
+
+    exported = undisturbed / "output/model"
+    model, found = AutoModelForSequenceClassification.from_pretrained(exported, output_loading_info=True)
+    assert not any(found[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.architectures == ["BertForSequenceClassification"]
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+@pytest.fixture(scope="module")
+def one_process(world: Path) -> Path:
+    """One process on the steps of two, without dropout, which each rank draws for itself."""
+    base = world / "base-without-dropout"
+    shutil.copytree(world / "base", base)
+    config = json.loads((base / "model/config.json").read_text())
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "model/config.json").write_text(json.dumps(config | quiet))
+    one = {**EPOCHS, "num_train_epochs": 1, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+    job_dir = tiny.fit_job(world, world / "one", base=base.name, **one)
+    assert finish(job_dir).state == "finished"
+    return job_dir
+
+
+@every_strategy
+def test_losses_and_weights_are_those_of_one_process_on_the_same_steps(
+    world: Path, one_process: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Sums of float32 in another order differ by some 1e-7 a step, which Adam blows up where a gradient is near 0."""
+    settings = {**EPOCHS, "num_train_epochs": 1}
+    job_dir = tiny.fit_job(
+        world, tmp_path / "job", base="base-without-dropout", processes=2, compute={"strategy": strategy}, **settings
+    )
+    assert finish(job_dir).state == "finished"
+    ours, theirs = curve(job_dir), curve(one_process)
+    assert ours.keys() == theirs.keys()
+    for step, point in theirs.items():
+        for name in {"train_loss", "eval_loss", "grad_norm"} & point.keys():
+            assert ours[step][name] == pytest.approx(point[name], rel=1e-4), (step, name)
+    model, wanted = (load_file(job / "output/model/model.safetensors") for job in (job_dir, one_process))
+    assert model.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        torch.testing.assert_close(model[name], weight, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def run_as_accelerate_would(job_dir: str, rank: dict[str, str]) -> None:
+    """Without the state that a strategy makes up on the CPU, where accelerate falls back in silence."""
+    module = strategies.load(Job.read(Path(job_dir)).settings["compute"]["strategy"])
+    fields = module.arguments
+    module._share_on_cpu = lambda: None
+    module.arguments = lambda *given: {k: v for k, v in fields(*given).items() if k != "accelerator_config"}
+    run_fit(job_dir, rank)
+
+
+@every_strategy
+def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
+    world: Path, tmp_path: Path, strategy: str
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "job", processes=2, compute={"strategy": strategy}, **EPOCHS)
+    told = failure(finish(job_dir, program=run_as_accelerate_would))
+    assert told.kind == "internal" and "asked for {'processes': 2" in told.message
+    assert not events(job_dir, "progress")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", *SHARED])
+def test_a_model_that_is_not_wrapped_as_asked_is_told_from_one_that_is(strategy: str) -> None:
+    if "deepspeed" in strategy and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs the extra deepspeed")
+    compute = {"strategy": strategy, "num_processes": 2}
+    assert strategies.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
