@@ -91,6 +91,7 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             training=recipe.training.model_dump(mode="json", include=NEED_MEMORY),
             mixed_precision=pins.mixed_precision,
             num_processes=pins.num_processes,
+            sharing=recipe.compute.learnt_by(),
         ),
         stall_timeout_s=recipe.compute.stall_timeout_s,
     )

@@ -1,8 +1,9 @@
 """The program that trains: `python -m training.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow)
-settings   kind, labels, training (the recipe's), compute (strategy, num_processes, mixed_precision), metrics,
-           batch_division (by how much batches are cut so that they fit into memory)
+settings   kind, labels, training (the recipe's), compute (the recipe's, with what
+           num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
+           they fit into memory)
 output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves
 figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows)
 """

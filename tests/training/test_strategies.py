@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
 
 from tests.training import tiny
 from tests.training.forks import assert_same, curve, events, finish, kill_when, run_fit
 from training import strategies
 from training.checkpoints import damage_of
+from training.problems import UserError
 from training.protocol import Failure, Job, Outcome, read_outcome
 
 SHARED = ["fsdp", "deepspeed-zero2", "deepspeed-zero3"]
@@ -31,6 +33,14 @@ EPOCHS = {
     "logging_steps": 1,
     "per_device_eval_batch_size": 30,
 }
+# The loss falls, so by this rule the first epoch is the best, and the second the last.
+BEST_FIRST = EPOCHS | {
+    "num_train_epochs": 3,
+    "metric_for_best_model": "loss",
+    "greater_is_better": True,
+    "early_stopping_patience": 1,
+    "learning_rate": 1e-3,
+}
 
 
 def failure(outcome: Outcome | None) -> Failure:
@@ -43,8 +53,6 @@ def test_stopped_and_started_again_it_ends_with_the_same_bytes_and_the_export_ne
     world: Path, tmp_path: Path, strategy: str
 ) -> None:
     """Dropout is on: each rank's random numbers go on, too."""
-    from transformers import AutoModelForSequenceClassification
-
     shared = {"processes": 2, "compute": {"strategy": strategy}}
     undisturbed = tiny.fit_job(world, tmp_path / "undisturbed", **shared, **EPOCHS)
     assert finish(undisturbed).state == "finished"
@@ -72,22 +80,22 @@ def one_process(world: Path) -> Path:
     config = json.loads((base / "model/config.json").read_text())
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (base / "model/config.json").write_text(json.dumps(config | quiet))
-    one = {**EPOCHS, "num_train_epochs": 1, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+    one = {**BEST_FIRST, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
     job_dir = tiny.fit_job(world, world / "one", base=base.name, **one)
-    assert finish(job_dir).state == "finished"
+    figures = finish(job_dir).figures
+    assert (figures["best_step"], figures["steps"]) == (5, 10)
     return job_dir
 
 
 @every_strategy
-def test_losses_and_weights_are_those_of_one_process_on_the_same_steps(
+def test_losses_best_model_and_early_end_are_those_of_one_process_on_the_same_steps(
     world: Path, one_process: Path, tmp_path: Path, strategy: str
 ) -> None:
     """Sums of float32 in another order differ by some 1e-7 a step, which Adam blows up where a gradient is near 0."""
-    settings = {**EPOCHS, "num_train_epochs": 1}
-    job_dir = tiny.fit_job(
-        world, tmp_path / "job", base="base-without-dropout", processes=2, compute={"strategy": strategy}, **settings
-    )
-    assert finish(job_dir).state == "finished"
+    base, compute = "base-without-dropout", {"strategy": strategy}
+    job_dir = tiny.fit_job(world, tmp_path / "job", base=base, processes=2, compute=compute, **BEST_FIRST)
+    figures = finish(job_dir).figures
+    assert (figures["best_step"], figures["steps"]) == (5, 10)
     ours, theirs = curve(job_dir), curve(one_process)
     assert ours.keys() == theirs.keys()
     for step, point in theirs.items():
@@ -100,15 +108,19 @@ def test_losses_and_weights_are_those_of_one_process_on_the_same_steps(
 
 
 def run_as_accelerate_would(job_dir: str, rank: dict[str, str]) -> None:
-    """Without the state that a strategy makes up on the CPU, where accelerate falls back in silence."""
-    module = strategies.load(Job.read(Path(job_dir)).settings["compute"]["strategy"])
+    """Without the state that a strategy makes up on the CPU. Then FSDP becomes DDP, and of DeepSpeed's processes each
+    trains alone, in silence.
+    """
+    name = Job.read(Path(job_dir)).settings["compute"]["strategy"]
+    module = strategies.load(name)
     fields = module.arguments
+    plain = {"accelerator_config": None} | ({"use_cpu": False} if "deepspeed" in name else {})
     module._share_on_cpu = lambda: None
-    module.arguments = lambda *given: {k: v for k, v in fields(*given).items() if k != "accelerator_config"}
+    module.arguments = lambda *given: fields(*given) | plain
     run_fit(job_dir, rank)
 
 
-@every_strategy
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed-zero2", marks=needs_deepspeed)])
 def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
     world: Path, tmp_path: Path, strategy: str
 ) -> None:
@@ -118,9 +130,22 @@ def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
     assert not events(job_dir, "progress")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", *SHARED])
-def test_a_model_that_is_not_wrapped_as_asked_is_told_from_one_that_is(strategy: str) -> None:
-    if "deepspeed" in strategy and importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("needs the extra deepspeed")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("deepspeed-zero3", marks=needs_deepspeed)])
+def test_a_model_that_is_not_wrapped_at_all_is_told(strategy: str) -> None:
     compute = {"strategy": strategy, "num_processes": 2}
     assert strategies.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
+
+
+def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(world: Path) -> None:
+    from training.strategies.fsdp import wrapped_layers
+
+    model = AutoModelForSequenceClassification.from_pretrained(world / "base/model")
+    assert wrapped_layers(model, None) == ["BertLayer"]
+    assert wrapped_layers(model, ["BertAttention"]) == ["BertAttention"]
+    # The one holds the embeddings, which are put together by themselves; the other is misspelt.
+    for name, hint in (("BertEmbeddings", ""), ("BertLayr", " Did you mean 'BertLayer'?")):
+        with pytest.raises(UserError) as refused:
+            wrapped_layers(model, [name])
+        (problem,) = refused.value.problems
+        assert problem.where == "compute.fsdp_wrap" and problem.message.startswith(f"{name!r} is no layer of Bert")
+        assert hint in problem.message

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from training.problems import Problem, UserError, nearest
 
@@ -18,7 +19,7 @@ DISTRIBUTED_TYPE = {"cpu": "FSDP", "cuda": "FSDP"}
 ONE_FILE = False
 
 
-def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str, Any]:
+def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str, Any]:
     """The fields of TrainingArguments. Raises UserError for a layer class that the model does not have."""
     offload = compute["offload"] == "all"
     config = {
@@ -46,7 +47,7 @@ def _share_on_cpu() -> None:
     PartialState(backend="gloo").distributed_type = DistributedType.MULTI_GPU
 
 
-def wrapped_layers(network: torch.nn.Module, asked: list[str] | None) -> list[str]:
+def wrapped_layers(network: PreTrainedModel, asked: list[str] | None) -> list[str]:
     """The classes of the layers that are put together one at a time: those asked for, or those that the model says
     are never to be split. Raises UserError where one is not in the model, or none is known.
     """
@@ -66,7 +67,7 @@ def wrapped_layers(network: torch.nn.Module, asked: list[str] | None) -> list[st
     return found
 
 
-def _layers(network: torch.nn.Module) -> list[str]:
+def _layers(network: PreTrainedModel) -> list[str]:
     """The classes of the modules with weights of their own or below them, without those around the embeddings:
     accelerate puts these together by themselves, and a weight is in one group only.
     """
@@ -89,4 +90,6 @@ def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
     """The whole model's weights in the CPU's memory of rank 0; nothing on the others. Every rank calls it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    return get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(trainer.model, options=whole)
+    return weights
