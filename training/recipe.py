@@ -188,6 +188,9 @@ class Compute(Section):
     fsdp_wrap: list[Text] | None = Field(default=None, min_length=1)
     """For fsdp, the classes of the layers that are put together one at a time, such as `BertLayer` (null: those that
     the model says are never to be split)."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """For DeepSpeed, more of its configuration under its own names, such as
+    `{zero_optimization: {overlap_comm: false}}`. What follows from other fields of the recipe is set there."""
     num_processes: AutoOrCount = "auto"
     """Processes that train, each on a GPU of its own or all on the CPU; auto: all GPUs, else 1."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"

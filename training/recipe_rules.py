@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from training.problems import Problem, nearest
+from training.recipe_compute import SHARING_RULES
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe_problems import section_fields
 from training.rows.filters import parse_filter
@@ -364,32 +365,6 @@ def _alias(written: Written) -> Iterator[tuple[str, str]]:
         yield "release.alias", f"{alias!r} is kept by MLflow for versions: choose another, such as champion."
 
 
-def _strategy(written: Written) -> Iterator[tuple[str, str]]:
-    strategy, processes = written["compute.strategy"], written["compute.num_processes"]
-    if strategy != "ddp" and processes == 1:
-        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: give more, or use ddp."
-        yield "compute.strategy", message
-    if strategy.startswith("deepspeed") and written["training.optim"] == "adafactor":
-        message = (
-            f"'adafactor' takes means over the rows and columns of whole weights, which {strategy} cuts up: choose"
-        )
-        yield "training.optim", f"{message} another, or use fsdp."
-
-
-def _offload(written: Written) -> Iterator[tuple[str, str]]:
-    strategy, offload = written["compute.strategy"], written["compute.offload"]
-    choices = {"ddp": [], "fsdp": ["all"], "deepspeed-zero2": ["optimizer"]}.get(strategy, ["optimizer", "all"])
-    if offload not in ("no", False, *choices):  # YAML reads a bare `no` as false
-        yield "compute.offload", f"{offload!r} is not for {strategy}: choose from {', '.join(['no', *choices])}."
-
-
-def _fsdp(written: Written) -> Iterator[tuple[str, str]]:
-    strategy = written["compute.strategy"]
-    for name, default in (("fsdp_reshard_after_forward", True), ("fsdp_wrap", None)):
-        if strategy != "fsdp" and written[f"compute.{name}"] != default:
-            yield f"compute.{name}", f"is for `strategy: fsdp` only; with {strategy}, leave it out."
-
-
 _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _secrets,
     _data_source,
@@ -409,9 +384,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _best_metric,
     _scheduler_settings,
     _extra,
-    _strategy,
-    _offload,
-    _fsdp,
+    *SHARING_RULES,
     _evaluated_splits,
     _metrics,
     _minimum,

@@ -64,6 +64,7 @@ def test_what_is_left_out_has_the_documented_default() -> None:
         "offload": "no",
         "fsdp_reshard_after_forward": True,
         "fsdp_wrap": None,
+        "deepspeed": {},
         "num_processes": "auto",
         "mixed_precision": "auto",
         "stall_timeout_s": 1800.0,
@@ -239,6 +240,17 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
          "is for `strategy: fsdp` only; with deepspeed-zero3, leave it out."),
         ("compute.fsdp_reshard_after_forward", "ddp", {"compute.fsdp_reshard_after_forward": False},
          "is for `strategy: fsdp` only; with ddp, leave it out."),
+        ("compute.deepspeed", "fsdp", {"compute.deepspeed": {"zero_optimization": {"overlap_comm": False}}},
+         "is for the strategies of DeepSpeed only; with fsdp, leave it out."),
+        ("compute.deepspeed.zero_optimization.stage", "deepspeed-zero2",
+         {"compute.deepspeed": {"zero_optimization": {"stage": 3}}},
+         "3 contradicts compute.strategy, which is 'deepspeed-zero2': set that, and leave this out."),
+        ("compute.deepspeed.gradient_clipping", "deepspeed-zero3", {"compute.deepspeed": {"gradient_clipping": 5.0}},
+         "5.0 contradicts training.max_grad_norm, which is 1.0: set that, and leave this out."),
+        ("compute.deepspeed.optimizer.type", "deepspeed-zero3", {"compute.deepspeed": {"optimizer": {"type": "Lamb"}}},
+         "'Lamb' contradicts training.optim, which is 'adamw_torch_fused': set that, and leave this out."),
+        ("compute.deepspeed.zero_optimization", "deepspeed-zero3", {"compute.deepspeed": {"zero_optimization": 3}},
+         "3 is of the wrong type: it takes a mapping."),
         ("training.optim", "deepspeed-zero2", {"training.optim": "adafactor"},
          "'adafactor' takes means over the rows and columns of whole weights, which deepspeed-zero2 cuts up: choose "
          "another, or use fsdp."),
@@ -252,6 +264,8 @@ def test_what_a_strategy_cannot_do_is_told(where: str, strategy: str, values: di
 def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
     for strategy, offload in (("fsdp", "all"), ("deepspeed-zero2", "optimizer"), ("deepspeed-zero3", "all")):
         parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload})
+    repeated = {"zero_optimization": {"stage": 3, "overlap_comm": False}, "gradient_clipping": 1.0}
+    parse(PLAIN, {"compute.strategy": "deepspeed-zero3", "compute.deepspeed": repeated})
     wrapped = {"compute.fsdp_wrap": ["BertLayer"], "compute.fsdp_reshard_after_forward": False}
     compute = parse(PLAIN, {"compute.strategy": "fsdp", "compute.offload": False, **wrapped}).compute
     assert (compute.offload, compute.fsdp_wrap) == ("no", ["BertLayer"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
 
 from tests.training import tiny
 from tests.training.forks import assert_same, curve, events, finish, kill_when, run_fit
@@ -19,6 +19,8 @@ from training import strategies
 from training.checkpoints import damage_of
 from training.problems import UserError
 from training.protocol import Failure, Job, Outcome, read_outcome
+from training.strategies import zero
+from training.strategies.fsdp import wrapped_layers
 
 SHARED = ["fsdp", "deepspeed-zero2", "deepspeed-zero3"]
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
@@ -136,12 +138,28 @@ def test_a_model_that_is_not_wrapped_at_all_is_told(strategy: str) -> None:
     assert strategies.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
 
 
-def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(world: Path) -> None:
-    from training.strategies.fsdp import wrapped_layers
+def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_the_recipe() -> None:
+    more = {"zero_optimization": {"stage": 3, "overlap_comm": False, "reduce_bucket_size": 7}, "gradient_clipping": 1.0}
+    compute = {"strategy": "deepspeed-zero3", "offload": "all", "deepspeed": more | {"wall_clock_breakdown": True}}
+    config = zero.config(compute, parameters=10)
+    assert config["zero_optimization"] == {
+        "stage": 3,
+        "overlap_comm": False,
+        "reduce_bucket_size": 7,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    }
+    assert config["gradient_clipping"] == "auto" and config["wall_clock_breakdown"] is True
+    without = zero.config(compute | {"offload": "no", "deepspeed": {}}, parameters=10)
+    assert without["zero_optimization"] == {"stage": 3, "reduce_bucket_size": 10}
 
+
+def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(world: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(world / "base/model")
     assert wrapped_layers(model, None) == ["BertLayer"]
     assert wrapped_layers(model, ["BertAttention"]) == ["BertAttention"]
+    silent = DistilBertForSequenceClassification(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8))
+    assert wrapped_layers(silent, None) == ["TransformerBlock"]
     # The one holds the embeddings, which are put together by themselves; the other is misspelt.
     for name, hint in (("BertEmbeddings", ""), ("BertLayr", " Did you mean 'BertLayer'?")):
         with pytest.raises(UserError) as refused:

@@ -49,7 +49,7 @@ def _share_on_cpu() -> None:
 
 def wrapped_layers(network: PreTrainedModel, asked: list[str] | None) -> list[str]:
     """The classes of the layers that are put together one at a time: those asked for, or those that the model says
-    are never to be split. Raises UserError where one is not in the model, or none is known.
+    are never to be split, or where it says nothing those of its largest list of layers. Raises UserError where one is not in the model, or none is known.
     """
     layers = _layers(network)
     for name in asked or ():
@@ -59,12 +59,19 @@ def wrapped_layers(network: PreTrainedModel, asked: list[str] | None) -> list[st
             )
             message += f"{', '.join(layers)}.{nearest(name, layers)}"
             raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
-    found = sorted(asked or set(layers) & set(getattr(network, "_no_split_modules", None) or ()))
+    found = asked or [name for name in layers if name in (network._no_split_modules or ())] or _stacked(network, layers)
     if not found:
-        message = f"is missing: {type(network).__name__} does not say what its layers are. Name their class, such as "
+        message = f"is missing: {type(network).__name__} has no list of layers. Name their class, such as "
         message += f"one of {', '.join(layers)}."
         raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
     return found
+
+
+def _stacked(network: PreTrainedModel, layers: list[str]) -> list[str]:
+    """The classes of the layers in the list of modules that has the most weights, such as an encoder's blocks."""
+    stacks = [module for module in network.modules() if isinstance(module, torch.nn.ModuleList)]
+    largest = max(stacks, key=lambda stack: sum(weight.numel() for weight in stack.parameters()), default=())
+    return [name for name in layers if name in {type(layer).__name__ for layer in largest}]
 
 
 def _layers(network: PreTrainedModel) -> list[str]:

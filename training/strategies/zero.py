@@ -29,13 +29,15 @@ def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str,
 
 
 def config(compute: Mapping[str, Any], parameters: int) -> dict[str, Any]:
-    """DeepSpeed's configuration; `auto` is filled in by the Trainer from its own arguments."""
+    """DeepSpeed's configuration, the recipe's own part of it included; `auto` is filled in by the Trainer from its
+    arguments.
+    """
     zero: dict[str, Any] = {"stage": _stage(compute), "reduce_bucket_size": max(1, min(BUCKET, parameters))}
     if compute["offload"] != "no":
         zero["offload_optimizer"] = {"device": "cpu"}
     if compute["offload"] == "all":
         zero["offload_param"] = {"device": "cpu"}
-    return {
+    ours = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -47,6 +49,18 @@ def config(compute: Mapping[str, Any], parameters: int) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+    return _merged(compute["deepspeed"], ours)
+
+
+def _merged(given: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and ours where nothing is, or where the recipe only repeats what ours says."""
+    merged = dict(given)
+    for name, value in ours.items():
+        if isinstance(value, dict):
+            merged[name] = _merged(given.get(name) or {}, value)
+        elif name not in given or value == "auto":
+            merged[name] = value
+    return merged
 
 
 def _stage(compute: Mapping[str, Any]) -> int:
