@@ -49,15 +49,14 @@ def _share_on_cpu() -> None:
 
 def wrapped_layers(network: PreTrainedModel, asked: list[str] | None) -> list[str]:
     """The classes of the layers that are put together one at a time: those asked for, or those that the model says
-    are never to be split, or where it says nothing those of its largest list of layers. Raises UserError where one is not in the model, or none is known.
+    are never to be split, or where it says nothing those of its largest list of layers. Raises UserError where one is
+    not in the model, or none is known.
     """
     layers = _layers(network)
     for name in asked or ():
         if name not in layers:
-            message = (
-                f"{name!r} is no layer of {type(network).__name__} that can be put together by itself: choose from "
-            )
-            message += f"{', '.join(layers)}.{nearest(name, layers)}"
+            message = f"{name!r} is no layer of {type(network).__name__} that can be put together by itself: "
+            message += f"choose from {', '.join(layers)}.{nearest(name, layers)}"
             raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
     found = asked or [name for name in layers if name in (network._no_split_modules or ())] or _stacked(network, layers)
     if not found:
@@ -79,10 +78,13 @@ def _layers(network: PreTrainedModel) -> list[str]:
     accelerate puts these together by themselves, and a weight is in one group only.
     """
     embeddings = {network.get_input_embeddings(), network.get_output_embeddings()} - {None}
-    around = {type(module).__name__ for module in network.modules() if embeddings & set(module.modules())}
-    return sorted(
-        {type(module).__name__ for module in network.modules() if next(module.parameters(), None) is not None} - around
-    )
+    found, around = set(), {"ModuleList"}  # a list computes nothing
+    for module in network.modules():
+        if embeddings & set(module.modules()):
+            around.add(type(module).__name__)
+        elif next(module.parameters(), None) is not None:
+            found.add(type(module).__name__)
+    return sorted(found - around)
 
 
 def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
