@@ -14,6 +14,7 @@ from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
 from training.recipe import Recipe
+from training.strategies import STRATEGIES
 
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM = {"logging_steps", "checkpoint_interval_s"}
@@ -23,24 +24,29 @@ NEED_MEMORY = {"per_device_train_batch_size", "per_device_eval_batch_size", "opt
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
     """The tokens, the base model, the labels, every training setting and what `auto` came to."""
+    strategy = recipe.compute.strategy
     return Ingredients(
         {
             "kind": recipe.kind,
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
-            "compute": {
-                "strategy": recipe.compute.strategy,
-                "num_processes": pins.num_processes,
-                "mixed_precision": pins.mixed_precision,
-            },
+            "compute": _compute(recipe, pins),
             "upstream": {
                 "tokenize": tokens.digest,
                 "load_model": model.digest,
                 "labels": data.parts["labels.json"],
             },
         },
-        code=["training.fit", KINDS[recipe.kind], *_choosing_code(recipe)],
-        libraries=("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
+        code=["training.fit", KINDS[recipe.kind], STRATEGIES[strategy], *_choosing_code(recipe)],
+        libraries=(
+            *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
+            *(["deepspeed"] if strategy.startswith("deepspeed") else []),
+        ),
     )
+
+
+def _compute(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+    resolved = {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
+    return {**recipe.compute.learnt_by(), **resolved}
 
 
 def _choosing_code(recipe: Recipe) -> list[str]:
@@ -64,16 +70,16 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             mixed_precision=pins.mixed_precision,
             use_cpu=use_cpu,
         ),
-        env=accelerate_environment(num_processes=pins.num_processes, use_cpu=use_cpu),
+        env=accelerate_environment(
+            num_processes=pins.num_processes,
+            use_cpu=use_cpu,
+            strategy=recipe.compute.strategy,
+        ),
         settings={
             "kind": recipe.kind,
             "labels": labels,
             "training": recipe.training.model_dump(mode="json"),
-            "compute": {
-                "strategy": recipe.compute.strategy,
-                "num_processes": pins.num_processes,
-                "mixed_precision": pins.mixed_precision,
-            },
+            "compute": _compute(recipe, pins),
             "metrics": recipe.evaluation.metrics,
         },
         inputs={"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path},
@@ -85,6 +91,7 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             training=recipe.training.model_dump(mode="json", include=NEED_MEMORY),
             mixed_precision=pins.mixed_precision,
             num_processes=pins.num_processes,
+            sharing=recipe.compute.learnt_by(),
         ),
         stall_timeout_s=recipe.compute.stall_timeout_s,
     )

@@ -6,6 +6,7 @@ moved since.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tasks.runtime.refs import FilePin, Pins
 from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
-from training.recipe import Recipe
+from training.recipe import Compute, Recipe
 from training.rows.sources import find, fingerprint, load_object
 from training.snapshot import need_parts, part_of
 
@@ -61,11 +62,30 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:
     if compute.num_processes != "auto" and 0 < gpus < compute.num_processes:
         message = f"{compute.num_processes} is too many: each process trains on a GPU of its own, and there are {gpus}."
         problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
+    processes = max(1, gpus) if compute.num_processes == "auto" else compute.num_processes
+    problems += _strategy_here(compute, processes, gpus)
     if problems:
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
-    processes = max(1, gpus) if compute.num_processes == "auto" else compute.num_processes
     return Pins(mixed_precision=precision, num_processes=processes, **found)
+
+
+def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:
+    """Why this machine cannot share the work as the recipe asks."""
+    found = []
+    if compute.strategy != "ddp" and processes == 1:
+        message = f"{compute.strategy!r} shares a model among processes, and there is one GPU or none (num_processes: "
+        found.append(("strategy", f"{message}auto): set compute.num_processes, or use ddp."))
+    if compute.strategy.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        message = f"{compute.strategy!r} needs the package deepspeed, which is not installed here: install the extra, "
+        found.append(("strategy", f"{message}`pip install 'finetune-flows[deepspeed]'`, or use fsdp."))
+    if compute.offload != "no" and not gpus:
+        message = f"{compute.offload!r} moves what a GPU does not need, and there is none here: set it to no."
+        found.append(("offload", message))
+    if compute.strategy != "ddp" and compute.mixed_precision == "fp16" and not gpus:
+        message = f"'fp16' with {compute.strategy} needs GPUs, and there is none here: use bf16 or no."
+        found.append(("mixed_precision", message))
+    return [Problem(kind="compute", where=f"compute.{field}", message=message) for field, message in found]
 
 
 def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:

@@ -1,8 +1,9 @@
 """The program that trains: `python -m training.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow)
-settings   kind, labels, training (the recipe's), compute (strategy, num_processes, mixed_precision), metrics,
-           batch_division (by how much batches are cut so that they fit into memory)
+settings   kind, labels, training (the recipe's), compute (the recipe's, with what
+           num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
+           they fit into memory)
 output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves
 figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows)
 """
@@ -39,7 +40,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
     import torch
 
-    from training import checkpoints, curves, dropout, kinds, model, ranks
+    from training import checkpoints, curves, dropout, kinds, model, ranks, strategies
 
     model.make_deterministic()
     settings = job.settings
@@ -59,8 +60,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if any(ranks.any_rank(stop_requested())):
         raise Interrupted("stopped before the first step")
     result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+    weights = strategies.load(settings["compute"]["strategy"]).whole_weights(trainer)
     if first:
-        model.export(trainer.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model")
+        model.export(trainer.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model", weights)
         curves.draw_curves(read_events(job_dir / EVENTS, 0)[0], job_dir / OUTPUT / "log" / "loss.png")
     ranks.part()
     state = trainer.state
@@ -85,7 +87,7 @@ def make_trainer(
     """The job's Trainer, its checkpoints in the job's folder."""
     from transformers import EarlyStoppingCallback
 
-    from training import kinds, metrics
+    from training import kinds, metrics, strategies
     from training.batching import TokenRows
     from training.model import padding_multiple
     from training.trainer import ExactTrainer
@@ -102,7 +104,9 @@ def make_trainer(
 
     patience = training["early_stopping_patience"]
     threshold = training["early_stopping_threshold"]
-    arguments = training_arguments(job_dir, training, settings["compute"])
+    compute = settings["compute"]
+    shared = strategies.load(compute["strategy"]).arguments(compute, network)
+    arguments = training_arguments(job_dir, training, compute, shared)
     a_pass = asked["per_device_train_batch_size"] * arguments.world_size
     return ExactTrainer(
         model=network,
@@ -114,6 +118,7 @@ def make_trainer(
         compute_metrics=compute_metrics,
         callbacks=[EarlyStoppingCallback(patience, threshold)] if patience else [],
         events=events,
+        compute=compute,
         checkpoint_interval_s=training["checkpoint_interval_s"],
     )
 
@@ -136,9 +141,12 @@ def require_as_asked(trainer: ExactTrainer, compute: dict[str, Any]) -> None:
     """
     import torch
 
+    from training import strategies
+
     arguments, accelerator = trainer.args, trainer.accelerator
-    processes = compute["num_processes"]
-    kind = "NO" if processes == 1 else "MULTI_GPU" if torch.cuda.is_available() else "MULTI_CPU"
+    processes, device = compute["num_processes"], "cuda" if torch.cuda.is_available() else "cpu"
+    shared = strategies.load(compute["strategy"]).DISTRIBUTED_TYPE[device]
+    kind = "NO" if processes == 1 else shared
     asked = {"processes": processes, "launched": processes, "distributed type": kind, "GPUs a process": True}
     runs = {
         "processes": arguments.world_size,
@@ -150,10 +158,11 @@ def require_as_asked(trainer: ExactTrainer, compute: dict[str, Any]) -> None:
         raise RuntimeError(f"asked for {asked}, but what runs is {runs}")
 
 
-def training_arguments(job_dir: Path, training: dict[str, Any], compute: dict[str, Any]) -> TrainingArguments:
-    """The recipe's training section as TrainingArguments, with what the project decides itself.
-
-    Raises UserError where TrainingArguments refuses a value.
+def training_arguments(
+    job_dir: Path, training: dict[str, Any], compute: dict[str, Any], shared: dict[str, Any]
+) -> TrainingArguments:
+    """The recipe's training section as TrainingArguments, with what the project decides itself and what the strategy
+    asks for. Raises UserError where TrainingArguments refuses a value.
     """
     import torch
     from transformers import TrainingArguments
@@ -175,7 +184,7 @@ def training_arguments(job_dir: Path, training: dict[str, Any], compute: dict[st
     if training["eval_strategy"] == "steps":
         decided["save_steps"] = training["eval_steps"]
     try:
-        return TrainingArguments(**{**theirs, **training["extra"], **decided})
+        return TrainingArguments(**{**theirs, **training["extra"], **decided, **shared})
     except (TypeError, ValueError) as error:
         raise UserError([Problem(kind="training", where="training", message=str(error))]) from error
 

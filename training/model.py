@@ -62,12 +62,13 @@ def load_trained(kind: ModuleType, folder: Path) -> PreTrainedModel:
     return _load(kind, folder).eval()
 
 
-def export(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
+def export(model: PreTrainedModel, tokenizer: Path, out: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write config.json and safetensors to `out`, and beside them the tokenizer's files, byte for byte.
 
+    `weights` are given where the model holds only a share of its own.
     Where the tokenizer lies in the folder of another model, that one's files do not replace this one's.
     """
-    model.save_pretrained(out)
+    model.save_pretrained(out, state_dict=weights)
     for file in sorted(tokenizer.iterdir()):
         if file.is_file() and not (out / file.name).exists():
             shutil.copyfile(file, out / file.name)

@@ -176,14 +176,31 @@ class Training(Section):
 class Compute(Section):
     """On what the model is trained."""
 
-    strategy: Literal["ddp"] = "ddp"
-    """How several processes share the work. ddp: each holds the whole model."""
+    strategy: Literal["ddp", "fsdp", "deepspeed-zero2", "deepspeed-zero3"] = "ddp"
+    """How several processes share the work. ddp: each holds the whole model. fsdp: each holds a share of it (FSDP2).
+    deepspeed-zero2: each holds the model, and a share of gradients and optimizer state; deepspeed-zero3: a share of
+    the model, too."""
+    offload: Annotated[Literal["no", "optimizer", "all"], Word] = "no"
+    """What waits in the CPU's memory while it is not needed on the GPU: the optimizer state, or the model as well."""
+    fsdp_reshard_after_forward: bool = True
+    """For fsdp, whether a layer put together for the forward pass is taken apart again until the backward pass: less
+    memory and more traffic. true is known as FULL_SHARD, false as SHARD_GRAD_OP."""
+    fsdp_wrap: list[Text] | None = Field(default=None, min_length=1)
+    """For fsdp, the classes of the layers that are put together one at a time, such as `BertLayer` (null: those that
+    the model says are never to be split)."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """For DeepSpeed, more of its configuration under its own names, such as
+    `{zero_optimization: {overlap_comm: false}}`. What follows from other fields of the recipe is set there."""
     num_processes: AutoOrCount = "auto"
     """Processes that train, each on a GPU of its own or all on the CPU; auto: all GPUs, else 1."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
     """Number format of the forward and backward pass; auto: bf16 where the hardware computes in it."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds without a sign of life after which training is stopped and tried again."""
+
+    def learnt_by(self) -> dict[str, Any]:
+        """How the work is shared: what of this section can change the weights, beside what `auto` came to."""
+        return self.model_dump(mode="json", exclude={"num_processes", "mixed_precision", "stall_timeout_s"})
 
 
 class Evaluation(Section):

@@ -41,7 +41,7 @@ _SET_BY_PROJECT = {
 _OUT_OF_SCOPE = {
     "TPUs are not supported; train on an NVIDIA GPU or a CPU": "tpu xla tpu_num_cores tpu_metrics_debug",
     "TensorFlow is not supported; name a PyTorch model with safetensors weights": "tensorflow tf keras",
-    "FairScale is no longer developed; use compute.strategy: ddp": "fairscale sharded_ddp",
+    "FairScale is no longer developed; use compute.strategy: fsdp": "fairscale sharded_ddp",
     "Apex is no longer needed; use compute.mixed_precision: bf16 or fp16": (
         "apex fp16_opt_level fp16_backend half_precision_backend"
     ),

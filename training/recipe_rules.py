@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from training.problems import Problem, nearest
+from training.recipe_compute import SHARING_RULES
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe_problems import section_fields
 from training.rows.checks import ALWAYS_ERRORS, LEVELS
@@ -387,6 +388,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _best_metric,
     _scheduler_settings,
     _extra,
+    *SHARING_RULES,
     _evaluated_splits,
     _metrics,
     _minimum,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 from transformers import (
     PrinterCallback,
@@ -27,7 +26,7 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 
-from training import checkpoints, ranks
+from training import checkpoints, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
 from training.protocol import Events, Interrupted, stop_requested
 
@@ -44,8 +43,18 @@ class ExactTrainer(Trainer):
     writes events.
     """
 
-    def __init__(self, *, events: Events, checkpoint_interval_s: float, rows_a_step: int, **trainer: Any) -> None:
+    def __init__(
+        self,
+        *,
+        events: Events,
+        compute: dict[str, Any],
+        checkpoint_interval_s: float,
+        rows_a_step: int,
+        **trainer: Any,
+    ) -> None:
         super().__init__(**trainer)
+        self._compute = compute
+        self._strategy = strategies.load(compute["strategy"])
         self._rows_a_step = rows_a_step
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
         torch.manual_seed(self.args.seed + self.args.process_index)
@@ -114,7 +123,8 @@ class ExactTrainer(Trainer):
         first = self.is_world_process_zero()
         with checkpoints.writing(final, needs) if first else nullcontext(checkpoints.place_aside(final)) as aside:
             ranks.wait_for_all()  # the folder is there
-            self.save_model(str(aside), _internal_call=True)
+            if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
+                self.save_model(str(aside), _internal_call=True)
             (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with the user's token in it
             self._save_optimizer_and_scheduler(str(aside))
             self._save_scaler(str(aside))
@@ -168,8 +178,8 @@ class ExactTrainer(Trainer):
 
     def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
         model, batches = super()._prepare_for_training(*asked)
-        if (self.args.world_size > 1) != isinstance(model, DistributedDataParallel):
-            raise RuntimeError(f"{self.args.world_size} processes train a model wrapped in {type(model).__name__}")
+        if wrong := self._strategy.wrong_wrapper(model, self._compute):
+            raise RuntimeError(f"asked for {self._compute['strategy']}, but the model is not shared so: {wrong}")
         return model, batches
 
     def _run_epoch(self, *, epoch: int, **rest: Any) -> None:

@@ -95,7 +95,7 @@ def accelerate_argv(program: str, *, num_processes: int, mixed_precision: str, u
     return [*argv, "-m", program]
 
 
-def accelerate_environment(*, num_processes: int, use_cpu: bool) -> dict[str, str]:
+def accelerate_environment(*, num_processes: int, use_cpu: bool, strategy: str = "ddp") -> dict[str, str]:
     """What the processes of such a command are given beside the environment that every job has."""
     # One process that sees several GPUs would take them all, by torch's older DataParallel.
     env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:num_processes])}
@@ -103,7 +103,8 @@ def accelerate_environment(*, num_processes: int, use_cpu: bool) -> dict[str, st
         return env
     env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // num_processes))}
     if use_cpu:
-        env |= {"ACCELERATE_USE_CPU": "true"}
+        # Of all strategies, accelerate knows only DDP on the CPU; for the others training makes up the state itself.
+        env |= {"ACCELERATE_USE_CPU": "true"} if strategy == "ddp" else {}
         if LINUX:
             env |= {"GLOO_SOCKET_IFNAME": "lo"}  # else whatever the host's name leads to
     return env

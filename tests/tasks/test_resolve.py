@@ -18,6 +18,7 @@ from tasks.data import load_data
 from tasks.model import load_model
 from tasks.resolve import pin, resolve
 from tasks.runtime.digests import Digests
+from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.history import History
 from tasks.runtime.refs import FilePin, HubPin, Pins
 from tasks.runtime.stage import Row, Work
@@ -99,6 +100,26 @@ def test_moved_files_are_the_same_data_and_a_changed_cell_is_other_data(home: Pa
     assert load_key(after, pin(after)) == key
     (moved / "train.csv").write_text("text,label\na,x\nb,x\n")
     assert load_key(after, pin(after)) != key
+
+
+@pytest.mark.skipif(bool(visible_gpus()), reason="says what a machine without a GPU cannot do")
+def test_what_this_machine_cannot_do_for_a_strategy_is_told(home: Path, rows: dict[str, Any]) -> None:
+    compute = {"strategy": "fsdp", "offload": "all", "mixed_precision": "fp16"}
+    told = dict(problems(recipe_of(rows, compute=compute)))
+    assert told == {
+        "compute.strategy": "'fsdp' shares a model among processes, and there is one GPU or none (num_processes: "
+        "auto): set compute.num_processes, or use ddp.",
+        "compute.offload": "'all' moves what a GPU does not need, and there is none here: set it to no.",
+        "compute.mixed_precision": "'fp16' with fsdp needs GPUs, and there is none here: use bf16 or no.",
+    }
+
+
+def test_deepspeed_that_is_not_installed_is_told_with_what_to_install(
+    home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    (told,) = problems(recipe_of(rows, compute={"strategy": "deepspeed-zero2", "num_processes": 2}))
+    assert told[0] == "compute.strategy" and "`pip install 'finetune-flows[deepspeed]'`" in told[1]
 
 
 def test_what_was_pinned_stays_for_the_same_flow_run(home: Path, rows: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.launch import accelerate_environment
 from training import fit
 from training.protocol import Job, Outcome, read_events, read_outcome, run_program, sha256
 
@@ -30,29 +31,37 @@ def run_fit(job_dir: str, rank: dict[str, str]) -> None:
         run_program(fit.main, stops_itself=True)
 
 
-def start(job_dir: Path, launched: int | None = None) -> list[BaseProcess]:
+def start(
+    job_dir: Path, launched: int | None = None, program: Callable[[str, dict[str, str]], None] = run_fit
+) -> list[BaseProcess]:
     """The job's ranks, started; `launched` of them where that is not what the job asks for."""
-    count = launched or Job.read(job_dir).settings["compute"]["num_processes"]
+    compute = Job.read(job_dir).settings["compute"]
+    count = launched or compute["num_processes"]
     (job_dir / "logs").mkdir(exist_ok=True)
-    processes = [FORKS.Process(target=run_fit, args=(str(job_dir), rank), daemon=True) for rank in _ranks(count)]
+    processes = [
+        FORKS.Process(target=program, args=(str(job_dir), rank), daemon=True) for rank in _ranks(count, compute)
+    ]
     for process in processes:
         process.start()
     return processes
 
 
-def _ranks(count: int) -> list[dict[str, str]]:
+def _ranks(count: int, compute: dict[str, Any]) -> list[dict[str, str]]:
     if count == 1:
         return [{}]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
-    common = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    common = accelerate_environment(num_processes=count, use_cpu=True, strategy=compute["strategy"])
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
-def finish(job_dir: Path, launched: int | None = None) -> Outcome:
+def finish(
+    job_dir: Path, launched: int | None = None, program: Callable[[str, dict[str, str]], None] = run_fit
+) -> Outcome:
     """How the job ended, after it has; the processes of one that failed must end by themselves."""
-    _wait_for_all(start(job_dir, launched), job_dir, time.monotonic() + END_WITHIN_S)
+    _wait_for_all(start(job_dir, launched, program), job_dir, time.monotonic() + END_WITHIN_S)
     outcome = read_outcome(job_dir)
     assert outcome is not None, "it died without an outcome"
     return outcome

@@ -61,6 +61,10 @@ def test_what_is_left_out_has_the_documented_default() -> None:
     assert recipe.training.optim == "adamw_torch_fused"
     assert recipe.compute.model_dump() == {
         "strategy": "ddp",
+        "offload": "no",
+        "fsdp_reshard_after_forward": True,
+        "fsdp_wrap": None,
+        "deepspeed": {},
         "num_processes": "auto",
         "mixed_precision": "auto",
         "stall_timeout_s": 1800.0,
@@ -213,13 +217,58 @@ def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
          "'tensorflow' is out of scope: TensorFlow is not supported; name a PyTorch model with "
          "safetensors weights."),
         ("compute.strategy", "fairscale",
-         "'fairscale' is out of scope: FairScale is no longer developed; use compute.strategy: ddp."),
+         "'fairscale' is out of scope: FairScale is no longer developed; use compute.strategy: fsdp."),
         ("training.extra.fp16_opt_level", "O1",
          "is out of scope: Apex is no longer needed; use compute.mixed_precision: bf16 or fp16."),
     ],
 )  # fmt: skip
 def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: str, value: Any, advice: str) -> None:
     assert problems(overrides={where: value}) == {where: advice}
+
+
+@pytest.mark.parametrize(
+    ("where", "strategy", "values", "message"),
+    [
+        ("compute.strategy", "fsdp", {"compute.num_processes": 1},
+         "'fsdp' shares a model among processes, and compute.num_processes is 1: give more, or use ddp."),
+        ("compute.offload", "ddp", {"compute.offload": "all"}, "'all' is not for ddp: choose from no."),
+        ("compute.offload", "fsdp", {"compute.offload": "optimizer"},
+         "'optimizer' is not for fsdp: choose from no, all."),
+        ("compute.offload", "deepspeed-zero2", {"compute.offload": "all"},
+         "'all' is not for deepspeed-zero2: choose from no, optimizer."),
+        ("compute.fsdp_wrap", "deepspeed-zero3", {"compute.fsdp_wrap": ["BertLayer"]},
+         "is for `strategy: fsdp` only; with deepspeed-zero3, leave it out."),
+        ("compute.fsdp_reshard_after_forward", "ddp", {"compute.fsdp_reshard_after_forward": False},
+         "is for `strategy: fsdp` only; with ddp, leave it out."),
+        ("compute.deepspeed", "fsdp", {"compute.deepspeed": {"zero_optimization": {"overlap_comm": False}}},
+         "is for the strategies of DeepSpeed only; with fsdp, leave it out."),
+        ("compute.deepspeed.zero_optimization.stage", "deepspeed-zero2",
+         {"compute.deepspeed": {"zero_optimization": {"stage": 3}}},
+         "3 contradicts compute.strategy, which is 'deepspeed-zero2': set that, and leave this out."),
+        ("compute.deepspeed.gradient_clipping", "deepspeed-zero3", {"compute.deepspeed": {"gradient_clipping": 5.0}},
+         "5.0 contradicts training.max_grad_norm, which is 1.0: set that, and leave this out."),
+        ("compute.deepspeed.optimizer.type", "deepspeed-zero3", {"compute.deepspeed": {"optimizer": {"type": "Lamb"}}},
+         "'Lamb' contradicts training.optim, which is 'adamw_torch_fused': set that, and leave this out."),
+        ("compute.deepspeed.zero_optimization", "deepspeed-zero3", {"compute.deepspeed": {"zero_optimization": 3}},
+         "3 is of the wrong type: it takes a mapping."),
+        ("training.optim", "deepspeed-zero2", {"training.optim": "adafactor"},
+         "'adafactor' takes means over the rows and columns of whole weights, which deepspeed-zero2 cuts up: choose "
+         "another, or use fsdp."),
+    ],
+)  # fmt: skip
+def test_what_a_strategy_cannot_do_is_told(where: str, strategy: str, values: dict[str, Any], message: str) -> None:
+    overrides = {"compute.strategy": strategy, "compute.num_processes": 2, **values}
+    assert problems(overrides=overrides) == {where: message}
+
+
+def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
+    for strategy, offload in (("fsdp", "all"), ("deepspeed-zero2", "optimizer"), ("deepspeed-zero3", "all")):
+        parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload})
+    repeated = {"zero_optimization": {"stage": 3, "overlap_comm": False}, "gradient_clipping": 1.0}
+    parse(PLAIN, {"compute.strategy": "deepspeed-zero3", "compute.deepspeed": repeated})
+    wrapped = {"compute.fsdp_wrap": ["BertLayer"], "compute.fsdp_reshard_after_forward": False}
+    compute = parse(PLAIN, {"compute.strategy": "fsdp", "compute.offload": False, **wrapped}).compute
+    assert (compute.offload, compute.fsdp_wrap) == ("no", ["BertLayer"])
 
 
 def test_missing_fields_are_told_with_what_they_are_for() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.protocol import Job
-from training.recipe import Training
+from training.recipe import Compute, Training
 
 LABELS = ["animal", "tool", "food"]
 WORDS = {
@@ -85,9 +85,10 @@ def fit_job(
     precision: str = "no",
     processes: int = 1,
     division: int = 1,
+    compute: dict[str, Any] | None = None,
     **training: Any,
 ) -> Path:
-    """Write a job that trains on the world; `training` changes the recipe's training section."""
+    """Write a job that trains on the world; `training` and `compute` change those sections of the recipe."""
     chosen = {
         "num_train_epochs": 3,
         "learning_rate": 3e-3,
@@ -98,7 +99,7 @@ def fit_job(
         "kind": "sequence-classification",
         "labels": LABELS,
         "training": Training(**{**chosen, **training}).model_dump(),
-        "compute": {"strategy": "ddp", "num_processes": processes, "mixed_precision": precision},
+        "compute": {**Compute(**compute or {}).learnt_by(), "num_processes": processes, "mixed_precision": precision},
         "batch_division": division,
         "metrics": ["accuracy", "f1"],
     }

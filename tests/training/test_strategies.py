@@ -1,0 +1,169 @@
+"""FSDP2 and ZeRO with two processes on the CPU: they train, stop, go on to the same bytes, and export a whole model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
+
+from tests.training import tiny
+from tests.training.forks import assert_same, curve, events, finish, kill_when, run_fit
+from training import strategies
+from training.checkpoints import damage_of
+from training.problems import UserError
+from training.protocol import Failure, Job, Outcome, read_outcome
+from training.strategies import zero
+from training.strategies.fsdp import wrapped_layers
+
+SHARED = ["fsdp", "deepspeed-zero2", "deepspeed-zero3"]
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
+every_strategy = pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=needs_deepspeed if "deepspeed" in name else ()) for name in SHARED]
+)
+# 150 rows: 4 full steps an epoch, and 22 rows left over that make unequal micro-batches.
+# 60 rows of validation: with a batch size that does not divide them among ranks, the Trainer counts some twice.
+EPOCHS = {
+    "num_train_epochs": 2,
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 1,
+    "per_device_eval_batch_size": 30,
+}
+# The loss falls, so by this rule the first epoch is the best, and the second the last.
+BEST_FIRST = EPOCHS | {
+    "num_train_epochs": 3,
+    "metric_for_best_model": "loss",
+    "greater_is_better": True,
+    "early_stopping_patience": 1,
+    "learning_rate": 1e-3,
+}
+
+
+def failure(outcome: Outcome | None) -> Failure:
+    assert outcome is not None and outcome.failure is not None
+    return outcome.failure
+
+
+@every_strategy
+def test_stopped_and_started_again_it_ends_with_the_same_bytes_and_the_export_needs_no_strategy(
+    world: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Dropout is on: each rank's random numbers go on, too."""
+    shared = {"processes": 2, "compute": {"strategy": strategy}}
+    undisturbed = tiny.fit_job(world, tmp_path / "undisturbed", **shared, **EPOCHS)
+    assert finish(undisturbed).state == "finished"
+    job_dir = tiny.fit_job(world, tmp_path / "stopped", **shared, **EPOCHS)
+    assert kill_when(job_dir, lambda: bool(events(job_dir, "metrics")), signal.SIGTERM, victim=1)
+    assert failure(read_outcome(job_dir)).kind == "interrupted"
+    (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
+    assert damage_of(checkpoint) is None
+    assert finish(job_dir).state == "finished"
+    assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
+    assert_same(job_dir, undisturbed)
+
+    exported = undisturbed / "output/model"
+    model, found = AutoModelForSequenceClassification.from_pretrained(exported, output_loading_info=True)
+    assert not any(found[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.architectures == ["BertForSequenceClassification"]
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+@pytest.fixture(scope="module")
+def one_process(world: Path) -> Path:
+    """One process on the steps of two, without dropout, which each rank draws for itself."""
+    base = world / "base-without-dropout"
+    shutil.copytree(world / "base", base)
+    config = json.loads((base / "model/config.json").read_text())
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "model/config.json").write_text(json.dumps(config | quiet))
+    one = {**BEST_FIRST, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+    job_dir = tiny.fit_job(world, world / "one", base=base.name, **one)
+    figures = finish(job_dir).figures
+    assert (figures["best_step"], figures["steps"]) == (5, 10)
+    return job_dir
+
+
+@every_strategy
+def test_losses_best_model_and_early_end_are_those_of_one_process_on_the_same_steps(
+    world: Path, one_process: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Sums of float32 in another order differ by some 1e-7 a step, which Adam blows up where a gradient is near 0."""
+    base, compute = "base-without-dropout", {"strategy": strategy}
+    job_dir = tiny.fit_job(world, tmp_path / "job", base=base, processes=2, compute=compute, **BEST_FIRST)
+    figures = finish(job_dir).figures
+    assert (figures["best_step"], figures["steps"]) == (5, 10)
+    ours, theirs = curve(job_dir), curve(one_process)
+    assert ours.keys() == theirs.keys()
+    for step, point in theirs.items():
+        for name in {"train_loss", "eval_loss", "grad_norm"} & point.keys():
+            assert ours[step][name] == pytest.approx(point[name], rel=1e-4), (step, name)
+    model, wanted = (load_file(job / "output/model/model.safetensors") for job in (job_dir, one_process))
+    assert model.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        torch.testing.assert_close(model[name], weight, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def run_as_accelerate_would(job_dir: str, rank: dict[str, str]) -> None:
+    """Without the state that a strategy makes up on the CPU. Then FSDP becomes DDP, and of DeepSpeed's processes each
+    trains alone, in silence.
+    """
+    name = Job.read(Path(job_dir)).settings["compute"]["strategy"]
+    module = strategies.load(name)
+    fields = module.arguments
+    plain = {"accelerator_config": None} | ({"use_cpu": False} if "deepspeed" in name else {})
+    module._share_on_cpu = lambda: None
+    module.arguments = lambda *given: fields(*given) | plain
+    run_fit(job_dir, rank)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed-zero2", marks=needs_deepspeed)])
+def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
+    world: Path, tmp_path: Path, strategy: str
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "job", processes=2, compute={"strategy": strategy}, **EPOCHS)
+    told = failure(finish(job_dir, program=run_as_accelerate_would))
+    assert told.kind == "internal" and "asked for {'processes': 2" in told.message
+    assert not events(job_dir, "progress")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("deepspeed-zero3", marks=needs_deepspeed)])
+def test_a_model_that_is_not_wrapped_at_all_is_told(strategy: str) -> None:
+    compute = {"strategy": strategy, "num_processes": 2}
+    assert strategies.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
+
+
+def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_the_recipe() -> None:
+    more = {"zero_optimization": {"stage": 3, "overlap_comm": False, "reduce_bucket_size": 7}, "gradient_clipping": 1.0}
+    compute = {"strategy": "deepspeed-zero3", "offload": "all", "deepspeed": more | {"wall_clock_breakdown": True}}
+    config = zero.config(compute, parameters=10)
+    assert config["zero_optimization"] == {
+        "stage": 3,
+        "overlap_comm": False,
+        "reduce_bucket_size": 7,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    }
+    assert config["gradient_clipping"] == "auto" and config["wall_clock_breakdown"] is True
+    without = zero.config(compute | {"offload": "no", "deepspeed": {}}, parameters=10)
+    assert without["zero_optimization"] == {"stage": 3, "reduce_bucket_size": 10}
+
+
+def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(world: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(world / "base/model")
+    assert wrapped_layers(model, None) == ["BertLayer"]
+    assert wrapped_layers(model, ["BertAttention"]) == ["BertAttention"]
+    silent = DistilBertForSequenceClassification(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8))
+    assert wrapped_layers(silent, None) == ["TransformerBlock"]
+    # The one holds the embeddings, which are put together by themselves; the other is misspelt.
+    for name, hint in (("BertEmbeddings", ""), ("BertLayr", " Did you mean 'BertLayer'?")):
+        with pytest.raises(UserError) as refused:
+            wrapped_layers(model, [name])
+        (problem,) = refused.value.problems
+        assert problem.where == "compute.fsdp_wrap" and problem.message.startswith(f"{name!r} is no layer of Bert")
+        assert hint in problem.message

@@ -1,0 +1,28 @@
+"""How several processes share the work, each strategy one file. A new one is a new line here and a file with the
+same names in it:
+
+    DISTRIBUTED_TYPE   what accelerate calls it, on the CPU and on GPUs
+    ONE_FILE           whether rank 0 alone writes the model and the optimizer's state into a checkpoint
+    arguments          what TrainingArguments is given for it; called before any of its processes talk to each other
+    wrong_wrapper      what is wrong with the model that is about to train; None where it is shared as asked
+    whole_weights      the weights for the export, on rank 0; every rank takes part
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+STRATEGIES: dict[str, str] = {
+    "ddp": "training.strategies.ddp",
+    "fsdp": "training.strategies.fsdp",
+    "deepspeed-zero2": "training.strategies.zero",
+    "deepspeed-zero3": "training.strategies.zero",
+}
+"""A strategy's name in the recipe and the module that says what it is. The modules are imported by `load` only,
+so that a change to one leaves the artifacts of others valid."""
+
+
+def load(name: str) -> ModuleType:
+    """The module of a strategy."""
+    return importlib.import_module(STRATEGIES[name])

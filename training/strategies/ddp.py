@@ -1,0 +1,28 @@
+"""DDP: every process holds the whole model, and gradients are averaged. With one process, no wrapper at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+DISTRIBUTED_TYPE = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
+ONE_FILE = True
+
+
+def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str, Any]:
+    """Nothing: this is what the Trainer does by itself."""
+    return {}
+
+
+def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
+    """What is wrong with the model that is about to train, if anything."""
+    several = compute["num_processes"] > 1
+    return None if several == isinstance(model, DistributedDataParallel) else f"it is a {type(model).__name__}"
+
+
+def whole_weights(trainer: Any) -> dict[str, torch.Tensor] | None:
+    """None: the Trainer's model has all of them."""
+    return None

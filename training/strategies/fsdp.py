@@ -1,0 +1,104 @@
+"""FSDP2: every process holds a share of each weight, gradient and optimizer state, and layers are put together one
+after the other while they compute.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from training.problems import Problem, UserError, nearest
+
+DISTRIBUTED_TYPE = {"cpu": "FSDP", "cuda": "FSDP"}
+ONE_FILE = False
+
+
+def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str, Any]:
+    """The fields of TrainingArguments. Raises UserError for a layer class that the model does not have."""
+    offload = compute["offload"] == "all"
+    config = {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": wrapped_layers(network, compute["fsdp_wrap"]),
+        "reshard_after_forward": compute["fsdp_reshard_after_forward"],
+        # Each rank writes its own share: the whole state need not fit into the memory of one.
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "cpu_offload": offload,
+    }
+    if torch.cuda.is_available():
+        # By these accelerate adds gloo to NCCL, for the shares that lie in the CPU's memory.
+        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": str(offload).lower()}
+        return {"fsdp": True, "fsdp_config": config}
+    _share_on_cpu()
+    return {"fsdp": True, "fsdp_config": config, "accelerator_config": {"use_configured_state": True}}
+
+
+def _share_on_cpu() -> None:
+    """Makes accelerate's state: by itself it takes a CPU for DDP's, and forgets FSDP without a word."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState(backend="gloo").distributed_type = DistributedType.MULTI_GPU
+
+
+def wrapped_layers(network: PreTrainedModel, asked: list[str] | None) -> list[str]:
+    """The classes of the layers that are put together one at a time: those asked for, or those that the model says
+    are never to be split, or where it says nothing those of its largest list of layers. Raises UserError where one is
+    not in the model, or none is known.
+    """
+    layers = _layers(network)
+    for name in asked or ():
+        if name not in layers:
+            message = f"{name!r} is no layer of {type(network).__name__} that can be put together by itself: "
+            message += f"choose from {', '.join(layers)}.{nearest(name, layers)}"
+            raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
+    found = asked or [name for name in layers if name in (network._no_split_modules or ())] or _stacked(network, layers)
+    if not found:
+        message = f"is missing: {type(network).__name__} has no list of layers. Name their class, such as "
+        message += f"one of {', '.join(layers)}."
+        raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
+    return found
+
+
+def _stacked(network: PreTrainedModel, layers: list[str]) -> list[str]:
+    """The classes of the layers in the list of modules that has the most weights, such as an encoder's blocks."""
+    stacks = [module for module in network.modules() if isinstance(module, torch.nn.ModuleList)]
+    largest = max(stacks, key=lambda stack: sum(weight.numel() for weight in stack.parameters()), default=())
+    return [name for name in layers if name in {type(layer).__name__ for layer in largest}]
+
+
+def _layers(network: PreTrainedModel) -> list[str]:
+    """The classes of the modules with weights of their own or below them, without those around the embeddings:
+    accelerate puts these together by themselves, and a weight is in one group only.
+    """
+    embeddings = {network.get_input_embeddings(), network.get_output_embeddings()} - {None}
+    found, around = set(), {"ModuleList"}  # a list computes nothing
+    for module in network.modules():
+        if embeddings & set(module.modules()):
+            around.add(type(module).__name__)
+        elif next(module.parameters(), None) is not None:
+            found.add(type(module).__name__)
+    return sorted(found - around)
+
+
+def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
+    """What is wrong with the model that is about to train, if anything."""
+    if not isinstance(model, FSDPModule):
+        return f"it is a {type(model).__name__}"
+    whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
+    return f"every process holds all of {', '.join(whole)}" if whole else None
+
+
+def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """The whole model's weights in the CPU's memory of rank 0; nothing on the others. Every rank calls it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(trainer.model, options=whole)
+    return weights
