@@ -9,6 +9,7 @@ figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
     from training.trainer import ExactTrainer
-
-OURS = ("early_stopping_patience", "early_stopping_threshold", "checkpoint_interval_s", "extra")
-"""Fields of the recipe's training section that TrainingArguments does not have."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -83,12 +81,8 @@ def make_trainer(
     tokenizer: PreTrainedTokenizerBase,
 ) -> ExactTrainer:
     """The job's Trainer, its checkpoints in the job's folder."""
-    from transformers import EarlyStoppingCallback
-
-    from training import kinds, metrics
+    from training import kinds, losses, metrics, own_classes
     from training.batching import TokenRows
-    from training.model import padding_multiple
-    from training.trainer import ExactTrainer
 
     settings = job.settings
     asked, labels = settings["training"], settings["labels"]
@@ -100,19 +94,19 @@ def make_trainer(
         predictions = kind.predictions(evaluated.predictions)
         return metrics.compute(settings["metrics"], predictions, evaluated.label_ids, labels)
 
-    patience = training["early_stopping_patience"]
-    threshold = training["early_stopping_threshold"]
+    rows = TokenRows(tokens / "train.arrow")
     arguments = training_arguments(job_dir, training, settings["compute"])
     a_pass = asked["per_device_train_batch_size"] * arguments.world_size
-    return ExactTrainer(
+    return own_classes.trainer_class(training)(
         model=network,
         args=arguments,
         rows_a_step=a_pass * asked["gradient_accumulation_steps"],
-        train_dataset=TokenRows(tokens / "train.arrow"),
+        train_dataset=rows,
         eval_dataset=TokenRows(tokens / "validation.arrow"),
-        data_collator=kind.collator(tokenizer, padding_multiple()),
+        data_collator=own_classes.collator(training, kind, tokenizer),
         compute_metrics=compute_metrics,
-        callbacks=[EarlyStoppingCallback(patience, threshold)] if patience else [],
+        callbacks=own_classes.callbacks(training),
+        loss=losses.make(training, labels, rows.labels),
         events=events,
         checkpoint_interval_s=training["checkpoint_interval_s"],
     )
@@ -158,7 +152,8 @@ def training_arguments(job_dir: Path, training: dict[str, Any], compute: dict[st
     import torch
     from transformers import TrainingArguments
 
-    theirs = {name: value for name, value in training.items() if name not in OURS and value is not None}
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    theirs = {name: value for name, value in training.items() if name in known and value is not None}
     decided = {
         "output_dir": str(job_dir / CHECKPOINTS),
         "save_strategy": training["eval_strategy"],

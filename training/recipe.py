@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from training.overrides import finetune_entry, merge
 from training.overrides import parse_set as parse_set  # the third way in, beside load and parse
 from training.problems import Problem, UserError
-from training.recipe_problems import LIST, NUMBER, WORD, describe, field_name, templated
+from training.recipe_problems import LIST, MAPPING, NUMBER, WORD, describe, field_name, templated
 from training.recipe_rules import Written, broken_rules
 
 Split = Literal["train", "validation", "test"]
@@ -25,6 +25,11 @@ Text = Annotated[str, Field(min_length=1)]
 NameOrNames = Annotated[
     Annotated[Text, Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
     Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
+]
+BalancedOrWeights = Annotated[
+    Annotated[Literal["balanced"], Tag(WORD)]
+    | Annotated[dict[Text, Annotated[float, Field(gt=0)]], Field(min_length=1), Tag(MAPPING)],
+    Discriminator(lambda value: MAPPING if isinstance(value, dict) else WORD),
 ]
 ColumnType = Literal["string", "int64", "float64", "bool"]
 Level = Literal["error", "warning", "ignore"]
@@ -109,8 +114,8 @@ class Tokens(Section):
 
 
 class Training(Section):
-    """How the model is trained. Names and meanings are those of transformers' TrainingArguments,
-    except for the last four fields."""
+    """How the model is trained. Names and meanings are those of transformers' TrainingArguments, except for the fields
+    from `loss` on; training/README.md tells of all of them."""
 
     num_train_epochs: float = Field(default=3.0, gt=0)
     """Times that each training row is seen."""
@@ -163,6 +168,21 @@ class Training(Section):
     """Whether more of that metric is better (null: yes, except for the loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported, rather than the last one."""
+    loss: Text = "cross_entropy"
+    """What training makes small: cross_entropy (the model's own), focal, or a function of yours as
+    `module:function`, called with logits (B, L) and labels (B,): training/losses.py."""
+    focal_gamma: float | None = Field(default=None, ge=0)
+    """For `loss: focal`: how much less the rows count that are right already (null: 2; 0: cross entropy)."""
+    class_weights: BalancedOrWeights | None = None
+    """How much the rows of each label count in the loss: balanced (all labels alike), or weights by the labels'
+    names, 1 where a label is not named. Only the ratios matter (null: all rows count alike)."""
+    collator: Text | None = None
+    """What makes rows into the batches of training: a function or class of yours as `module:name`, called with the
+    tokenizer and the multiple to pad to, that gives a function of a batch's features (null: the kind's own)."""
+    callbacks: list[Text] = Field(default_factory=list)
+    """TrainerCallbacks of yours as `module:Class`, made without arguments, one of each on every process."""
+    trainer: Text | None = None
+    """A subclass of yours of ExactTrainer (training/trainer.py), as `module:Class` (null: that one itself)."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
     """Evaluations without a better metric after which training stops (null: never)."""
     early_stopping_threshold: float = Field(default=0.0, ge=0)

@@ -15,7 +15,7 @@ from training.problems import Problem, nearest
 from training.recipe_extra import arguments, out_of_scope, set_by_project
 
 # How the recipe marks the sides of a field that takes one or the other, so that only one of them is reported.
-WORD, NUMBER, LIST = "[word]", "[number]", "[list]"
+WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
 
 _TYPES = {
     "int_type": "a whole number",
@@ -47,7 +47,13 @@ def field_name(loc: Sequence[int | str]) -> str:
     for part in loc:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part not in ("[key]", WORD, NUMBER, LIST):  # a mapping's key, and which side of "one or the other"
+        elif part not in (
+            "[key]",
+            WORD,
+            NUMBER,
+            LIST,
+            MAPPING,
+        ):  # a mapping's key, and which side of "one or the other"
             name += f".{part}" if name else part
     return name
 

@@ -26,6 +26,7 @@ _ENCODINGS = (
 )
 _FILES = ("csv", "json", "parquet", "arrow")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_LOSSES = ("cross_entropy", "focal")
 _METRICS = ("accuracy", "f1", "precision", "recall")
 
 
@@ -282,6 +283,41 @@ def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
+def _loss(written: Written) -> Iterator[tuple[str, str]]:
+    loss, gamma, smoothing = (written[f"training.{name}"] for name in ("loss", "focal_gamma", "label_smoothing_factor"))
+    if loss not in _LOSSES and not _DOTTED.fullmatch(loss):
+        choices = f"choose from {', '.join(_LOSSES)}, or name a function of yours as module:function"
+        yield "training.loss", f"{loss!r} is unknown: {choices}.{nearest(loss, _LOSSES)}"
+        return
+    if gamma is not None and loss != "focal":
+        yield "training.focal_gamma", f"{gamma:g} is for `loss: focal` only; with {loss}, set it to null."
+    if smoothing and loss != "cross_entropy":
+        yield (
+            "training.label_smoothing_factor",
+            f"{smoothing:g} is for `loss: cross_entropy` only; with {loss}, set it to 0.",
+        )
+
+
+def _class_weights(written: Written) -> Iterator[tuple[str, str]]:
+    weights, labels = written["training.class_weights"], written["data.label_names"]
+    for name in weights if isinstance(weights, dict) and labels else ():
+        if name not in labels:
+            message = f"is no label: data.label_names has {', '.join(labels)}.{nearest(name, labels)}"
+            yield f"training.class_weights.{name}", message
+
+
+def _own_classes(written: Written) -> Iterator[tuple[str, str]]:
+    callbacks = written["training.callbacks"]
+    named = [(f"training.{field}", written[f"training.{field}"]) for field in ("collator", "trainer")]
+    named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(callbacks)]
+    for where, name in named:
+        if name is not None and not _DOTTED.fullmatch(name):
+            yield where, f"{name!r} names nothing of Python: write it as module:name."
+    for index, name in enumerate(callbacks):
+        if name in callbacks[:index]:
+            yield f"training.callbacks[{index}]", f"{name!r} is listed twice."
+
+
 def _scheduler_settings(written: Written) -> Iterator[tuple[str, str]]:
     needed = {
         "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
@@ -381,6 +417,9 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _steps,
     _evaluation_while_training,
     _best_metric,
+    _loss,
+    _class_weights,
+    _own_classes,
     _scheduler_settings,
     _extra,
     _evaluated_splits,

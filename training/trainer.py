@@ -29,6 +29,7 @@ from transformers.trainer_callback import ExportableState
 
 from training import checkpoints, ranks
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
+from training.losses import Loss
 from training.protocol import Events, Interrupted, stop_requested
 
 LOSS_SUM = "loss_sum.rank{}.json"
@@ -40,13 +41,22 @@ class ExactTrainer(Trainer):
 
     `args.output_dir` is the folder of the checkpoints. One is written at each evaluation and whenever the
     last is older than `checkpoint_interval_s`. Asked to stop, `train` writes one and raises Interrupted.
-    `rows_a_step` counts the rows of an optimizer step over all ranks. Every rank makes one of these; rank 0 alone
-    writes events.
+    `rows_a_step` counts the rows of an optimizer step over all ranks. `loss`, of logits and labels, is the mean over
+    a batch, where it is not to be the model's own. Every rank makes one of these; rank 0 alone writes events.
     """
 
-    def __init__(self, *, events: Events, checkpoint_interval_s: float, rows_a_step: int, **trainer: Any) -> None:
+    def __init__(
+        self,
+        *,
+        events: Events,
+        checkpoint_interval_s: float,
+        rows_a_step: int,
+        loss: Loss | None = None,
+        **trainer: Any,
+    ) -> None:
         super().__init__(**trainer)
         self._rows_a_step = rows_a_step
+        self._loss = loss
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
         torch.manual_seed(self.args.seed + self.args.process_index)
         # Many classification heads accept the number of items of all micro-batches and take no notice of it:
@@ -89,13 +99,29 @@ class ExactTrainer(Trainer):
         The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's rows only
         where all of these have equally many.
         """
-        rows = len(inputs["input_ids"])
-        loss = super().compute_loss(model, inputs, *more, **named)
+        rows = len(inputs["labels"])
+        own = super().compute_loss if self._loss is None else self._other_loss
+        loss = own(model, inputs, *more, **named)
         if not model.training:
             return loss
         shares = self.current_gradient_accumulation_steps * self.args.world_size
         weight = rows * shares / self._batches.rows_of_step(self.state.global_step)
-        return loss if weight == 1.0 else loss * weight
+        if weight == 1.0:
+            return loss
+        return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
+
+    def _other_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        # Not the Trainer's compute_loss_func: with one, it no longer takes the mean over the micro-batches.
+        assert self._loss is not None
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        loss = self._loss(outputs["logits"], inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
 
     def _checkpoint(self, step: int) -> Path:
         return Path(self.args.output_dir) / checkpoints.name(step)
@@ -128,6 +154,15 @@ class ExactTrainer(Trainer):
             checkpoints.rotate(final.parent)
             seconds = round(time.monotonic() - began, 3)
             self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
+
+    def _load_callback_state(self) -> None:
+        # super's puts the callbacks that it restores behind all others.
+        places = [type(callback) for callback in self.callback_handler.callbacks]
+        super()._load_callback_state()
+        by_class: dict[type[TrainerCallback], list[TrainerCallback]] = {}
+        for callback in self.callback_handler.callbacks:
+            by_class.setdefault(type(callback), []).append(callback)
+        self.callback_handler.callbacks = [by_class[place].pop(0) for place in places]
 
     def _callback_states(self) -> dict[str, list[dict[str, Any]]]:
         states: dict[str, list[dict[str, Any]]] = {}
@@ -206,9 +241,11 @@ class _Saves(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not self._trainer.epoch_ends_at(state.global_step):
             control.should_save |= self._due(state)
+        elif args.eval_strategy == "epoch":
+            control.should_save = False  # whoever asked for it: the evaluation comes first
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_save |= self._due(state)
+        control.should_save = (control.should_save and state.global_step != self._saved_step) or self._due(state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
