@@ -53,7 +53,7 @@ def test_random_batches_own_loss_callback_with_state_and_trainer_end_with_the_sa
 def test_workers_draw_the_same_random_batches_as_the_process_itself(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    workers = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
+    workers = {"dataloader_num_workers": 2}
     job_dir = tiny.fit_job(world, tmp_path / "workers", **OWN, extra=workers)
     assert finish(job_dir).state == "finished"
     assert_same(job_dir, undisturbed)
