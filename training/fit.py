@@ -51,6 +51,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     trainer = make_trainer(job_dir, job, events, network, tokenizer)
     require_as_asked(trainer, settings["compute"])
     first = trainer.is_world_process_zero()
+    if first and trainer.args.torch_compile:
+        events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
     start = ranks.from_first(checkpoints.newest_good(job_dir / CHECKPOINTS, events.warning) if first else None)
     if start is not None and first:
         events.note(f"going on from {start.name}")
@@ -161,7 +163,7 @@ def training_arguments(job_dir: Path, training: dict[str, Any], compute: dict[st
         "fp16": compute["mixed_precision"] == "fp16",
         "use_cpu": not torch.cuda.is_available(),
         "disable_tqdm": True,
-        "report_to": "none",
+        "report_to": training["report_to"] or "none",
         "remove_unused_columns": False,
         "restore_callback_states_from_checkpoint": True,
     }

@@ -148,8 +148,17 @@ class Training(Section):
         "greedy",
     ] = "linear"
     """How the learning rate changes after the warm-up; its own settings: `extra.lr_scheduler_kwargs`."""
-    optim: Literal["adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop"] = "adamw_torch_fused"
-    """The optimizer; these need no package beyond torch."""
+    optim: Literal[
+        *("adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop"),
+        *("schedule_free_adamw", "schedule_free_sgd", "schedule_free_radam", "stable_adamw"),
+        *("lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"),
+        *("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"),
+        *("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"),
+        *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
+        *("adamw_torch_4bit", "adamw_torch_8bit"),
+    ] = "adamw_torch_fused"
+    """The optimizer. The first six need no package beyond torch; for the others, their package is named where it is
+    missing."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Longer gradients are scaled down to this norm; 0: never."""
     label_smoothing_factor: float = Field(default=0.0, ge=0, lt=1)
@@ -168,6 +177,9 @@ class Training(Section):
     """Whether more of that metric is better (null: yes, except for the loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported, rather than the last one."""
+    report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
+    """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
+    TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
     loss: Text = "cross_entropy"
     """What training makes small: cross_entropy (the model's own), focal, or a function of yours as
     `module:function`, called with logits (B, L) and labels (B,): training/losses.py."""

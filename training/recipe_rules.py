@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from training.problems import Problem, nearest
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
+from training.recipe_optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe_problems import section_fields
 from training.rows.filters import parse_filter
 from training.rows.urls import secret_in
@@ -354,6 +355,72 @@ def _extra(written: Written) -> Iterator[tuple[str, str]]:
             )
 
 
+def _extra_without_effect(written: Written) -> Iterator[tuple[str, str]]:
+    """Fields that transformers would take and do nothing with."""
+    extra = written["training.extra"]
+    for names, needed in (
+        (("activation_checkpointing_kwargs",), ("activation_checkpointing", "gradient_checkpointing")),
+        (("gradient_checkpointing_kwargs",), ("gradient_checkpointing", "activation_checkpointing")),
+        (("dataloader_prefetch_factor", "dataloader_multiprocessing_context"), ("dataloader_num_workers",)),
+    ):
+        for name in names:
+            if extra.get(name) is not None and not any(extra.get(other) for other in needed):
+                yield f"training.extra.{name}", f"does nothing without training.extra.{needed[0]}: set that too."
+    delay, strategy = extra.get("eval_delay") or 0, written["training.eval_strategy"]
+    if not delay:
+        return
+    if strategy in ("no", False):
+        yield "training.extra.eval_delay", "does nothing, for training.eval_strategy is no: set that to epoch or steps."
+    last = written["training.num_train_epochs"] if strategy == "epoch" else written["training.max_steps"]
+    if written["training.max_steps"] != -1 and strategy == "epoch":
+        return
+    if 0 < last < delay:
+        yield "training.extra.eval_delay", f"{delay} is out of range: training ends after {last:g}."
+
+
+def _optimizer(written: Written) -> Iterator[tuple[str, str]]:
+    name = written["training.optim"]
+    if package := missing_package(name):
+        yield "training.optim", f"{name!r} needs a package that is not installed: pip install {package}."
+    optimizer, extra = OPTIMIZERS[name], written["training.extra"]
+    for field in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        if extra.get(field) is not None and field not in optimizer.settings:
+            yield f"training.extra.{field}", f"does nothing with `optim: {name}`: leave it out."
+    yield from _optimizer_args(name, optimizer, extra.get("optim_args"))
+    if optimizer.schedules_itself:
+        if (scheduler := written["training.lr_scheduler_type"]) != "constant":
+            message = f"{scheduler!r} would act beside `optim: {name}`, which schedules itself: set it to constant."
+            yield "training.lr_scheduler_type", message
+        if 0 < (warmup := written["training.warmup_steps"]) < 1:
+            message = f"{warmup:g} is out of range: `optim: {name}` takes whole steps, not a share of them."
+            yield "training.warmup_steps", message
+
+
+def _optimizer_args(name: str, optimizer: Optimizer, text: Any) -> Iterator[tuple[str, str]]:
+    where = "training.extra.optim_args"
+    if not isinstance(text, str) or not text:
+        return
+    if (given := optim_args(text)) is None:
+        yield where, f"{text!r} is not written as name=value,name=value."
+        return
+    for field in given:
+        if field == "weight_decay":
+            yield where, "weight_decay has a field of its own: set training.weight_decay."
+        elif field not in optimizer.args:
+            takes = f"it takes {', '.join(optimizer.args)}" if optimizer.args else "it takes none"
+            yield where, f"{field!r} does nothing with `optim: {name}`: {takes}.{nearest(field, optimizer.args)}"
+
+
+def _reporters(written: Written) -> Iterator[tuple[str, str]]:
+    reporters = written["training.report_to"]
+    for index, name in enumerate(reporters):
+        if name in reporters[:index]:
+            yield f"training.report_to[{index}]", f"{name!r} is listed twice."
+        elif importlib.util.find_spec(name) is None:
+            message = f"{name!r} needs a package that is not installed: pip install {name}."
+            yield f"training.report_to[{index}]", message
+
+
 def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
     splits, evaluated = written["data.splits"], written["evaluation.splits"]
     # Rows are held out for validation wherever there is no such split.
@@ -422,6 +489,9 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _own_classes,
     _scheduler_settings,
     _extra,
+    _extra_without_effect,
+    _optimizer,
+    _reporters,
     _evaluated_splits,
     _metrics,
     _minimum,

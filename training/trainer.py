@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from transformers.trainer_callback import ExportableState
 from training import checkpoints, ranks
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
 from training.losses import Loss
+from training.problems import Problem, UserError
 from training.protocol import Events, Interrupted, stop_requested
 
 LOSS_SUM = "loss_sum.rank{}.json"
@@ -201,9 +203,30 @@ class ExactTrainer(Trainer):
             self.state.best_model_checkpoint = str(best) if best else None
         return place
 
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        with _users_mistake("training.optim"):
+            return super().create_optimizer(model)
+
+    def create_scheduler(self, *asked: Any, **named: Any) -> Any:
+        with _users_mistake("training.extra.lr_scheduler_kwargs"):
+            return super().create_scheduler(*asked, **named)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        if skip_scheduler and self._resumed_from is not None:
+            return {}  # eval_on_start: the start was before the checkpoint
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
+    def _finalize_training(self, *asked: Any) -> Any:
+        # Optimizers that schedule themselves train with other weights than those to be used afterwards. Where the
+        # best ones are loaded, these were saved after an evaluation, which uses the right ones.
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+        return super()._finalize_training(*asked)
+
     def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
         model, batches = super()._prepare_for_training(*asked)
-        if (self.args.world_size > 1) != isinstance(model, DistributedDataParallel):
+        wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
+        if (self.args.world_size > 1) != isinstance(wrapped, DistributedDataParallel):
             raise RuntimeError(f"{self.args.world_size} processes train a model wrapped in {type(model).__name__}")
         return model, batches
 
@@ -296,7 +319,7 @@ class _Reports(TrainerCallback):
         if "loss" in logs:
             self._loss = logs["loss"]
             values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
-            values |= {"grad_norm": logs["grad_norm"]} if "grad_norm" in logs else {}
+            values |= {name: logs[name] for name in ("grad_norm", "num_input_tokens_seen") if name in logs}
         if values:
             self._events.metrics(state.global_step, {**values, "epoch": logs["epoch"]})
 
@@ -304,6 +327,15 @@ class _Reports(TrainerCallback):
         epoch = round(state.epoch or 0.0, 4)
         self._events.progress(done=state.global_step, total=state.max_steps, epoch=epoch, **more)
         self._told_at, self._told_step = time.monotonic(), state.global_step
+
+
+@contextmanager
+def _users_mistake(where: str) -> Iterator[None]:
+    """What transformers refuses while it makes things of a recipe's settings."""
+    try:
+        yield
+    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+        raise UserError([Problem(kind="training", where=where, message=str(error))]) from error
 
 
 def _is_timing(name: str) -> bool:
