@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tasks.runtime.code import here_or_installed
@@ -17,12 +18,13 @@ from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
 from training.problems import Problem, UserError
+from training.protocol import sha256
 from training.recipe import Recipe
 from training.recipe_optimizers import OPTIMIZERS
 
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM: dict[str, Any] = {
-    **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to"), True),
+    **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to", "resume_from_checkpoint"), True),
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
@@ -45,6 +47,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
                 "tokenize": tokens.digest,
                 "load_model": model.digest,
                 "labels": data.parts["labels.json"],
+                **_named_checkpoint(recipe),
             },
         },
         code=["training.fit", KINDS[recipe.kind], *own],
@@ -77,10 +80,29 @@ def _own_code(recipe: Recipe) -> tuple[list[str], list[str]]:
     return modules, libraries
 
 
+def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
+    """The digest of the checkpoint that training begins with: that of its manifest, which has those of its files."""
+    name = recipe.training.resume_from_checkpoint
+    if name is None:
+        return {}
+    try:
+        return {"checkpoint": sha256(Path(name) / "manifest.json")}
+    except OSError as error:
+        message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
+        where = "training.resume_from_checkpoint"
+        raise UserError([Problem(kind="training", where=where, message=message)]) from error
+
+
 def _reporting(work: Work, recipe: Recipe) -> dict[str, str]:
     """Where TensorBoard's files go unless the user says: to where they stay when the job's folder goes."""
     place = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(home() / "tensorboard" / f"{recipe.name}-{work.key[:8]}")
     return {"TENSORBOARD_LOGGING_DIR": place} if "tensorboard" in recipe.training.report_to else {}
+
+
+def _inputs(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
+    inputs = {"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path}
+    named = recipe.training.resume_from_checkpoint
+    return inputs if named is None else {**inputs, "checkpoint": Path(named).absolute()}
 
 
 @stage(ingredients)
@@ -109,7 +131,7 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             },
             "metrics": recipe.evaluation.metrics,
         },
-        inputs={"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path},
+        inputs=_inputs(recipe, model, tokens),
         fits=Fits(
             max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
             model.path / "model",

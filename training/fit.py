@@ -37,7 +37,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
     import torch
 
-    from training import checkpoints, curves, dropout, kinds, model, ranks
+    from training import curves, dropout, kinds, model, ranks
 
     model.make_deterministic()
     settings = job.settings
@@ -53,12 +53,13 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     first = trainer.is_world_process_zero()
     if first and trainer.args.torch_compile:
         events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
-    start = ranks.from_first(checkpoints.newest_good(job_dir / CHECKPOINTS, events.warning) if first else None)
+    start = ranks.from_first(begin_with(job_dir, job, events) if first else None)
     if start is not None and first:
         events.note(f"going on from {start.name}")
     if any(ranks.any_rank(stop_requested())):
         raise Interrupted("stopped before the first step")
     result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+    require_more_steps(trainer, job)
     if first:
         model.export(trainer.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model")
         curves.draw_curves(read_events(job_dir / EVENTS, 0)[0], job_dir / OUTPUT / "log" / "loss.png")
@@ -73,6 +74,37 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         "best_metric": state.best_metric,
         "train_samples_per_second": result.metrics["train_samples_per_second"],
     }
+
+
+def begin_with(job_dir: Path, job: Job, events: Events) -> Path | None:
+    """The job's newest good checkpoint; before there is one, that of another job which the recipe names.
+
+    Raises UserError where that one cannot be gone on from.
+    """
+    from training import checkpoints
+    from training.trainer import LOSS_SUM
+
+    folder = job_dir / CHECKPOINTS
+    found = checkpoints.newest_good(folder, events.warning)
+    if found is not None or "checkpoint" not in job.inputs:
+        return found
+    named, asked = Path(job.inputs["checkpoint"]), job.settings["compute"]["num_processes"]
+    checkpoints.adopt(named, folder)
+    processes = len(list(named.glob(LOSS_SUM.format("*"))))
+    if processes != asked:
+        message = f"{named.name} is of {processes} processes, and compute.num_processes is {asked}: use as many."
+        raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+    return folder / named.name
+
+
+def require_more_steps(trainer: ExactTrainer, job: Job) -> None:
+    """Raises UserError where a checkpoint that the recipe names was at the end of this training already."""
+    from training import checkpoints
+
+    named, step = job.inputs.get("checkpoint"), trainer.state.global_step
+    if named is not None and checkpoints.step_of(Path(named)) >= step:
+        message = f"{Path(named).name} is where this training ends, after {step} steps: raise num_train_epochs."
+        raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
 
 
 def make_trainer(

@@ -197,6 +197,10 @@ class Training(Section):
     """Whether more of that metric is better (null: yes, except for the loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported, rather than the last one."""
+    resume_from_checkpoint: Text | None = None
+    """The folder of a checkpoint of another job, `…/checkpoint-40`, to begin with: its weights, optimizer and place in
+    the epochs (null: the base model). A run that was stopped goes on by itself. To begin with weights alone, name the
+    model's folder in model.path."""
     report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
     """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""

@@ -21,7 +21,7 @@ _SET_BY_PROJECT = {
         "save_strategy save_steps save_total_limit save_only_model save_on_each_node enable_jit_checkpoint"
     ),
     "a run that was stopped goes on by itself when started again": (
-        "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint"
+        "ignore_data_skip restore_callback_states_from_checkpoint"
     ),
     "the flow decides what is trained, evaluated and predicted": "do_train do_eval do_predict",
     "it follows from compute.mixed_precision": "bf16 fp16",

@@ -194,11 +194,17 @@ class ExactTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, steps_an_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
+        was_the_end = False
+        if resume_from_checkpoint is not None:
+            saved = json.loads(Path(resume_from_checkpoint, TRAINER_STATE_NAME).read_text())
+            was_the_end = saved["global_step"] >= saved["max_steps"]
         place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
             self._resumed_from = Path(resume_from_checkpoint)
             # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
-            self._ended_before = self.control.should_training_stop or self.state.global_step >= max_steps
+            self._ended_before = self.state.global_step >= max_steps
+            if not was_the_end:  # of a shorter training, which another one begins with
+                self._ended_before |= self.control.should_training_stop
             best = self._best()  # the path on record is where the folder was then
             self.state.best_model_checkpoint = str(best) if best else None
         return place

@@ -66,3 +66,13 @@ def test_what_is_learnt_from_counts_and_what_is_only_shown_does_not() -> None:
     assert ingredients(logging_steps=3, extra=shown) == plain
     for learnt in ({"loss": "focal"}, {"class_weights": "balanced"}, {"extra": {"neftune_noise_alpha": 5.0}}):
         assert ingredients(**learnt) != plain
+
+
+def test_of_a_checkpoint_to_begin_with_the_content_counts_and_not_its_place(mine: Path) -> None:
+    for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
+        (mine.parent / name / "checkpoint-4").mkdir(parents=True)
+        (mine.parent / name / "checkpoint-4/manifest.json").write_text(content)
+    a, b, c = (ingredients(resume_from_checkpoint=f"{name}/checkpoint-4") for name in "abc")
+    assert a == b != c and a != ingredients()
+    with pytest.raises(UserError, match="'d' is no checkpoint"):
+        ingredients(resume_from_checkpoint="d")
