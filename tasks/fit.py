@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from tasks.runtime.code import here_or_installed
 from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import accelerate_argv, accelerate_environment
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
+from training.problems import Problem, UserError
+from training.protocol import sha256
 from training.recipe import Recipe
+from training.recipe_optimizers import OPTIMIZERS
 from training.strategies import STRATEGIES
 
 # Decide when something is written or shown, not what is learnt.
-NOT_LEARNT_FROM = {"logging_steps", "checkpoint_interval_s"}
+NOT_LEARNT_FROM: dict[str, Any] = {
+    **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to", "resume_from_checkpoint"), True),
+    "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
+}
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
-NEED_MEMORY = {"per_device_train_batch_size", "per_device_eval_batch_size", "optim", "extra"}
+NEED_MEMORY = {"per_device_train_batch_size", "per_device_eval_batch_size", "optim", "trainer", "collator", "extra"}
 
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
-    """The tokens, the base model, the labels, every training setting and what `auto` came to."""
+    """The tokens, the base model, the labels, every training setting, the user's code and what `auto` came to."""
     strategy = recipe.compute.strategy
+    own, libraries = _own_code(recipe)
     return Ingredients(
         {
             "kind": recipe.kind,
@@ -34,11 +45,12 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
                 "tokenize": tokens.digest,
                 "load_model": model.digest,
                 "labels": data.parts["labels.json"],
+                **_named_checkpoint(recipe),
             },
         },
-        code=["training.fit", KINDS[recipe.kind], STRATEGIES[strategy], *_choosing_code(recipe)],
+        code=["training.fit", KINDS[recipe.kind], STRATEGIES[strategy], *own],
         libraries=(
-            *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
+            *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", *libraries),
             *(["deepspeed"] if strategy.startswith("deepspeed") else []),
         ),
     )
@@ -49,11 +61,54 @@ def _compute(recipe: Recipe, pins: Pins) -> dict[str, Any]:
     return {**recipe.compute.learnt_by(), **resolved}
 
 
-def _choosing_code(recipe: Recipe) -> list[str]:
-    """The modules of the user's metrics, where one of them may choose the best model."""
-    if recipe.training.metric_for_best_model in (None, "loss"):
-        return []
-    return [name.partition(":")[0] for name in recipe.evaluation.metrics if ":" in name]
+def _own_code(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """The modules that the recipe names, and the distributions of those that are installed; those of its metrics only
+    where one of them may choose the best model. Raises UserError for modules that are nowhere."""
+    training = recipe.training
+    named = [("training.loss", training.loss)]
+    named += [("training.collator", training.collator or ""), ("training.trainer", training.trainer or "")]
+    named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(training.callbacks)]
+    if training.metric_for_best_model not in (None, "loss"):
+        named += [(f"evaluation.metrics[{index}]", name) for index, name in enumerate(recipe.evaluation.metrics)]
+    modules: list[str] = []
+    libraries = list(filter(None, [OPTIMIZERS[training.optim].package]))
+    problems = []
+    for where, name in named:
+        if ":" in name:
+            try:
+                here, installed = here_or_installed([name.partition(":")[0]])
+            except ModuleNotFoundError as error:
+                problems.append(Problem(kind="training", where=where, message=f"{name!r}: {error}."))
+                continue
+            modules, libraries = modules + here, libraries + installed
+    if problems:
+        raise UserError(problems)
+    return modules, libraries
+
+
+def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
+    """The digest of the checkpoint that training begins with: that of its manifest, which has those of its files."""
+    name = recipe.training.resume_from_checkpoint
+    if name is None:
+        return {}
+    try:
+        return {"checkpoint": sha256(Path(name) / "manifest.json")}
+    except OSError as error:
+        message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
+        where = "training.resume_from_checkpoint"
+        raise UserError([Problem(kind="training", where=where, message=message)]) from error
+
+
+def _reporting(work: Work, recipe: Recipe) -> dict[str, str]:
+    """Where TensorBoard's files go unless the user says: to where they stay when the job's folder goes."""
+    place = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(home() / "tensorboard" / f"{recipe.name}-{work.key[:8]}")
+    return {"TENSORBOARD_LOGGING_DIR": place} if "tensorboard" in recipe.training.report_to else {}
+
+
+def _inputs(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
+    inputs = {"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path}
+    named = recipe.training.resume_from_checkpoint
+    return inputs if named is None else {**inputs, "checkpoint": Path(named).absolute()}
 
 
 @stage(ingredients)
@@ -74,7 +129,8 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             num_processes=pins.num_processes,
             use_cpu=use_cpu,
             strategy=recipe.compute.strategy,
-        ),
+        )
+        | _reporting(work, recipe),
         settings={
             "kind": recipe.kind,
             "labels": labels,
@@ -82,7 +138,7 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             "compute": _compute(recipe, pins),
             "metrics": recipe.evaluation.metrics,
         },
-        inputs={"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path},
+        inputs=_inputs(recipe, model, tokens),
         fits=Fits(
             max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
             model.path / "model",

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
+from training.drawing import Numbered
 from training.problems import Problem, UserError
 
 MEGABATCH = 50
@@ -58,6 +59,11 @@ class TokenRows(Dataset[dict[str, Any]]):
             offsets, values = columns[chunk]
             features[name] = values[offsets[within] : offsets[within + 1]]
         return features
+
+    def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
+        """The rows of a batch, Numbered where their numbers are."""
+        features = [self[row] for row in rows]
+        return Numbered(features, rows.draws_from) if isinstance(rows, Numbered) else features
 
 
 def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.integer[Any]]]:
@@ -144,9 +150,9 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         self._last = len(lengths) - (self.steps - 1) * rows_a_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in self._steps():
-            for micro in np.array_split(step, self._pieces(len(step))):
-                yield micro[self.rank :: self.dp_size].tolist()
+        micros = (micro for step in self._steps() for micro in np.array_split(step, self._pieces(len(step))))
+        for number, micro in enumerate(micros):
+            yield Numbered(micro[self.rank :: self.dp_size].tolist(), (self.seed, self.epoch, self.rank, number))
 
     def __len__(self) -> int:
         """Micro-batches an epoch on this rank, the same on every rank."""

@@ -20,11 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from training.problems import full_disk
+from training.problems import Problem, UserError, full_disk
 from training.protocol import fsync, sha256
 
 MANIFEST = "manifest.json"
 QUARANTINE = "quarantine"
+NAMED = "training.resume_from_checkpoint"
+"""The field that names a checkpoint of another job to begin with."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -68,13 +70,38 @@ def newest_good(folder: Path, warn: Callable[[str], None]) -> Path | None:
     """
     for leftover in folder.glob(".*"):
         shutil.rmtree(leftover)
-    for checkpoint in sorted(_checkpoints(folder), key=_step, reverse=True):
+    for checkpoint in sorted(_checkpoints(folder), key=step_of, reverse=True):
         damage = damage_of(checkpoint)
         if damage is None:
             return checkpoint
         warn(f"{checkpoint.name} cannot be used ({damage}) and was put into {QUARANTINE}.")
         _set_aside(checkpoint)
     return None
+
+
+def adopt(named: Path, folder: Path) -> None:
+    """Copy a checkpoint that lies elsewhere, with those that it needs, to a folder of checkpoints.
+
+    Raises UserError where it is none, is damaged, or lacks one that it needs.
+    """
+    if not _NAME.fullmatch(named.name):
+        message = f"{str(named)!r} is no checkpoint: name a folder such as checkpoint-40, of a job's checkpoints/."
+        raise UserError([Problem(kind="training", where=NAMED, message=message)])
+    if damage := damage_of(named):
+        message = f"{str(named)!r} cannot be used ({damage}): name another."
+        raise UserError([Problem(kind="training", where=NAMED, message=message)])
+    for source in [*(named.with_name(other) for other in _needs(named)), named]:
+        aside = place_aside(folder / source.name)
+        shutil.copytree(source, aside)
+        for path in aside.rglob("*"):
+            fsync(path)
+        os.rename(aside, folder / source.name)
+    fsync(folder)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps before it, as its name tells."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def damage_of(checkpoint: Path) -> str | None:
@@ -96,7 +123,7 @@ def damage_of(checkpoint: Path) -> str | None:
 
 def rotate(folder: Path, newest: int = 2) -> None:
     """Remove all checkpoints but the newest and those that these need."""
-    newest_first = sorted(_checkpoints(folder), key=_step, reverse=True)
+    newest_first = sorted(_checkpoints(folder), key=step_of, reverse=True)
     kept = {name for checkpoint in newest_first[:newest] for name in [checkpoint.name, *_needs(checkpoint)]}
     for checkpoint in newest_first:
         if checkpoint.name not in kept:
@@ -128,10 +155,6 @@ def _write_manifest(folder: Path, needs: Sequence[str]) -> None:
 
 def _checkpoints(folder: Path) -> list[Path]:
     return [path for path in folder.glob("*") if _NAME.fullmatch(path.name)]
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _set_aside(checkpoint: Path) -> None:

@@ -10,6 +10,7 @@ figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,15 +33,12 @@ if TYPE_CHECKING:
 
     from training.trainer import ExactTrainer
 
-OURS = ("early_stopping_patience", "early_stopping_threshold", "checkpoint_interval_s", "extra")
-"""Fields of the recipe's training section that TrainingArguments does not have."""
-
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
     import torch
 
-    from training import checkpoints, curves, dropout, kinds, model, ranks, strategies
+    from training import curves, dropout, kinds, model, ranks, strategies
 
     model.make_deterministic()
     settings = job.settings
@@ -54,13 +52,16 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     trainer = make_trainer(job_dir, job, events, network, tokenizer)
     require_as_asked(trainer, settings["compute"])
     first = trainer.is_world_process_zero()
-    start = ranks.from_first(checkpoints.newest_good(job_dir / CHECKPOINTS, events.warning) if first else None)
+    if first and trainer.args.torch_compile:
+        events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
+    start = ranks.from_first(begin_with(job_dir, job, events) if first else None)
     if start is not None and first:
         events.note(f"going on from {start.name}")
     if any(ranks.any_rank(stop_requested())):
         raise Interrupted("stopped before the first step")
     result = trainer.train(resume_from_checkpoint=str(start) if start else None)
     weights = strategies.load(settings["compute"]["strategy"]).whole_weights(trainer)
+    require_more_steps(trainer, job)
     if first:
         model.export(trainer.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model", weights)
         curves.draw_curves(read_events(job_dir / EVENTS, 0)[0], job_dir / OUTPUT / "log" / "loss.png")
@@ -77,6 +78,37 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     }
 
 
+def begin_with(job_dir: Path, job: Job, events: Events) -> Path | None:
+    """The job's newest good checkpoint; before there is one, that of another job which the recipe names.
+
+    Raises UserError where that one cannot be gone on from.
+    """
+    from training import checkpoints
+    from training.trainer import LOSS_SUM
+
+    folder = job_dir / CHECKPOINTS
+    found = checkpoints.newest_good(folder, events.warning)
+    if found is not None or "checkpoint" not in job.inputs:
+        return found
+    named, asked = Path(job.inputs["checkpoint"]), job.settings["compute"]["num_processes"]
+    checkpoints.adopt(named, folder)
+    processes = len(list(named.glob(LOSS_SUM.format("*"))))
+    if processes != asked:
+        message = f"{named.name} is of {processes} processes, and compute.num_processes is {asked}: use as many."
+        raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+    return folder / named.name
+
+
+def require_more_steps(trainer: ExactTrainer, job: Job) -> None:
+    """Raises UserError where a checkpoint that the recipe names was at the end of this training already."""
+    from training import checkpoints
+
+    named, step = job.inputs.get("checkpoint"), trainer.state.global_step
+    if named is not None and checkpoints.step_of(Path(named)) >= step:
+        message = f"{Path(named).name} is where this training ends, after {step} steps: raise num_train_epochs."
+        raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+
+
 def make_trainer(
     job_dir: Path,
     job: Job,
@@ -85,12 +117,8 @@ def make_trainer(
     tokenizer: PreTrainedTokenizerBase,
 ) -> ExactTrainer:
     """The job's Trainer, its checkpoints in the job's folder."""
-    from transformers import EarlyStoppingCallback
-
-    from training import kinds, metrics, strategies
+    from training import kinds, losses, metrics, own_classes, strategies
     from training.batching import TokenRows
-    from training.model import padding_multiple
-    from training.trainer import ExactTrainer
 
     settings = job.settings
     asked, labels = settings["training"], settings["labels"]
@@ -102,21 +130,21 @@ def make_trainer(
         predictions = kind.predictions(evaluated.predictions)
         return metrics.compute(settings["metrics"], predictions, evaluated.label_ids, labels)
 
-    patience = training["early_stopping_patience"]
-    threshold = training["early_stopping_threshold"]
+    rows = TokenRows(tokens / "train.arrow")
     compute = settings["compute"]
     shared = strategies.load(compute["strategy"]).arguments(compute, network)
     arguments = training_arguments(job_dir, training, compute, shared)
     a_pass = asked["per_device_train_batch_size"] * arguments.world_size
-    return ExactTrainer(
+    return own_classes.trainer_class(training)(
         model=network,
         args=arguments,
         rows_a_step=a_pass * asked["gradient_accumulation_steps"],
-        train_dataset=TokenRows(tokens / "train.arrow"),
+        train_dataset=rows,
         eval_dataset=TokenRows(tokens / "validation.arrow"),
-        data_collator=kind.collator(tokenizer, padding_multiple()),
+        data_collator=own_classes.collator(training, kind, tokenizer),
         compute_metrics=compute_metrics,
-        callbacks=[EarlyStoppingCallback(patience, threshold)] if patience else [],
+        callbacks=own_classes.callbacks(training),
+        loss=losses.make(training, labels, rows.labels),
         events=events,
         compute=compute,
         checkpoint_interval_s=training["checkpoint_interval_s"],
@@ -167,7 +195,8 @@ def training_arguments(
     import torch
     from transformers import TrainingArguments
 
-    theirs = {name: value for name, value in training.items() if name not in OURS and value is not None}
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    theirs = {name: value for name, value in training.items() if name in known and value is not None}
     decided = {
         "output_dir": str(job_dir / CHECKPOINTS),
         "save_strategy": training["eval_strategy"],
@@ -175,7 +204,7 @@ def training_arguments(
         "fp16": compute["mixed_precision"] == "fp16",
         "use_cpu": not torch.cuda.is_available(),
         "disable_tqdm": True,
-        "report_to": "none",
+        "report_to": training["report_to"] or "none",
         "remove_unused_columns": False,
         "restore_callback_states_from_checkpoint": True,
     }

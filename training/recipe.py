@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from training.overrides import finetune_entry, merge
 from training.overrides import parse_set as parse_set  # the third way in, beside load and parse
 from training.problems import Problem, UserError
-from training.recipe_problems import LIST, NUMBER, WORD, describe, field_name, templated
+from training.recipe_problems import LIST, MAPPING, NUMBER, WORD, describe, field_name, templated
 from training.recipe_rules import Written, broken_rules
 
 Split = Literal["train", "validation", "test"]
@@ -25,6 +25,11 @@ Text = Annotated[str, Field(min_length=1)]
 NameOrNames = Annotated[
     Annotated[Text, Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
     Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
+]
+BalancedOrWeights = Annotated[
+    Annotated[Literal["balanced"], Tag(WORD)]
+    | Annotated[dict[Text, Annotated[float, Field(gt=0)]], Field(min_length=1), Tag(MAPPING)],
+    Discriminator(lambda value: MAPPING if isinstance(value, dict) else WORD),
 ]
 ColumnType = Literal["string", "int64", "float64", "bool"]
 Level = Literal["error", "warning", "ignore"]
@@ -109,8 +114,8 @@ class Tokens(Section):
 
 
 class Training(Section):
-    """How the model is trained. Names and meanings are those of transformers' TrainingArguments,
-    except for the last four fields."""
+    """How the model is trained. Names and meanings are those of transformers' TrainingArguments, except for the fields
+    from `loss` on; training/README.md tells of all of them."""
 
     num_train_epochs: float = Field(default=3.0, gt=0)
     """Times that each training row is seen."""
@@ -143,8 +148,37 @@ class Training(Section):
         "greedy",
     ] = "linear"
     """How the learning rate changes after the warm-up; its own settings: `extra.lr_scheduler_kwargs`."""
-    optim: Literal["adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop"] = "adamw_torch_fused"
-    """The optimizer; these need no package beyond torch."""
+    optim: Literal[
+        "adamw_torch_fused",
+        "adamw_torch",
+        "adafactor",
+        "sgd",
+        "adagrad",
+        "rmsprop",
+        "schedule_free_adamw",
+        "schedule_free_sgd",
+        "schedule_free_radam",
+        "stable_adamw",
+        "lion_32bit",
+        "lion_8bit",
+        "paged_lion_32bit",
+        "paged_lion_8bit",
+        "adamw_8bit",
+        "adamw_bnb_8bit",
+        "paged_adamw_32bit",
+        "paged_adamw_8bit",
+        "ademamix",
+        "ademamix_8bit",
+        "paged_ademamix_32bit",
+        "paged_ademamix_8bit",
+        "rmsprop_bnb",
+        "rmsprop_bnb_8bit",
+        "rmsprop_bnb_32bit",
+        "adamw_torch_4bit",
+        "adamw_torch_8bit",
+    ] = "adamw_torch_fused"
+    """The optimizer. The first six need no package beyond torch; for the others, their package is named where it is
+    missing."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Longer gradients are scaled down to this norm; 0: never."""
     label_smoothing_factor: float = Field(default=0.0, ge=0, lt=1)
@@ -163,6 +197,28 @@ class Training(Section):
     """Whether more of that metric is better (null: yes, except for the loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported, rather than the last one."""
+    resume_from_checkpoint: Text | None = None
+    """The folder of a checkpoint of another job, `…/checkpoint-40`, to begin with: its weights, optimizer and place in
+    the epochs (null: the base model). A run that was stopped goes on by itself. To begin with weights alone, name the
+    model's folder in model.path."""
+    report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
+    """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
+    TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
+    loss: Text = "cross_entropy"
+    """What training makes small: cross_entropy (the model's own), focal, or a function of yours as
+    `module:function`, called with logits (B, L) and labels (B,): training/losses.py."""
+    focal_gamma: float | None = Field(default=None, ge=0)
+    """For `loss: focal`: how much less the rows count that are right already (null: 2; 0: cross entropy)."""
+    class_weights: BalancedOrWeights | None = None
+    """How much the rows of each label count in the loss: balanced (all labels alike), or weights by the labels'
+    names, 1 where a label is not named. Only the ratios matter (null: all rows count alike)."""
+    collator: Text | None = None
+    """What makes rows into the batches of training: a function or class of yours as `module:name`, called with the
+    tokenizer and the multiple to pad to, that gives a function of a batch's features (null: the kind's own)."""
+    callbacks: list[Text] = Field(default_factory=list)
+    """TrainerCallbacks of yours as `module:Class`, made without arguments, one of each on every process."""
+    trainer: Text | None = None
+    """A subclass of yours of ExactTrainer (training/trainer.py), as `module:Class` (null: that one itself)."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
     """Evaluations without a better metric after which training stops (null: never)."""
     early_stopping_threshold: float = Field(default=0.0, ge=0)

@@ -11,8 +11,8 @@ from typing import Any
 # Fields of TrainingArguments that are not a recipe's to set, by the reason.
 _SET_BY_PROJECT = {
     "the project chooses where a run writes and what it is called": "output_dir run_name",
-    "metrics go to MLflow; see MLFLOW_TRACKING_URI": (
-        "report_to project trackio_space_id trackio_bucket_id trackio_static_space_id"
+    "metrics go to MLflow (MLFLOW_TRACKING_URI), and beside it where training.report_to says": (
+        "project trackio_space_id trackio_bucket_id trackio_static_space_id"
     ),
     "publishing is a step of its own, after the model has earned it": (
         "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"
@@ -21,22 +21,76 @@ _SET_BY_PROJECT = {
         "save_strategy save_steps save_total_limit save_only_model save_on_each_node enable_jit_checkpoint"
     ),
     "a run that was stopped goes on by itself when started again": (
-        "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint"
+        "ignore_data_skip restore_callback_states_from_checkpoint"
     ),
     "the flow decides what is trained, evaluated and predicted": "do_train do_eval do_predict",
     "it follows from compute.mixed_precision": "bf16 fp16",
+    "evaluation while training computes as training does": "bf16_full_eval fp16_full_eval",
     "it follows from compute.strategy and compute.num_processes": (
         "use_cpu local_rank accelerator_config parallelism_config fsdp fsdp_config deepspeed ddp_backend"
     ),
+    "a process that hangs is stopped after compute.stall_timeout_s": "ddp_timeout",
     "it would change how many rows make a step; set per_device_train_batch_size": "auto_find_batch_size",
+    "each row of an optimizer step counts alike already, over all processes": "average_tokens_across_devices",
     "the project makes the batches: each row once an epoch, ordered by training.seed": (
-        "remove_unused_columns label_names length_column_name train_sampling_strategy dataloader_drop_last data_seed"
+        "remove_unused_columns label_names length_column_name train_sampling_strategy dataloader_drop_last data_seed "
+        "dataloader_in_order"
+    ),
+    "workers that outlive an epoch draw other random numbers than those of a run that goes on after a kill": (
+        "dataloader_persistent_workers"
     ),
     "evaluation while training needs all predictions": (
-        "prediction_loss_only batch_eval_metrics eval_do_concat_batches include_for_metrics"
+        "prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object include_for_metrics"
     ),
-    "the command shows progress itself": "disable_tqdm log_level log_level_replica",
+    "its kernels are written for text generators on GPUs, and have not been tried here": (
+        "use_liger_kernel liger_kernel_config"
+    ),
+    "it is for GaLore and APOLLO, and a run with these could not go on after a kill": "optim_target_modules",
+    "the command shows progress itself": "disable_tqdm",
+    "each process keeps a log of its own, on whichever machine": "log_on_each_node",
+    "MLflow tracks the machine's memory": "skip_memory_metrics",
+    "what transformers 5.23 has for it fails at the first attention mask of true and false": "debug",
 }
+
+ACCEPTED = {
+    "lr_scheduler_kwargs": "settings of the scheduler by their names",
+    "optim_args": "settings of the optimizer, such as `momentum=0.9`; only those that it takes notice of",
+    "adam_beta1": "for optimizers that have it",
+    "adam_beta2": "for optimizers that have it",
+    "adam_epsilon": "for optimizers that have it",
+    "tf32": "products of matrices on a GPU",
+    "activation_checkpointing": "less memory for more arithmetic; the weights are the same",
+    "activation_checkpointing_kwargs": "with activation_checkpointing",
+    "gradient_checkpointing": "the older name of activation_checkpointing",
+    "gradient_checkpointing_kwargs": "with gradient_checkpointing",
+    "torch_compile": "a run that goes on after a kill may end with other bytes; it says so",
+    "torch_compile_backend": "turns torch_compile on",
+    "torch_compile_mode": "turns torch_compile on",
+    "use_cache": "written into the model's config.json",
+    "neftune_noise_alpha": "noise on the embeddings while training",
+    "torch_empty_cache_steps": "on a GPU",
+    "logging_strategy": "when a training loss is recorded",
+    "logging_first_step": "that of the first step, too",
+    "logging_nan_inf_filter": "whether losses that are no numbers are left out of what is recorded",
+    "include_num_input_tokens_seen": "recorded beside the loss",
+    "log_level": "of transformers, in the job's log",
+    "log_level_replica": "the same for the other processes, each in a log of its own",
+    "eval_delay": "epochs, or with `eval_strategy: steps` steps, before the first evaluation",
+    "eval_on_start": "an evaluation before the first step; not again when a run goes on",
+    "eval_accumulation_steps": "predictions leave the GPU after so many batches",
+    "full_determinism": "exact on a GPU, and slower",
+    "dataloader_num_workers": "processes that make batches; the batches are the same",
+    "dataloader_pin_memory": "on a GPU",
+    "dataloader_prefetch_factor": "with dataloader_num_workers",
+    "dataloader_multiprocessing_context": "with dataloader_num_workers",
+    "ddp_find_unused_parameters": "with several processes",
+    "ddp_bucket_cap_mb": "with several processes",
+    "ddp_broadcast_buffers": "with several processes",
+    "ddp_static_graph": "with several processes",
+}
+"""The fields that training.extra takes, and what is to be said of them. What a later transformers has beside these is
+taken too."""
+
 # Stacks that are out of scope: the words that give them away, and what to use today.
 _OUT_OF_SCOPE = {
     "TPUs are not supported; train on an NVIDIA GPU or a CPU": "tpu xla tpu_num_cores tpu_metrics_debug",

@@ -13,9 +13,10 @@ from pydantic_core import ErrorDetails
 
 from training.problems import Problem, nearest
 from training.recipe_extra import arguments, out_of_scope, set_by_project
+from training.recipe_optimizers import REFUSED
 
 # How the recipe marks the sides of a field that takes one or the other, so that only one of them is reported.
-WORD, NUMBER, LIST = "[word]", "[number]", "[list]"
+WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
 
 _TYPES = {
     "int_type": "a whole number",
@@ -40,6 +41,9 @@ _NAMES = {
     "release.alias": "letters, digits, '_' and '-', beginning with a letter",
 }
 
+# What else a field takes that takes a word.
+_OTHER_SIDE = {"training.class_weights": "weights by the labels' names"}
+
 
 def field_name(loc: Sequence[int | str]) -> str:
     """A place as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
@@ -47,7 +51,13 @@ def field_name(loc: Sequence[int | str]) -> str:
     for part in loc:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part not in ("[key]", WORD, NUMBER, LIST):  # a mapping's key, and which side of "one or the other"
+        elif part not in (
+            "[key]",
+            WORD,
+            NUMBER,
+            LIST,
+            MAPPING,
+        ):  # a mapping's key, and which side of "one or the other"
             name += f".{part}" if name else part
     return name
 
@@ -114,10 +124,12 @@ def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
 
 def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
     value = error["input"]
+    if where == "training.optim" and value in REFUSED:
+        return f"{value!r} is refused: {REFUSED[value]}."
     if advice := out_of_scope(str(value)):
         return f"{value!r} {advice}"
     allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
-    allowed += ["a whole number"] if error["loc"][-1] == WORD else []
+    allowed += [_OTHER_SIDE.get(where, "a whole number")] if error["loc"][-1] == WORD else []
     return f"{_shown(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 from training.problems import Problem, nearest
 from training.recipe_compute import SHARING_RULES
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
+from training.recipe_optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe_problems import section_fields
 from training.rows.checks import ALWAYS_ERRORS, LEVELS
 from training.rows.filters import parse_filter
@@ -29,6 +31,7 @@ _ENCODINGS = (
 _NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
 _FILES = ("csv", "json", "parquet", "arrow")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_LOSSES = ("cross_entropy", "focal")
 _METRICS = ("accuracy", "f1", "precision", "recall")
 
 
@@ -287,6 +290,41 @@ def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
+def _loss(written: Written) -> Iterator[tuple[str, str]]:
+    loss, gamma, smoothing = (written[f"training.{name}"] for name in ("loss", "focal_gamma", "label_smoothing_factor"))
+    if loss not in _LOSSES and not _DOTTED.fullmatch(loss):
+        choices = f"choose from {', '.join(_LOSSES)}, or name a function of yours as module:function"
+        yield "training.loss", f"{loss!r} is unknown: {choices}.{nearest(loss, _LOSSES)}"
+        return
+    if gamma is not None and loss != "focal":
+        yield "training.focal_gamma", f"{gamma:g} is for `loss: focal` only; with {loss}, set it to null."
+    if smoothing and loss != "cross_entropy":
+        yield (
+            "training.label_smoothing_factor",
+            f"{smoothing:g} is for `loss: cross_entropy` only; with {loss}, set it to 0.",
+        )
+
+
+def _class_weights(written: Written) -> Iterator[tuple[str, str]]:
+    weights, labels = written["training.class_weights"], written["data.label_names"]
+    for name in weights if isinstance(weights, dict) and labels else ():
+        if name not in labels:
+            message = f"is no label: data.label_names has {', '.join(labels)}.{nearest(name, labels)}"
+            yield f"training.class_weights.{name}", message
+
+
+def _own_classes(written: Written) -> Iterator[tuple[str, str]]:
+    callbacks = written["training.callbacks"]
+    named = [(f"training.{field}", written[f"training.{field}"]) for field in ("collator", "trainer")]
+    named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(callbacks)]
+    for where, name in named:
+        if name is not None and not _DOTTED.fullmatch(name):
+            yield where, f"{name!r} names nothing of Python: write it as module:name."
+    for index, name in enumerate(callbacks):
+        if name in callbacks[:index]:
+            yield f"training.callbacks[{index}]", f"{name!r} is listed twice."
+
+
 def _scheduler_settings(written: Written) -> Iterator[tuple[str, str]]:
     needed = {
         "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
@@ -321,6 +359,72 @@ def _extra(written: Written) -> Iterator[tuple[str, str]]:
                 where,
                 f"{value!r} is of the wrong type: it takes {known[name].replace(' | ', ' or ')}.",
             )
+
+
+def _extra_without_effect(written: Written) -> Iterator[tuple[str, str]]:
+    """Fields that transformers would take and do nothing with."""
+    extra = written["training.extra"]
+    for names, needed in (
+        (("activation_checkpointing_kwargs",), ("activation_checkpointing", "gradient_checkpointing")),
+        (("gradient_checkpointing_kwargs",), ("gradient_checkpointing", "activation_checkpointing")),
+        (("dataloader_prefetch_factor", "dataloader_multiprocessing_context"), ("dataloader_num_workers",)),
+    ):
+        for name in names:
+            if extra.get(name) is not None and not any(extra.get(other) for other in needed):
+                yield f"training.extra.{name}", f"does nothing without training.extra.{needed[0]}: set that too."
+    delay, strategy = extra.get("eval_delay") or 0, written["training.eval_strategy"]
+    if not delay:
+        return
+    if strategy in ("no", False):
+        yield "training.extra.eval_delay", "does nothing, for training.eval_strategy is no: set that to epoch or steps."
+    last = written["training.num_train_epochs"] if strategy == "epoch" else written["training.max_steps"]
+    if written["training.max_steps"] != -1 and strategy == "epoch":
+        return
+    if 0 < last < delay:
+        yield "training.extra.eval_delay", f"{delay} is out of range: training ends after {last:g}."
+
+
+def _optimizer(written: Written) -> Iterator[tuple[str, str]]:
+    name = written["training.optim"]
+    if package := missing_package(name):
+        yield "training.optim", f"{name!r} needs a package that is not installed: pip install {package}."
+    optimizer, extra = OPTIMIZERS[name], written["training.extra"]
+    for field in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        if extra.get(field) is not None and field not in optimizer.settings:
+            yield f"training.extra.{field}", f"does nothing with `optim: {name}`: leave it out."
+    yield from _optimizer_args(name, optimizer, extra.get("optim_args"))
+    if optimizer.schedules_itself:
+        if (scheduler := written["training.lr_scheduler_type"]) != "constant":
+            message = f"{scheduler!r} would act beside `optim: {name}`, which schedules itself: set it to constant."
+            yield "training.lr_scheduler_type", message
+        if 0 < (warmup := written["training.warmup_steps"]) < 1:
+            message = f"{warmup:g} is out of range: `optim: {name}` takes whole steps, not a share of them."
+            yield "training.warmup_steps", message
+
+
+def _optimizer_args(name: str, optimizer: Optimizer, text: Any) -> Iterator[tuple[str, str]]:
+    where = "training.extra.optim_args"
+    if not isinstance(text, str) or not text:
+        return
+    if (given := optim_args(text)) is None:
+        yield where, f"{text!r} is not written as name=value,name=value."
+        return
+    for field in given:
+        if field == "weight_decay":
+            yield where, "weight_decay has a field of its own: set training.weight_decay."
+        elif field not in optimizer.args:
+            takes = f"it takes {', '.join(optimizer.args)}" if optimizer.args else "it takes none"
+            yield where, f"{field!r} does nothing with `optim: {name}`: {takes}.{nearest(field, optimizer.args)}"
+
+
+def _reporters(written: Written) -> Iterator[tuple[str, str]]:
+    reporters = written["training.report_to"]
+    for index, name in enumerate(reporters):
+        if name in reporters[:index]:
+            yield f"training.report_to[{index}]", f"{name!r} is listed twice."
+        elif importlib.util.find_spec(name) is None:
+            message = f"{name!r} needs a package that is not installed: pip install {name}."
+            yield f"training.report_to[{index}]", message
 
 
 def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
@@ -386,9 +490,15 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _steps,
     _evaluation_while_training,
     _best_metric,
+    _loss,
+    _class_weights,
+    _own_classes,
     _scheduler_settings,
     _extra,
     *SHARING_RULES,
+    _extra_without_effect,
+    _optimizer,
+    _reporters,
     _evaluated_splits,
     _metrics,
     _minimum,

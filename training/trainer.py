@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from transformers.trainer_callback import ExportableState
 
 from training import checkpoints, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
+from training.losses import Loss
+from training.problems import Problem, UserError
 from training.protocol import Events, Interrupted, stop_requested
 
 LOSS_SUM = "loss_sum.rank{}.json"
@@ -39,8 +42,8 @@ class ExactTrainer(Trainer):
 
     `args.output_dir` is the folder of the checkpoints. One is written at each evaluation and whenever the
     last is older than `checkpoint_interval_s`. Asked to stop, `train` writes one and raises Interrupted.
-    `rows_a_step` counts the rows of an optimizer step over all ranks. Every rank makes one of these; rank 0 alone
-    writes events.
+    `rows_a_step` counts the rows of an optimizer step over all ranks. `loss`, of logits and labels, is the mean over
+    a batch, where it is not to be the model's own. Every rank makes one of these; rank 0 alone writes events.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class ExactTrainer(Trainer):
         compute: dict[str, Any],
         checkpoint_interval_s: float,
         rows_a_step: int,
+        loss: Loss | None = None,
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer)
         self._compute = compute
         self._strategy = strategies.load(compute["strategy"])
         self._rows_a_step = rows_a_step
+        self._loss = loss
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
         torch.manual_seed(self.args.seed + self.args.process_index)
         # Many classification heads accept the number of items of all micro-batches and take no notice of it:
@@ -98,13 +103,29 @@ class ExactTrainer(Trainer):
         The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's rows only
         where all of these have equally many.
         """
-        rows = len(inputs["input_ids"])
-        loss = super().compute_loss(model, inputs, *more, **named)
+        rows = len(inputs["labels"])
+        own = super().compute_loss if self._loss is None else self._other_loss
+        loss = own(model, inputs, *more, **named)
         if not model.training:
             return loss
         shares = self.current_gradient_accumulation_steps * self.args.world_size
         weight = rows * shares / self._batches.rows_of_step(self.state.global_step)
-        return loss if weight == 1.0 else loss * weight
+        if weight == 1.0:
+            return loss
+        return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
+
+    def _other_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        # Not the Trainer's compute_loss_func: with one, it no longer takes the mean over the micro-batches.
+        assert self._loss is not None
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        loss = self._loss(outputs["logits"], inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
 
     def _checkpoint(self, step: int) -> Path:
         return Path(self.args.output_dir) / checkpoints.name(step)
@@ -139,6 +160,15 @@ class ExactTrainer(Trainer):
             seconds = round(time.monotonic() - began, 3)
             self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
 
+    def _load_callback_state(self) -> None:
+        # super's puts the callbacks that it restores behind all others.
+        places = [type(callback) for callback in self.callback_handler.callbacks]
+        super()._load_callback_state()
+        by_class: dict[type[TrainerCallback], list[TrainerCallback]] = {}
+        for callback in self.callback_handler.callbacks:
+            by_class.setdefault(type(callback), []).append(callback)
+        self.callback_handler.callbacks = [by_class[place].pop(0) for place in places]
+
     def _callback_states(self) -> dict[str, list[dict[str, Any]]]:
         states: dict[str, list[dict[str, Any]]] = {}
         for callback in [*self.callback_handler.callbacks, self.control]:
@@ -167,18 +197,45 @@ class ExactTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, steps_an_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
+        was_the_end = False
+        if resume_from_checkpoint is not None:
+            saved = json.loads(Path(resume_from_checkpoint, TRAINER_STATE_NAME).read_text())
+            was_the_end = saved["global_step"] >= saved["max_steps"]
         place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
             self._resumed_from = Path(resume_from_checkpoint)
             # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
-            self._ended_before = self.control.should_training_stop or self.state.global_step >= max_steps
+            self._ended_before = self.state.global_step >= max_steps
+            if not was_the_end:  # of a shorter training, which another one begins with
+                self._ended_before |= self.control.should_training_stop
             best = self._best()  # the path on record is where the folder was then
             self.state.best_model_checkpoint = str(best) if best else None
         return place
 
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        with _users_mistake("training.optim"):
+            return super().create_optimizer(model)
+
+    def create_scheduler(self, *asked: Any, **named: Any) -> Any:
+        with _users_mistake("training.extra.lr_scheduler_kwargs"):
+            return super().create_scheduler(*asked, **named)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        if skip_scheduler and self._resumed_from is not None:
+            return {}  # eval_on_start: the start was before the checkpoint
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
+    def _finalize_training(self, *asked: Any) -> Any:
+        # Optimizers that schedule themselves train with other weights than those to be used afterwards. Where the
+        # best ones are loaded, these were saved after an evaluation, which uses the right ones.
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+        return super()._finalize_training(*asked)
+
     def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
         model, batches = super()._prepare_for_training(*asked)
-        if wrong := self._strategy.wrong_wrapper(model, self._compute):
+        wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
+        if wrong := self._strategy.wrong_wrapper(wrapped, self._compute):
             raise RuntimeError(f"asked for {self._compute['strategy']}, but the model is not shared so: {wrong}")
         return model, batches
 
@@ -216,9 +273,11 @@ class _Saves(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not self._trainer.epoch_ends_at(state.global_step):
             control.should_save |= self._due(state)
+        elif args.eval_strategy == "epoch":
+            control.should_save = False  # whoever asked for it: the evaluation comes first
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_save |= self._due(state)
+        control.should_save = (control.should_save and state.global_step != self._saved_step) or self._due(state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
@@ -269,7 +328,7 @@ class _Reports(TrainerCallback):
         if "loss" in logs:
             self._loss = logs["loss"]
             values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
-            values |= {"grad_norm": logs["grad_norm"]} if "grad_norm" in logs else {}
+            values |= {name: logs[name] for name in ("grad_norm", "num_input_tokens_seen") if name in logs}
         if values:
             self._events.metrics(state.global_step, {**values, "epoch": logs["epoch"]})
 
@@ -277,6 +336,15 @@ class _Reports(TrainerCallback):
         epoch = round(state.epoch or 0.0, 4)
         self._events.progress(done=state.global_step, total=state.max_steps, epoch=epoch, **more)
         self._told_at, self._told_step = time.monotonic(), state.global_step
+
+
+@contextmanager
+def _users_mistake(where: str) -> Iterator[None]:
+    """What transformers refuses while it makes things of a recipe's settings."""
+    try:
+        yield
+    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+        raise UserError([Problem(kind="training", where=where, message=str(error))]) from error
 
 
 def _is_timing(name: str) -> bool:

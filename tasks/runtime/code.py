@@ -32,6 +32,7 @@ NOT_INGREDIENTS = (
     "training.processes",
     "training.protocol",
     "training.recipe",
+    "training.recipe_optimizers",
     "training.supervise",
 )
 
@@ -67,6 +68,22 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
         # Importing a.b.c runs a/__init__ and a/b/__init__ first.
         waiting.extend(name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1))
     return dict(sorted(found.items()))
+
+
+def here_or_installed(modules: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Those of the modules that have a source file here, and the distributions that the others come from.
+
+    Raises ModuleNotFoundError for one that is neither here nor installed.
+    """
+    here, distributions = [], []
+    for name in modules:
+        if _source(name) is not None:
+            here.append(name)
+        elif found := importlib.metadata.packages_distributions().get(name.partition(".")[0]):
+            distributions += found
+        else:
+            raise ModuleNotFoundError(f"there is no module {name!r} in {Path.cwd()} or installed", name=name)
+    return here, distributions
 
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:

@@ -1,28 +1,91 @@
-"""What makes a training another training."""
+"""What the training depends on: the user's own code counts, what only decides what is shown does not."""
 
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.fit import fit
 from tasks.runtime.refs import Pins, Ref
+from training.problems import UserError
 from training.recipe import parse
 
-PLAIN = {
-    "name": "test",
-    "kind": "sequence-classification",
-    "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
-    "model": {"source": "folder", "path": "model"},
-}
+DATA = Ref(kind="load_data", key="d", digest="rows", parts={"labels.json": "labels"})
+MODEL = Ref(kind="load_model", key="m", digest="model")
+TOKENS = Ref(kind="tokenize", key="t", digest="tokens")
+
+
+def ingredients(**training: Any) -> dict[str, Any]:
+    data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
+    model = {"source": "folder", "path": "models/small"}
+    recipe = parse(
+        {"name": "test", "kind": "sequence-classification", "data": data, "model": model, "training": training}
+    )
+    return fit.flat_ingredients(recipe, Pins(num_processes=1, mixed_precision="no"), DATA, MODEL, TOKENS)[0]
+
+
+@pytest.fixture()
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "helper.py").write_text("SCALE = 1\n")
+    file = tmp_path / "mine.py"
+    file.write_text("from helper import SCALE\ndef loss(logits, labels): ...\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{"loss": "mine:loss"}, {"collator": "mine:batch"}, {"trainer": "mine:Mine"}, {"callbacks": ["mine:Mine"]}],
+)
+def test_an_edit_to_code_of_the_users_or_to_what_it_imports_is_noticed(mine: Path, training: dict[str, Any]) -> None:
+    before = ingredients(**training)
+    assert {"code.mine.py", "code.helper.py"} <= before.keys()
+    mine.with_name("helper.py").write_text("SCALE = 2\n")
+    after = ingredients(**training)
+    assert {name for name in before if before[name] != after[name]} == {"code.helper.py"}
+
+
+def test_of_an_installed_library_the_version_counts(mine: Path) -> None:
+    assert "library.pydantic" in ingredients(callbacks=["pydantic.main:BaseModel"])
+    assert "library.schedulefree" in ingredients(optim="schedule_free_sgd", lr_scheduler_type="constant")
+
+
+def test_a_module_that_is_nowhere_is_told_with_its_field(mine: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        ingredients(loss="mine:loss", callbacks=["mine:Mine", "nowhere_at_all:Mine"])
+    (problem,) = raised.value.problems
+    assert problem.where == "training.callbacks[1]"
+    assert problem.message.startswith("'nowhere_at_all:Mine': there is no module 'nowhere_at_all' in ")
+
+
+def test_what_is_learnt_from_counts_and_what_is_only_shown_does_not() -> None:
+    plain = ingredients()
+    shown = {"log_level": "info", "log_level_replica": "info", "logging_first_step": True, "logging_strategy": "epoch"}
+    assert ingredients(logging_steps=3, extra=shown) == plain
+    for learnt in ({"loss": "focal"}, {"class_weights": "balanced"}, {"extra": {"neftune_noise_alpha": 5.0}}):
+        assert ingredients(**learnt) != plain
+
+
+def test_of_a_checkpoint_to_begin_with_the_content_counts_and_not_its_place(mine: Path) -> None:
+    for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
+        (mine.parent / name / "checkpoint-4").mkdir(parents=True)
+        (mine.parent / name / "checkpoint-4/manifest.json").write_text(content)
+    a, b, c = (ingredients(resume_from_checkpoint=f"{name}/checkpoint-4") for name in "abc")
+    assert a == b != c and a != ingredients()
+    with pytest.raises(UserError, match="'d' is no checkpoint"):
+        ingredients(resume_from_checkpoint="d")
 
 
 def flat(**compute: Any) -> dict[str, Any]:
-    ref = Ref(kind="stage", key="k", digest="d", parts={"labels.json": "l"})
-    recipe = parse(PLAIN | {"compute": compute})
-    return fit.flat_ingredients(recipe, Pins(num_processes=2), ref, ref, ref)[0]
+    data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
+    model = {"source": "folder", "path": "models/small"}
+    recipe = parse(
+        {"name": "test", "kind": "sequence-classification", "data": data, "model": model, "compute": compute}
+    )
+    return fit.flat_ingredients(recipe, Pins(num_processes=2), DATA, MODEL, TOKENS)[0]
 
 
 def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> None:

@@ -26,6 +26,8 @@ END_WITHIN_S = 120.0
 
 def run_fit(job_dir: str, rank: dict[str, str]) -> None:
     os.environ |= rank
+    # A daemon ends with the tests, and may have no children; a loader's workers end with it as well.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     sys.argv[1:] = [job_dir]
     with open(Path(job_dir) / "log.txt", "a") as sys.stderr:
         run_program(fit.main, stops_itself=True)

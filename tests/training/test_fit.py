@@ -143,6 +143,37 @@ def test_a_run_that_was_over_when_it_was_killed_only_exports(world: Path, undist
         assert_same(moved, whole)
 
 
+def test_a_checkpoint_of_another_job_is_gone_on_from_with_all_that_it_needs(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    newest = max((undisturbed / "checkpoints").glob("checkpoint-*"), key=step)
+    asked = EPOCHS | {"lr_scheduler_type": "constant", "resume_from_checkpoint": str(newest)}
+    longer = tiny.fit_job(world, tmp_path / "longer", **asked, num_train_epochs=4)
+    figures = finish(longer).figures
+    assert figures["steps"] == step(newest) // 3 * 4
+    assert not [point for point in curve(longer) if point <= step(newest)]
+
+    told = []
+    for name, wrong in (
+        ("no-more", {}),
+        ("damaged", {"resume_from_checkpoint": str(damaged_copy(newest, tmp_path))}),
+        ("other", {"resume_from_checkpoint": str(tmp_path)}),
+    ):
+        failure = finish(tiny.fit_job(world, tmp_path / name, **asked | wrong)).failure
+        assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
+        told.append(failure.problems[0].message)
+    assert "is where this training ends, after 21 steps: raise num_train_epochs." in told[0]
+    assert "optimizer.pt changed after it was written" in told[1]
+    assert "is no checkpoint: name a folder such as checkpoint-40" in told[2]
+
+
+def damaged_copy(checkpoint: Path, folder: Path) -> Path:
+    shutil.copytree(checkpoint.parent, folder / "copied")
+    copy = folder / "copied" / checkpoint.name
+    flip_one_bit(copy / "optimizer.pt")
+    return copy
+
+
 def test_patience_of_early_stopping_is_remembered(world: Path, tmp_path: Path) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "patience", **EARLY)
     assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= 2)

@@ -105,5 +105,7 @@ def fit_job(
     }
     inputs = {"model": f"{base}/model", "tokenizer": f"{base}/tokenizer", "tokens": "tokens"}
     absolute = {name: str(world / path) for name, path in inputs.items()}
+    if named := training.get("resume_from_checkpoint"):
+        absolute["checkpoint"] = named
     Job(program="training.fit", key=job_dir.name, settings=settings, inputs=absolute).write(job_dir)
     return job_dir

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import difflib
 import glob
-import importlib
-import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.named import Place
 from training.problems import Problem, UserError, nearest
 from training.rows.listing import Found, Listing, joined
 from training.rows.urls import is_web, name_of
@@ -185,30 +182,7 @@ def load_object(name: str) -> Any:
     (`is_rows`), all train. Raises UserError when there is no such module or name, when importing it fails, or when it
     is none of these.
     """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise _refused(f"{name!r} names nothing: write module:name, for example my_rows:rows.")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that a file beside the recipe shadows no library
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if not f"{module_name}.".startswith(f"{missing}."):
-            raise _refused(f"importing {module_name!r} failed: {error}") from error
-        near = nearest(missing.rpartition(".")[2], _modules_beside(missing))
-        raise _refused(f"{name!r}: there is no module {missing!r} here or installed.{near}") from error
-    except (Exception, SystemExit) as error:
-        raise _refused(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        offered = [key for key, value in vars(module).items() if _gives_rows(value) and not key.startswith("_")]
-        near = nearest(attribute, offered)
-        raise _refused(f"{module_name!r} has no {attribute!r}: it has {', '.join(offered) or 'none'}.{near}")
-    found = getattr(module, attribute)
-    if not _gives_rows(found):
-        accepted = "a function of a split's name, a mapping of splits to rows, or rows with a length and an index"
-        raise _refused(f"{name!r} is of type {type(found).__name__}: it must be {accepted}.")
-    return found
+    return _PLACE.load(name)
 
 
 def is_rows(value: Any) -> bool:
@@ -230,20 +204,16 @@ def fingerprint(rows: Any) -> str | None:
     try:
         answer = ask()
     except Exception as error:
-        raise _refused(f"its fingerprint() failed: {type(error).__name__}: {error}") from error
+        raise _PLACE.refused(f"its fingerprint() failed: {type(error).__name__}: {error}") from error
     if not isinstance(answer, str):
-        raise _refused(f"fingerprint() gave {type(answer).__name__}: it must give a text.")
+        raise _PLACE.refused(f"fingerprint() gave {type(answer).__name__}: it must give a text.")
     return answer
 
 
-def _refused(message: str) -> UserError:
-    return UserError([Problem(kind="data", where="data.path", message=message)])
-
-
-def _modules_beside(missing: str) -> Iterable[str]:
-    """The modules that lie where the missing one was looked for."""
-    parent = missing.rpartition(".")[0]
-    folders = [Path(entry) for entry in sys.modules[parent].__path__] if parent else [Path.cwd()]
-    for folder in folders:
-        yield from (file.stem for file in folder.glob("*.py"))
-        yield from (file.parent.name for file in folder.glob("*/*.py"))
+_PLACE = Place(
+    kind="data",
+    where="data.path",
+    example="my_rows:rows",
+    accepted="a function of a split's name, a mapping of splits to rows, or rows with a length and an index",
+    fits=_gives_rows,
+)

@@ -1,0 +1,87 @@
+"""What a user may write beside a recipe: losses, a collator, callbacks, a Trainer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from training.batching import PadToLongest
+from training.trainer import ExactTrainer
+
+Batch = dict[str, torch.Tensor]
+
+
+def hinge(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.multi_margin_loss(logits, labels, reduction="none")
+
+
+def mean_hinge(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return hinge(logits, labels).mean()
+
+
+def for_each_logit(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return logits
+
+
+def one_number(logits: torch.Tensor) -> torch.Tensor:
+    return logits.mean()
+
+
+class Masked(PadToLongest):
+    """Replaces some tokens by others, drawing from all three generators."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
+        super().__init__(tokenizer, multiple)
+        self.mask = tokenizer.unk_token_id
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Batch:
+        batch = super().__call__(rows)
+        shape = batch["input_ids"].shape
+        hidden = (torch.rand(shape) + torch.from_numpy(np.random.random(shape))) / 2 < 0.3 * (1 + random.random())
+        batch["input_ids"][hidden] = self.mask
+        return batch
+
+
+def twice(tokenizer: PreTrainedTokenizerBase, multiple: int) -> Callable[[list[dict[str, Any]]], Batch]:
+    pad = PadToLongest(tokenizer, multiple)
+    return lambda rows: pad([*rows, *rows])
+
+
+class Slower(TrainerCallback, ExportableState):
+    """Makes the learning rate of each step depend on those before; and asks for a checkpoint whenever it can."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.steps = steps
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"steps": self.steps}, "attributes": {}}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for group in kwargs["optimizer"].param_groups:
+            group["lr"] *= 0.9**self.steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps += 1
+        control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_save = True
+
+
+class NeedsMore(TrainerCallback):
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+
+class Doubled(ExactTrainer):
+    """Counts every loss twice."""
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        found = super().compute_loss(*given, **named)
+        return (found[0] * 2, found[1]) if isinstance(found, tuple) else found * 2
