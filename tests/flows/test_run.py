@@ -305,8 +305,9 @@ def test_a_full_disk_is_told_once_with_its_folder_wherever_it_is_met(
     monkeypatch.setattr(flow, place, fail_with(FULL))
     result = run_flow()
     assert result["state"] == "failed"
-    ((kind, where, message),) = (problem.values() for problem in result["problems"])
-    assert (kind, where) == ("disk", str(home)) and message.startswith("the disk is full: ")
+    (problem,) = result["problems"]
+    assert (problem["kind"], problem["where"]) == ("disk", str(home))
+    assert problem["message"].startswith("the disk is full. Make room")
 
 
 def test_a_full_disk_of_a_server_is_not_told_as_this_machines(
