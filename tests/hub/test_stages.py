@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,11 @@ FAULTS: dict[str, tuple[list[Step], str, str, list[str]]] = {
     "no such commit of weights": ([weights(revision=NOWHERE)], "hub", "model.revision", ["no revision", NOWHERE]),
     "weights cut": ([weights("me/cut")], "network", "model.path", ["'me/cut'", "check the network"]),
 }
-WELL: dict[str, list[Step]] = {"rows": [rows()], "weights cut once": [weights("me/once")]}
+WELL: dict[str, list[Step]] = {
+    "rows": [rows()],
+    "rows of train alone": [rows("me/train-alone")],
+    "weights cut once": [weights("me/once")],
+}
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,17 @@ def _make_repos(hub: Hub) -> dict[tuple[str, str], str]:
     bad = {**sst2_files(), "sst2/train-00000-of-00001.parquet": b"PAR1, and then nothing that belongs to it, PAR1"}
     files = {("dataset", f"me/{name}"): sst2_files() for name in ("rows", "cut", "other", "secret", "gated")}
     files |= {("dataset", "me/bad"): bad, ("dataset", "me/empty"): {}}
+    files |= {("dataset", "me/train-alone"): _train_alone()}
     files |= {("model", f"me/{name}"): good for name in ("model", "cut", "once", "gated")}
     files |= {("model", "me/pickled"): pickled}
     closed = {"me/secret": {"private": True}, "me/gated": {"gated": True}}
     return {(kind, name): hub.repo(kind, name, held, **closed.get(name, {})) for (kind, name), held in files.items()}
+
+
+def _train_alone() -> dict[str, bytes]:
+    files = {name: content for name, content in sst2_files().items() if "validation" not in name}
+    card = files["README.md"].decode().splitlines(keepends=True)
+    return files | {"README.md": "".join(line for line in card if "split: validation" not in line).encode()}
 
 
 def _whole(step: Step, pinned: dict[tuple[str, str], str]) -> Step:
@@ -123,8 +135,14 @@ def test_a_download_that_breaks_once_is_mended_by_the_client_and_nothing_half_is
     assert [name for name, outcome in came.outcomes.items() if isinstance(outcome, str)] == list(WELL)
     stored = list(came.home.glob("artifacts/*/*"))
     # Beside those two: the rows of the one commit that were read before those of another were asked for.
-    assert sorted(path.parent.name for path in stored) == ["load_data", "load_data", "load_model"]
+    assert sorted(path.parent.name for path in stored) == ["load_data"] * 3 + ["load_model"]
     assert all((path / "manifest.json").is_file() for path in stored)
+
+
+def test_a_data_set_without_a_validation_split_has_one_held_out(came: Came) -> None:
+    reports = [json.loads(file.read_text()) for file in came.home.glob("artifacts/load_data/*/log/report.json")]
+    (cut,) = (report for report in reports if report["held_out"])
+    assert cut["held_out"] == {"validation": 0.1} and sum(cut["rows"].values()) == 160
 
 
 def test_neither_rows_nor_weights_load_torch_into_the_process_of_the_flow(came: Came) -> None:
