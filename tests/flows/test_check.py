@@ -110,6 +110,7 @@ def test_without_a_tokenizer_the_rows_are_checked_all_the_same(
 def test_ctrl_c_and_sigterm_leave_nothing_behind(
     file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # as where tests run in the background
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "stopping_rows.py").write_text(
         "import os, signal, time\n"
@@ -125,6 +126,7 @@ def test_ctrl_c_and_sigterm_leave_nothing_behind(
         assert check(file, "--set", data) == 130
         assert list(home.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) == before
+    signal.signal(signal.SIGINT, ignored)
 
 
 def test_neither_torch_nor_a_tracker_nor_a_server_is_needed(file: Path, home: Path) -> None:

@@ -20,13 +20,15 @@ from training.protocol import Job
 WIDE = {"intermediate_size": 16384}
 ROOM_MIB = 330
 PROGRAM = f"""
-import re, resource
+import importlib.util, re, resource
 from pathlib import Path
 from training import fit
 from training.protocol import run_program
 
 def main(job_dir, job, events):
     from training import model, trainer  # what they need is there before the limit
+    if importlib.util.find_spec("deepspeed"):
+        import deepspeed  # accelerate does, where it can
     taken = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (taken + {ROOM_MIB} * 2**20, resource.RLIM_INFINITY))
     return fit.main(job_dir, job, events)
