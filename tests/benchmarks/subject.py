@@ -58,7 +58,7 @@ class Subject:
     def loaded(self) -> Path:
         """The rows as the stage load_data leaves them."""
         columns = Data(source="parquet", path=str(self.data), text=["text"], label="label")
-        load(columns, {split: [self.data / f"{split}.parquet"] for split in ROWS}, self.folder / "data")
+        load(columns, {split: [str(self.data / f"{split}.parquet")] for split in ROWS}, self.folder / "data")
         return self.folder / "data"
 
     @cached_property
