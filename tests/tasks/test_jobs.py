@@ -13,37 +13,22 @@ from tasks.runtime import launch
 from tasks.runtime.jobs import TRIES, run_child
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.memory import Fits
-from tasks.runtime.stage import Row, Work
+from tasks.runtime.stage import Work
+from tests.tasks.watching import Heard
 from training.problems import UserError
 from training.protocol import read_events
-
-
-class Told:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def stage_started(self, stage: str, key: str) -> None: ...
-
-    def stage_waits(self, stage: str) -> None: ...
-
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        self.events += events
-
-    def stage_ended(self, row: Row, result: Any) -> None: ...
 
 
 @pytest.fixture
 def work(home: Path, tmp_path: Path) -> Work:
     out = tmp_path / "out"
     out.mkdir()
-    return Work("k" * 40, out, "run", (Told(),), "child")
+    return Work("k" * 40, out, "run", (Heard(),), "child")
 
 
 def kinds(work: Work) -> list[str]:
     (told,) = work.watchers
-    assert isinstance(told, Told)
+    assert isinstance(told, Heard)
     return [event["kind"] for event in told.events]
 
 
@@ -154,7 +139,7 @@ def test_a_job_with_a_checkpoint_is_said_to_be_resumed(work: Work, tmp_path: Pat
 
 def test_a_finished_job_is_not_run_again(work: Work, tmp_path: Path) -> None:
     run(work, tmp_path, WRITE)
-    again = Work(work.key, tmp_path / "again", "run", (Told(),), "child")
+    again = Work(work.key, tmp_path / "again", "run", (Heard(),), "child")
     again.out.mkdir()
     assert run(again, tmp_path, "raise AssertionError") == {"rows": 3} and again.state == "resumed"
     assert (again.out / "model" / "config.json").read_text() == "3"
@@ -181,14 +166,14 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_
     (tmp_path / "config.json").write_text("{}")
     assert run(work, tmp_path, NEEDS_QUARTERS, fits=Fits(6, tmp_path, program="p")) == {"division": 4}
     (told,) = work.watchers
-    assert isinstance(told, Told)
+    assert isinstance(told, Heard)
     said = [event["message"].split(". ")[-1] for event in told.events if event["kind"] == "warning"]
     assert [message.split(" ", 1)[1] for message in said] == [
         "Going on with at most 3 rows at a time.",
         "Going on with at most 2 rows at a time.",
     ]
     assert Fits(6, tmp_path, program="p").rows == 2
-    again = Work("j" * 40, tmp_path / "again", "run", (Told(),), "child")
+    again = Work("j" * 40, tmp_path / "again", "run", (Heard(),), "child")
     again.out.mkdir()
     run(again, tmp_path, NEEDS_QUARTERS, fits=Fits(6, tmp_path, program="p"))
     assert kinds(again) == ["note", "started"]

@@ -7,24 +7,9 @@ from typing import Any
 
 from tasks.runtime.code import code_digests
 from tasks.runtime.reports import as_markdown, problems_table, read_report, tell_warnings
-from tasks.runtime.stage import Row, Work
+from tasks.runtime.stage import Work
+from tests.tasks.watching import Heard
 from training.problems import Problem
-
-
-class Seen:
-    """A watcher that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def stage_started(self, stage: str, key: str) -> None: ...
-
-    def stage_waits(self, stage: str) -> None: ...
-
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        self.events += events
-
-    def stage_ended(self, row: Row, result: Any) -> None: ...
 
 
 def warnings(number: int) -> list[dict[str, Any]]:
@@ -35,7 +20,7 @@ def warnings(number: int) -> list[dict[str, Any]]:
 
 
 def told(tmp_path: Path, number: int) -> list[str]:
-    seen = Seen()
+    seen = Heard()
     tell_warnings(Work("key", tmp_path, "run", [seen], "load_data"), {"problems": warnings(number)})
     assert {event["kind"] for event in seen.events} <= {"warning"}
     return [event["message"] for event in seen.events]

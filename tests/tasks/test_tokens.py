@@ -11,8 +11,9 @@ import pytest
 
 from tasks.model import load_model
 from tasks.runtime.refs import FilePin, Pins, Ref
-from tasks.runtime.stage import Row, Work
+from tasks.runtime.stage import Work
 from tasks.tokens import tokenize
+from tests.tasks.watching import Heard
 from tests.training import tiny
 from tests.training.vocabularies import CHAT, chat, save_repository
 from training import kinds, predict
@@ -25,22 +26,6 @@ from training.recipe import Recipe, parse
 DATA = Ref(kind="load_data", key="d", digest="of the rows")
 MODEL = Ref(kind="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
 BYTES = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>"}
-
-
-class Heard:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def stage_started(self, stage: str, key: str) -> None: ...
-
-    def stage_waits(self, stage: str) -> None: ...
-
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        self.events += events
-
-    def stage_ended(self, row: Row, result: Any) -> None: ...
 
 
 def recipe_of(folder: Path, **checks: str) -> Recipe:

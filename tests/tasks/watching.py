@@ -1,0 +1,23 @@
+"""A watcher for tests of what a stage or a job tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.runtime.stage import Row
+
+
+class Heard:
+    """Keeps the events that it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def stage_started(self, stage: str, key: str) -> None: ...
+
+    def stage_waits(self, stage: str) -> None: ...
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        self.events += events
+
+    def stage_ended(self, row: Row, result: Any) -> None: ...
