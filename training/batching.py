@@ -63,7 +63,7 @@ class TokenRows(Dataset[dict[str, Any]]):
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
         features = [self[row] for row in rows]
-        return Numbered(features, rows.draws_from) if isinstance(rows, Numbered) else features
+        return Numbered(features, rows.draws_from, rows) if isinstance(rows, Numbered) else features
 
 
 def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.integer[Any]]]:
@@ -186,6 +186,34 @@ def _cut(rows: npt.NDArray[np.int64], size: int, least: int = 1) -> list[npt.NDA
     if len(starts) > 1 and len(rows) - starts[-1] < least:
         starts.pop()
     return np.split(rows, starts[1:])
+
+
+class EvaluationBatches(BatchRebalanceSampler):
+    """This rank's batches of row numbers for an evaluation: by falling length, each row once over all ranks.
+
+    The rows of a pass are dealt out to the ranks one by one. Where there are fewer rows than ranks, those without take
+    the first one, for all must compute together; `in_order` drops what comes of it. A BatchRebalanceSampler by name,
+    as above.
+    """
+
+    def __init__(self, lengths: npt.NDArray[np.int32], rows_a_pass: int, *, world: int = 1, rank: int = 0) -> None:
+        super().__init__(lengths.tolist(), rows_a_pass, world, 1, rank=rank)
+        self._passes = _cut(np.array(LongestFirst(lengths).order), rows_a_pass)
+        self.sizes = [len(rows) for rows in self._passes]
+        """The rows of each pass, over all ranks."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in self._passes:
+            mine = rows[self.rank :: self.dp_size]
+            yield (mine if len(mine) else rows[:1]).tolist()
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    def in_order(self, gathered: torch.Tensor, rows: int) -> torch.Tensor:
+        """What came of a pass of so many rows, in their order, from all ranks one after the other, each filled up to
+        the same number of lines."""
+        return gathered.unflatten(0, (self.dp_size, -1)).transpose(0, 1).flatten(0, 1)[:rows]
 
 
 class LongestFirst(Sampler[int]):

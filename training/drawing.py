@@ -25,11 +25,13 @@ Collate = Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]
 
 
 class Numbered(list[Any]):
-    """The row numbers of a training batch, or its rows' features, with what its random numbers are drawn from."""
+    """The row numbers of a training batch, or its rows' features with these, and what its random numbers are drawn
+    from."""
 
-    def __init__(self, items: Iterable[Any], draws_from: Sequence[int]) -> None:
+    def __init__(self, items: Iterable[Any], draws_from: Sequence[int], rows: Sequence[int] = ()) -> None:
         super().__init__(items)
         self.draws_from = tuple(draws_from)
+        self.rows = list(rows)
 
     def __reduce__(self) -> tuple[type[Numbered], tuple[list[Any], tuple[int, ...]]]:
         return type(self), (list(self), self.draws_from)  # on its way to a worker

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalLoopOutput
 
-from training import callbacks, checkpoints, ranks, strategies
-from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
+from training import callbacks, checkpoints, oracle, ranks, strategies
+from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked
 from training.losses import Loss
 from training.named import Place
@@ -30,6 +32,11 @@ from training.problems import Problem, UserError
 from training.protocol import Events
 
 LOSS_SUM = "loss_sum.rank{}.json"
+# What a TrainerState has lived through, beside what it was set to and where its checkpoints lie.
+_LIVED = (
+    *("global_step", "epoch", "best_metric", "best_global_step"),
+    *("total_flos", "num_input_tokens_seen", "log_history"),
+)
 
 
 def train(task: Task) -> Trained:
@@ -123,6 +130,10 @@ class ExactTrainer(Trainer):
         loss: Loss | None = None,
         **trainer: Any,
     ) -> None:
+        self._oracle = None
+        if oracle.watches():
+            self._oracle = oracle.Batches(Path(trainer["args"].output_dir).parent)
+            trainer["data_collator"] = oracle.Marked(trainer["data_collator"])
         super().__init__(**trainer)
         self._compute = compute
         self._strategy = strategies.load(compute["strategy"])
@@ -139,6 +150,9 @@ class ExactTrainer(Trainer):
         self.add_callback(callbacks.Saves(self, checkpoint_interval_s))
         self._events = events
         self._resumed_from: Path | None = None
+        # For the oracle: the checkpoint that was restored, until it is compared; whether a batch was trained.
+        self._unseen: Path | None = None
+        self._began = False
         self._ended_before = False
 
     @property
@@ -157,8 +171,32 @@ class ExactTrainer(Trainer):
         )
         return self._batches
 
-    def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[int]:
-        return LongestFirst(eval_dataset.lengths)
+    def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
+        world, rank = self.args.world_size, self.args.process_index
+        self._evaluated = EvaluationBatches(
+            eval_dataset.lengths, self.args.eval_batch_size * world, world=world, rank=rank
+        )
+        return self._evaluated
+
+    def evaluation_loop(self, *asked: Any, **named: Any) -> EvalLoopOutput:
+        """As ever, but each row counts once: accelerate fills up the last batches with rows that the loss then counts
+        again."""
+        self._sizes = iter(self._evaluated.sizes)
+        self.gather_function = self._gather_rows
+        return super().evaluation_loop(*asked, **named)
+
+    def prediction_step(self, *asked: Any, **named: Any) -> Any:
+        """As ever."""
+        self._rows_of_pass = next(self._sizes)
+        return super().prediction_step(*asked, **named)
+
+    def _gather_rows(self, tensors: Any) -> Any:
+        # A batch's mean loss comes as often as the largest batch has rows: what is kept of it is once for each row.
+        def gathered(mine: torch.Tensor) -> torch.Tensor:
+            every = self.accelerator.gather(self.accelerator.pad_across_processes(mine))
+            return self._evaluated.in_order(every, self._rows_of_pass)
+
+        return recursively_apply(gathered, tensors)
 
     def epoch_ends_at(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""
@@ -180,6 +218,39 @@ class ExactTrainer(Trainer):
         if weight == 1.0:
             return loss
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
+        """As ever, once the oracle, where it watches, has seen what is trained and what was restored."""
+        if self._oracle is not None:
+            rows = self._oracle.take(self.state.global_step, inputs)
+            if self._unseen is not None:
+                self._require_restored(self._unseen)
+            if self._resumed_from is not None and not self._began:
+                sampler = {"epoch": self._batches.epoch, "seed": self._batches.seed, "rows": rows}
+                oracle.require_same(self._resumed_from, {"sampler": oracle.digests(sampler)})
+            self._began = True
+        return super().training_step(model, inputs, *more)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # The last that is restored, and before any callback may change something.
+        super()._load_rng_state(checkpoint)
+        if self._oracle is not None and self._unseen is not None:
+            self._require_restored(self._unseen)
+
+    def _require_restored(self, checkpoint: Path) -> None:
+        oracle.require_same(checkpoint, self._watched())
+        self._unseen = None
+
+    def _watched(self) -> oracle.State:
+        lived = {name: getattr(self.state, name) for name in _LIVED}
+        callbacks_alone = {name: state for name, state in self._callback_states().items() if name != "TrainerControl"}
+        return oracle.state_of(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            scaler=getattr(self.accelerator, "scaler", None),
+            trainer=lived | self._loss_sum() | callbacks_alone,
+        )
 
     def _other_loss(
         self,
@@ -221,6 +292,9 @@ class ExactTrainer(Trainer):
             self._save_rng_state(str(aside))
             (aside / self._loss_file()).write_text(json.dumps(self._loss_sum()))
             self.state.stateful_callbacks = self._callback_states()
+            if self._oracle is not None:
+                sampler = oracle.next_batch(self._batches, self.state.global_step)
+                oracle.record(aside, self._watched() | {"sampler": oracle.digests(sampler)})
             if first:
                 self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             ranks.wait_for_all()  # every rank's files are there
@@ -272,7 +346,7 @@ class ExactTrainer(Trainer):
             was_the_end = saved["global_step"] >= saved["max_steps"]
         place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
-            self._resumed_from = Path(resume_from_checkpoint)
+            self._resumed_from = self._unseen = Path(resume_from_checkpoint)
             # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
             self._ended_before = self.state.global_step >= max_steps
             if not was_the_end:  # of a shorter training, which another one begins with

@@ -5,6 +5,7 @@ A job of several ranks is as many forks, with the environment that a launcher wo
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -18,14 +19,15 @@ from typing import Any
 
 from tasks.runtime.launch import accelerate_environment
 from training import fit
-from training.protocol import Job, Outcome, read_events, read_outcome, run_program, sha256
+from training.oracle import BATCHES, SWITCH
+from training.protocol import LOGS, Job, Outcome, read_events, read_outcome, run_program, sha256
 
 FORKS = multiprocessing.get_context("forkserver")
 END_WITHIN_S = 120.0
 
 
 def run_fit(job_dir: str, rank: dict[str, str]) -> None:
-    os.environ |= rank
+    os.environ |= {SWITCH: "1"} | rank
     # A daemon ends with the tests, and may have no children; a loader's workers end with it as well.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     sys.argv[1:] = [job_dir]
@@ -113,6 +115,17 @@ def checkpoints_written(job_dir: Path) -> int:
     return len(events(job_dir, "checkpoint"))
 
 
+def batches(job_dir: Path) -> dict[tuple[str, int, int], Any]:
+    """What each rank trained in each micro-batch of each step; one that was trained again was the same."""
+    found: dict[tuple[str, int, int], Any] = {}
+    for file in sorted((job_dir / LOGS).glob(BATCHES.format("*"))):
+        for line in map(json.loads, file.read_text().splitlines()):
+            place = (file.name, line["step"], line["micro"])
+            assert found.setdefault(place, line) == line, f"at {place}, {line} came in place of {found[place]}"
+    return found
+
+
 def assert_same(job_dir: Path, undisturbed: Path) -> None:
+    assert batches(job_dir) == batches(undisturbed) != {}
     assert weights(job_dir) == weights(undisturbed)
     assert curve(job_dir) == curve(undisturbed)

@@ -12,7 +12,7 @@ import torch
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from tests.training import tiny
-from training.batching import LengthGroupedBatches, LongestFirst, PadToLongest, TokenRows
+from training.batching import EvaluationBatches, LengthGroupedBatches, LongestFirst, PadToLongest, TokenRows
 from training.problems import UserError
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003).astype(np.int32)
@@ -120,3 +120,22 @@ def test_pairs_keep_their_token_types() -> None:
 def test_tokenizer_without_a_pad_token_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="pad_token"):
         PadToLongest(SimpleNamespace(pad_token_id=None), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "each", "world"), [(1, 2, 3), (60, 7, 2), (61, 5, 4), (8, 1, 3), (5, 8, 1)])
+def test_an_evaluation_over_ranks_gives_each_row_once_and_weights_a_ranks_mean_by_its_rows(
+    rows: int, each: int, world: int
+) -> None:
+    lengths = np.arange(rows, 0, -1, dtype=np.int32)
+    ranks = [EvaluationBatches(lengths, each * world, world=world, rank=rank) for rank in range(world)]
+    seen: list[int] = []
+    shares: list[float] = []
+    for size, *batches in zip(ranks[0].sizes, *ranks, strict=True):
+        most = max(map(len, batches))
+        assert most <= each
+        filled = torch.tensor([[*batch, *[-1] * (most - len(batch))] for batch in batches]).flatten()
+        seen += ranks[0].in_order(filled, size).tolist()
+        means = torch.tensor([sum(batch) / len(batch) for batch in batches])
+        shares += ranks[0].in_order(means.repeat_interleave(each), size).tolist()
+    assert seen == list(range(rows))  # the longest comes first
+    assert sum(shares) / rows == pytest.approx((rows - 1) / 2)

@@ -12,6 +12,7 @@ import pytest
 from tasks.runtime.launch import accelerate_argv, accelerate_environment, run_job
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when
+from training.oracle import SWITCH
 from training.protocol import Failure, Job, Outcome, read_outcome
 
 # 150 rows: 12 full steps, and 6 rows left over that make unequal micro-batches.
@@ -28,7 +29,7 @@ def launched(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks that nobody disturbed, as the product launches them."""
     job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "launched", processes=2, **EPOCHS)
     argv = accelerate_argv("training.fit", num_processes=2, mixed_precision="no", use_cpu=True)
-    env = accelerate_environment(num_processes=2, use_cpu=True)
+    env = accelerate_environment(num_processes=2, use_cpu=True) | {SWITCH: "1"}
     outcome = run_job(job_dir, argv, env=env, on_events=lambda told: None, stall_timeout_s=120)
     assert outcome.state == "finished", outcome
     return job_dir
@@ -95,6 +96,24 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_steps(world: Path
     assert found[0].keys() == found[1].keys() == found[2].keys()
     for other in found[1:]:
         assert list(other.values()) == pytest.approx(list(found[0].values()), rel=1e-4)
+
+
+def test_an_evaluation_counts_each_row_once_over_two_ranks_in_the_order_of_one_process(
+    world: Path, tmp_path: Path
+) -> None:
+    """60 rows in passes of 14: the last has two for each rank."""
+    found = []
+    extra = {"eval_on_start": True}
+    for processes, rows in ((1, 14), (2, 7)):
+        asked = {"max_steps": 1, "eval_strategy": "no", "per_device_eval_batch_size": rows, "extra": extra}
+        job_dir = tiny.fit_job(world, tmp_path / str(processes), processes=processes, **asked)
+        job = Job.read(job_dir)
+        job.model_copy(update={"settings": {**job.settings, "metrics": ["tests.training.own:Places"]}}).write(job_dir)
+        assert finish(job_dir).state == "finished"
+        found.append(curve(job_dir)[0])
+    assert found[0]["eval_rows"] == 60
+    loss = [point.pop("eval_loss") for point in found]
+    assert found[0] == found[1] and loss[0] == pytest.approx(loss[1], rel=1e-6)
 
 
 def test_the_true_traceback_of_the_rank_that_failed_first_is_told(world: Path, tmp_path: Path) -> None:
