@@ -26,7 +26,8 @@ from training.strategies import STRATEGIES
 
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM: dict[str, Any] = {
-    **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to", "resume_from_checkpoint"), True),
+    **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to"), True),
+    **dict.fromkeys(("resume_from_checkpoint", "inexact_resume"), True),
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
 # What the need for memory hangs on, beside the model, the length of rows and the number format.

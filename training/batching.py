@@ -143,9 +143,7 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         super().__init__(lengths.tolist(), rows_a_step, world, accumulation, seed=seed, rank=rank)
         self._lengths = lengths
         self._micro = -(-rows_a_step // accumulation)  # the most rows of a micro-batch on all ranks together
-        full, tail = divmod(len(lengths), rows_a_step)
-        # A tail with fewer rows than ranks joins the step before it.
-        self.steps = full + (tail >= world or not full)
+        self.steps = steps_an_epoch(len(lengths), rows_a_step, world)
         """Optimizer steps an epoch."""
         self._last = len(lengths) - (self.steps - 1) * rows_a_step
 
@@ -178,6 +176,12 @@ class LengthGroupedBatches(BatchRebalanceSampler):
             longest = int(np.argmax([self._lengths[rows[0]] for rows in shuffled]))
             shuffled[0], shuffled[longest] = shuffled[longest], shuffled[0]
         return [*shuffled, last]
+
+
+def steps_an_epoch(rows: int, rows_a_step: int, world: int) -> int:
+    """Optimizer steps; a tail with fewer rows than ranks joins the step before it."""
+    full, tail = divmod(rows, rows_a_step)
+    return full + (tail >= world or not full)
 
 
 def _cut(rows: npt.NDArray[np.int64], size: int, least: int = 1) -> list[npt.NDArray[np.int64]]:

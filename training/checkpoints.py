@@ -2,8 +2,8 @@
 
     checkpoints/checkpoint-40/            any files
     checkpoints/checkpoint-40/manifest.json   written last: every file's path, bytes and sha256, the names of
-                                          the other checkpoints that this one is of no use without, and the number
-                                          of processes that wrote it
+                                          the other checkpoints that this one is of no use without, and under
+                                          what it was written
     checkpoints/quarantine/               what was found damaged; nothing reads it
     checkpoints/.writing-*, .removing-*   of a writer that lives, or died; removed by the next one's start
 
@@ -16,10 +16,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from training.problems import Problem, UserError, full_disk
 from training.protocol import fsync, sha256
@@ -37,18 +39,20 @@ def name(step: int) -> str:
 
 
 @contextmanager
-def writing(final: Path, needs: Sequence[str] = (), processes: int = 1) -> Iterator[Path]:
+def writing(
+    final: Path, needs: Sequence[str] = (), written_by: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[Path]:
     """Gives an empty folder to fill; on leaving, it appears as `final`, whole and on the disk.
 
-    `needs` names the other checkpoints beside it without which it is of no use, such as the best so far; `processes`
-    counts those that train.
+    `needs` names the other checkpoints beside it without which it is of no use, such as the best so far; `written_by`
+    tells what must be the same where it is gone on from: `Task.circumstances()`.
     Raises OSError where `final` exists, UserError where the disk is full; on any error `final` does not appear.
     """
     aside = place_aside(final)
     aside.mkdir(parents=True)
     try:
         yield aside
-        _write_manifest(aside, needs, processes)
+        _write_manifest(aside, needs, written_by)
         os.rename(aside, final)
     except BaseException as error:
         full = full_disk(final.parent, error)
@@ -81,17 +85,18 @@ def newest_good(folder: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
-def adopt(named: Path, folder: Path) -> None:
-    """Copy a checkpoint that lies elsewhere, with those that it needs, to a folder of checkpoints.
-
-    Raises UserError where it is none, is damaged, or lacks one that it needs.
-    """
+def require_good(named: Path) -> None:
+    """Raises UserError where what the recipe names is no checkpoint, is damaged, or lacks one that it needs."""
     if not _NAME.fullmatch(named.name):
         message = f"{str(named)!r} is no checkpoint: name a folder such as checkpoint-40, of a job's checkpoints/."
         raise UserError([Problem(kind="training", where=NAMED, message=message)])
     if damage := damage_of(named):
         message = f"{str(named)!r} cannot be used ({damage}): name another."
         raise UserError([Problem(kind="training", where=NAMED, message=message)])
+
+
+def adopt(named: Path, folder: Path) -> None:
+    """Copy a good checkpoint that lies elsewhere, with those that it needs, to a folder of checkpoints."""
     for source in [*(named.with_name(other) for other in _needs(named)), named]:
         aside = place_aside(folder / source.name)
         shutil.copytree(source, aside)
@@ -106,9 +111,9 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def processes_of(checkpoint: Path) -> int:
-    """How many processes wrote it, each its own share or random state."""
-    return int(json.loads((checkpoint / MANIFEST).read_bytes())["processes"])
+def written_by(checkpoint: Path) -> dict[str, Any]:
+    """Under what it was written; empty where its writer did not say."""
+    return dict(json.loads((checkpoint / MANIFEST).read_bytes()).get("written_by", {}))
 
 
 def damage_of(checkpoint: Path) -> str | None:
@@ -144,7 +149,7 @@ def _needs(checkpoint: Path) -> list[str]:
     return json.loads((checkpoint / MANIFEST).read_bytes())["needs"]
 
 
-def _write_manifest(folder: Path, needs: Sequence[str], processes: int) -> None:
+def _write_manifest(folder: Path, needs: Sequence[str], written_by: Mapping[str, Any]) -> None:
     paths = sorted(folder.rglob("*"))
     with ThreadPoolExecutor(max_workers=1) as disk:
         written = disk.map(fsync, paths)  # the disk works while the digests are computed
@@ -155,7 +160,7 @@ def _write_manifest(folder: Path, needs: Sequence[str], processes: int) -> None:
         ]
         list(written)
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"files": files, "needs": list(needs), "processes": processes}, indent=1))
+    manifest.write_text(json.dumps({"files": files, "needs": list(needs), "written_by": dict(written_by)}, indent=1))
     fsync(manifest)
     fsync(folder)
 

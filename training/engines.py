@@ -6,8 +6,9 @@ An engine is a function `train(task) -> Trained`, called once on every process, 
    checkpoint to go on from, or None.
 2. It trains `task.model` on `task.train` as `task.training` says, the recipe's section of that name. What it takes no
    notice of is for the recipe's author to know.
-3. It writes checkpoints with `checkpoints.writing` into `task.checkpoints`, from which it can go on; between steps it
-   looks at `stop_requested()` on all ranks together (`ranks.any_rank`), and then writes one and raises Interrupted.
+3. It writes checkpoints with `checkpoints.writing` into `task.checkpoints`, from which it can go on, and gives them
+   `task.circumstances()`, so that going on under others is refused. Between steps it looks at `stop_requested()` on all
+   ranks together (`ranks.any_rank`), and then writes one and raises Interrupted.
 4. It leaves the weights to be exported in `task.model`, or where each process has only a share of them, in
    `Trained.weights` of rank 0.
 
@@ -23,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import checkpoints, strategies
+from training import checkpoints, circumstances, strategies
 from training.named import Place
-from training.problems import Problem, UserError
 from training.protocol import Events, Interrupted, rank, stop_requested
 
 if TYPE_CHECKING:
@@ -78,26 +78,53 @@ class Task:
         Every rank calls it, and gets the same. Raises UserError where the named one cannot be gone on from, Interrupted
         where a rank was asked to stop meanwhile.
         """
+        import torch
+
         from training import ranks
 
-        start = ranks.from_first(self._newest() if rank() == 0 else None)
+        start, threads = ranks.from_first(self._newest() if rank() == 0 else (None, None))
         if start is not None and rank() == 0:
             self.events.note(f"going on from {start.name}")
+        if threads is not None:
+            torch.set_num_threads(threads)
         if any(ranks.any_rank(stop_requested())):
             raise Interrupted("stopped before the first step")
         return start
 
-    def _newest(self) -> Path | None:
+    def circumstances(self) -> dict[str, Any]:
+        """What must be the same where a checkpoint that is written now is gone on from."""
+        return circumstances.of(self)
+
+    def _newest(self) -> tuple[Path | None, int | None]:
+        """The checkpoint to go on from, and the number of threads to take over from it."""
         found = checkpoints.newest_good(self.checkpoints, self.events.warning)
-        if found is not None or self.named_checkpoint is None:
-            return found
-        named, asked = self.named_checkpoint, self.compute["num_processes"]
+        named = self.named_checkpoint
+        if found is not None:
+            return found, self._threads_for(found, circumstances.ACCEPTED)
+        if named is None:
+            return None, None
+        checkpoints.require_good(named)
+        threads = self._threads_for(named, checkpoints.NAMED)
         checkpoints.adopt(named, self.checkpoints)
-        processes = checkpoints.processes_of(named)
-        if processes != asked:
-            message = f"{named.name} is of {processes} processes, and compute.num_processes is {asked}: use as many."
-            raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
-        return self.checkpoints / named.name
+        return self.checkpoints / named.name, threads
+
+    def _threads_for(self, checkpoint: Path, where: str) -> int | None:
+        """The number of threads that wrote it, where that is not this process's; None where the bytes are given up.
+
+        Raises UserError where it was written under what cannot be gone on from here, or is not accepted.
+        """
+        written, accepted = checkpoints.written_by(checkpoint), self.training["inexact_resume"]
+        here = {**self.circumstances(), "accepted": accepted}
+        if told := circumstances.require_exact(checkpoint, where, written, here):
+            self.events.warning(f"{checkpoint.name} was written with {told}: this run ends with other bytes.")
+        threads = written.get(circumstances.THREADS)
+        if accepted or threads in (None, here[circumstances.THREADS]):
+            return None
+        own = here[circumstances.THREADS]
+        self.events.note(
+            f"computing with {threads} threads a process, not {own}, as {checkpoint.name} was written with"
+        )
+        return int(threads)
 
 
 @dataclass(frozen=True)

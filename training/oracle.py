@@ -103,7 +103,7 @@ def require_same(checkpoint: Path, live: State) -> None:
 
 
 class Marked:
-    """A collator whose batches of training tell their row numbers, (B,) int64 under ROWS, until `Batches` takes them."""
+    """A collator whose batches of training have their row numbers, (B,) int64, until `Batches.take` takes them out."""
 
     def __init__(self, collate: Collate) -> None:
         self._collate = collate

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ def train(task: Task) -> Trained:
     """Trains by the Trainer: the engine `trainer`."""
     trainer = make_trainer(task)
     require_as_asked(trainer.accelerator.state, task.compute, trainer.args.n_gpu)
+    if torch.cuda.is_available() and not trainer.args.full_determinism and trainer.is_world_process_zero():
+        task.events.note("If this run is killed, it ends with the same bytes only with extra.full_determinism: true.")
     if trainer.args.torch_compile and trainer.is_world_process_zero():
         task.events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
     start = task.begin()
@@ -76,6 +78,7 @@ def make_trainer(task: Task) -> ExactTrainer:
         events=task.events,
         compute=task.compute,
         checkpoint_interval_s=asked["checkpoint_interval_s"],
+        written_by=task.circumstances,
     )
 
 
@@ -127,6 +130,7 @@ class ExactTrainer(Trainer):
         compute: Mapping[str, Any],
         checkpoint_interval_s: float,
         rows_a_step: int,
+        written_by: Callable[[], dict[str, Any]],
         loss: Loss | None = None,
         **trainer: Any,
     ) -> None:
@@ -139,6 +143,7 @@ class ExactTrainer(Trainer):
         self._strategy = strategies.load(compute["strategy"])
         self._rows_a_step = rows_a_step
         self._loss = loss
+        self._written_by = written_by
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
         torch.manual_seed(self.args.seed + self.args.process_index)
         # Many classification heads accept the number of items of all micro-batches and take no notice of it:
@@ -150,6 +155,8 @@ class ExactTrainer(Trainer):
         self.add_callback(callbacks.Saves(self, checkpoint_interval_s))
         self._events = events
         self._resumed_from: Path | None = None
+        self._divided_anew = False
+        """Whether another number of processes wrote the checkpoint."""
         # For the oracle: the checkpoint that was restored, until it is compared; whether a batch was trained.
         self._unseen: Path | None = None
         self._began = False
@@ -225,7 +232,7 @@ class ExactTrainer(Trainer):
             rows = self._oracle.take(self.state.global_step, inputs)
             if self._unseen is not None:
                 self._require_restored(self._unseen)
-            if self._resumed_from is not None and not self._began:
+            if self._resumed_from is not None and not self._began and not self._divided_anew:
                 sampler = {"epoch": self._batches.epoch, "seed": self._batches.seed, "rows": rows}
                 oracle.require_same(self._resumed_from, {"sampler": oracle.digests(sampler)})
             self._began = True
@@ -234,6 +241,8 @@ class ExactTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # The last that is restored, and before any callback may change something.
         super()._load_rng_state(checkpoint)
+        if self._divided_anew:  # no rank has a state of its own to go on with
+            torch.manual_seed(self.args.seed + self.state.global_step * self.args.world_size + self.args.process_index)
         if self._oracle is not None and self._unseen is not None:
             self._require_restored(self._unseen)
 
@@ -280,9 +289,8 @@ class ExactTrainer(Trainer):
         needs = [best.name] if best and best != final else []
         began = time.monotonic()
         first = self.is_world_process_zero()
-        processes = self.args.world_size
-        writing = checkpoints.writing(final, needs, processes) if first else nullcontext(checkpoints.place_aside(final))
-        with writing as aside:
+        aside_only = nullcontext(checkpoints.place_aside(final))
+        with checkpoints.writing(final, needs, self._written_by()) if first else aside_only as aside:
             ranks.wait_for_all()  # the folder is there
             if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
                 self.save_model(str(aside), _internal_call=True)
@@ -332,10 +340,11 @@ class ExactTrainer(Trainer):
     def restore_loss_sum(self) -> None:
         """Go on with the running loss where the checkpoint left it, so that the curve has the same points."""
         if self._resumed_from is not None:
-            saved = json.loads((self._resumed_from / self._loss_file()).read_text())
-            self._tr_loss.fill_(saved["since_log"])
-            self._total_loss_scalar = saved["logged"]
-            self._globalstep_last_logged = saved["last_log"]
+            name = LOSS_SUM.format("*") if self._divided_anew else self._loss_file()
+            saved = [json.loads(file.read_text()) for file in self._resumed_from.glob(name)]
+            self._tr_loss.fill_(sum(one["since_log"] for one in saved) / len(saved))
+            self._total_loss_scalar = saved[0]["logged"]
+            self._globalstep_last_logged = saved[0]["last_log"]
 
     def _init_training_state(
         self, max_steps: int, steps_an_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
@@ -346,7 +355,10 @@ class ExactTrainer(Trainer):
             was_the_end = saved["global_step"] >= saved["max_steps"]
         place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
-            self._resumed_from = self._unseen = Path(resume_from_checkpoint)
+            self._resumed_from = Path(resume_from_checkpoint)
+            processes = checkpoints.written_by(self._resumed_from)["processes"]
+            self._divided_anew = processes != self.args.world_size
+            self._unseen = None if self._divided_anew else self._resumed_from
             # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
             self._ended_before = self.state.global_step >= max_steps
             if not was_the_end:  # of a shorter training, which another one begins with
