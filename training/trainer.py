@@ -356,8 +356,8 @@ class ExactTrainer(Trainer):
         place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
             self._resumed_from = Path(resume_from_checkpoint)
-            processes = checkpoints.written_by(self._resumed_from)["processes"]
-            self._divided_anew = processes != self.args.world_size
+            processes = checkpoints.written_by(self._resumed_from).get("processes")
+            self._divided_anew = processes not in (None, self.args.world_size)
             self._unseen = None if self._divided_anew else self._resumed_from
             # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
             self._ended_before = self.state.global_step >= max_steps

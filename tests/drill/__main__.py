@@ -1,11 +1,11 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
-    python -m tests.drill [--kills 20] [--seed N] [--processes 1,2] [--only kills|FIRE ...]
+    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 random fsdp zero2 zero3] [--only kills|FIRE ...]
 
-First the recipe of tests/flows/small.py runs undisturbed. Then runs of it get SIGKILL, each time to the flow, the
+First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it get SIGKILL, each time to the flow, the
 supervisor, the launcher or a rank, at an instant drawn from the whole of a run; the next run starts at once. What
 each training ends with must be what the undisturbed run ended with, no process may outlive its run, and MLflow must
-have one closed run a flow run. Then come the fires of tests/drill/fires.py, by name. The exit status is 1 when
+have one closed run a flow run; the oracle (training/oracle.py) looks at what each of them restores. Then come the fires of tests/drill/fires.py, by name. The exit status is 1 when
 anything differed, was left over, or went wrong; then everything stays in a temporary folder for a look.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 # Read when the libraries are imported, and passed on to the runs.
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
-os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.update(FINETUNE_ORACLE="1", MLFLOW_DISABLE_TELEMETRY="true", HF_HUB_DISABLE_TELEMETRY="1")
 for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
 
@@ -32,7 +32,7 @@ def main() -> int:
     options = _options()
     folder = Path(tempfile.mkdtemp(prefix="finetune-drill-"))
     os.environ["PREFECT_HOME"] = str(folder / "prefect")
-    print(f"seed {options.seed}, {options.kills} kills, processes: {options.processes}, in {folder}", flush=True)
+    print(f"seed {options.seed}, {options.kills} kills, ways: {options.ways}, in {folder}", flush=True)
     if _drill(folder, options):
         print(f"What it left is in {folder}.")
         return 1
@@ -52,14 +52,14 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     began = time.monotonic()
     ground, watch = Ground(folder, ensure_prefect_server()), Watch()
     whole, homes = {}, {}
-    for processes in options.processes:
-        whole[processes], homes[processes] = undisturbed(ground, processes)
-        told = f"{whole[processes].seconds:.1f} s, sha256 of the weights {whole[processes].left.model}"
-        print(f"undisturbed, processes: {processes}: {told}", flush=True)
+    for way in options.ways:
+        whole[way], homes[way] = undisturbed(ground, way)
+        told = f"{whole[way].seconds:.1f} s, sha256 of the weights {whole[way].left.model}"
+        print(f"undisturbed, {way}: {told}", flush=True)
     with_kills = "kills" in options.only
     kills = random_kills(ground, watch, whole, options.kills, options.seed) if with_kills else Kills()
-    most = max(whole)
-    fires = Fires(ground, watch, whole[most].left, homes[most], most)
+    way = "2" if "2" in whole else options.ways[0]
+    fires = Fires(ground, watch, whole[way].left, homes[way], way)
     for name in FIRES:
         if name in options.only:
             fires.light(name)
@@ -70,18 +70,15 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
 
 def _options() -> argparse.Namespace:
     from tests.drill.fires import FIRES
+    from tests.drill.ground import WAYS
 
     parser = argparse.ArgumentParser(prog="python -m tests.drill", description="The pipeline under fire.")
     parser.add_argument("--kills", type=int, default=20, help="how many random kills (default: 20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
-    parser.add_argument("--processes", type=_numbers, default=[1, 2], help="that train, in turns: 1,2")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="to train, in turns (default: all)")
     everything = ["kills", *FIRES]
     parser.add_argument("--only", nargs="+", choices=everything, default=everything, help="kills, or fires by name")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from tests.drill.compare import Left, left_by, tracking_faults
 from tests.drill.full_disk import SmallDisk, why_not
-from tests.drill.ground import ROOT, Ground, Run, checkpoints, newest_checkpoint, victims, wait_until
+from tests.drill.ground import ROOT, WAYS, Ground, Run, checkpoints, newest_checkpoint, victims, wait_until
 from tests.drill.watch import Watch
 
 END_WITHIN_S = 600.0
@@ -37,14 +37,14 @@ class Fires:
 
     Args:
         whole: what an undisturbed run of the recipe leaves, and `finished`, its home.
-        processes: how many train.
+        way: how it trains.
     """
 
-    def __init__(self, ground: Ground, watch: Watch, whole: Left, finished: Path, processes: int) -> None:
+    def __init__(self, ground: Ground, watch: Watch, whole: Left, finished: Path, way: str) -> None:
         self.ground, self.watch, self.whole = ground, watch, whole
         self.told: dict[str, str] = {}
         self.faults: list[str] = []
-        self.processes, self._finished = processes, finished
+        self.way, self._finished = way, finished
 
     def light(self, name: str) -> None:
         """Runs one fire to its end."""
@@ -61,9 +61,7 @@ class Fires:
 
     def start(self, home: Path, *settings: str, inside: tuple[str, ...] = (), **more: str) -> Run:
         """Starts a run that registers nothing."""
-        return self.ground.start(
-            home, f"compute.num_processes={self.processes}", UNREGISTERED, *settings, inside=inside, **more
-        )
+        return self.ground.start(home, *WAYS[self.way], UNREGISTERED, *settings, inside=inside, **more)
 
     def exit_status(self, run: Run) -> int:
         """Watches the run to its end; nothing of it may be left soon after."""
@@ -221,7 +219,7 @@ def stale_mlflow_run(fires: Fires, home: Path) -> None:
 
 def taken_port(fires: Fires, home: Path) -> None:
     """The ranks find each other although somebody else has the port that launchers take when nobody names one."""
-    if fires.processes == 1:
+    if fires.way == "1":
         raise Skipped("a single process needs no port")
     with socket.create_server(("", LAUNCHERS_PORT)):
         fires.same_bytes(fires.start(home), fit="ran")

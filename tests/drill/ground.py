@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +28,19 @@ SETTINGS = (
     "training.logging_steps=50",
     "training.checkpoint_interval_s=0.3",
 )
+_TWO = "compute.num_processes=2"
+WAYS: dict[str, tuple[str, ...]] = {
+    "1": ("compute.num_processes=1",),
+    "2": (_TWO,),
+    "random": (_TWO, "training.collator=tests.training.own:Masked"),
+    "fsdp": (_TWO, "compute.strategy=fsdp"),
+    **(
+        {name: (_TWO, f"compute.strategy=deepspeed-{name}") for name in ("zero2", "zero3")}
+        if importlib.util.find_spec("deepspeed")
+        else {}
+    ),
+}
+"""How a drill trains, by name: in one process or two, in batches that draw random numbers, by each strategy."""
 ROW_STATES = {"ran", "cached", "resumed", "skipped", "failed"}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.runtime.jobs import TRIED_AGAIN, TRIES
 from tests.drill.compare import Left, left_by, tracking_faults
-from tests.drill.ground import Ground, Run, victims
+from tests.drill.ground import WAYS, Ground, Run, victims
 from tests.drill.watch import Watch
 
 PARTS = ("flow", "supervisor", "launcher", "rank")
@@ -41,7 +41,7 @@ class Kills:
     """What was killed, and what came of it."""
 
     by_stage: Counter[tuple[str, str]] = field(default_factory=Counter)
-    by_processes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    by_way: Counter[tuple[str, str]] = field(default_factory=Counter)
     trainings: int = 0
     runs: int = 0
     given_up: list[int] = field(default_factory=list)
@@ -50,10 +50,10 @@ class Kills:
     faults: list[str] = field(default_factory=list)
 
 
-def undisturbed(ground: Ground, processes: int) -> tuple[Undisturbed, Path]:
+def undisturbed(ground: Ground, way: str) -> tuple[Undisturbed, Path]:
     """The run that all others are held against, and its home."""
-    home = ground.folder / f"undisturbed-{processes}"
-    run = ground.start(home, f"compute.num_processes={processes}")
+    home = ground.folder / f"undisturbed-{way}"
+    run = ground.start(home, *WAYS[way])
     if run.ended_within(END_WITHIN_S):
         raise RuntimeError(f"the undisturbed run failed: {run.ending()}")
     seconds = time.monotonic() - run.started
@@ -77,26 +77,26 @@ def plan(kills: int, seed: int) -> list[Planned]:
     return [Planned(draw.choice(PARTS), draw.random() ** SHORT, draw.random()) for _ in range(kills)]
 
 
-def random_kills(ground: Ground, watch: Watch, whole: Mapping[int, Undisturbed], kills: int, seed: int) -> Kills:
-    """Kills as planned, training after training, taking turns between the numbers of processes."""
+def random_kills(ground: Ground, watch: Watch, whole: Mapping[str, Undisturbed], kills: int, seed: int) -> Kills:
+    """Kills as planned, training after training, taking turns between the ways to train."""
     waiting = plan(kills, seed)[::-1]
     done = Kills()
-    for processes in cycle(whole):
+    for way in cycle(whole):
         if not waiting:
             return done
         done.trainings += 1
-        Training(ground, watch, whole[processes], processes, done).survive(waiting)
+        Training(ground, watch, whole[way], way, done).survive(waiting)
     raise AssertionError("there is always a next training")
 
 
 class Training:
     """One home, from empty to its model, through as many kills as come upon it."""
 
-    def __init__(self, ground: Ground, watch: Watch, whole: Undisturbed, processes: int, done: Kills) -> None:
-        self._ground, self._watch, self._whole, self._processes, self._done = ground, watch, whole, processes, done
+    def __init__(self, ground: Ground, watch: Watch, whole: Undisturbed, way: str, done: Kills) -> None:
+        self._ground, self._watch, self._whole, self._way, self._done = ground, watch, whole, way, done
         self._home = ground.folder / f"home-{done.trainings}"
         self._own_server = done.trainings % OWN_SERVER_EVERY == 0
-        self._name = f"training {done.trainings}, {processes} process" + "es" * (processes > 1)
+        self._name = f"training {done.trainings}, {way}"
 
     def survive(self, waiting: list[Planned]) -> None:
         """Takes kills off the list until the training ends, and compares."""
@@ -132,7 +132,7 @@ class Training:
 
     def _start(self) -> Run:
         self._done.runs += 1
-        return self._ground.start(self._home, f"compute.num_processes={self._processes}", embedded=self._own_server)
+        return self._ground.start(self._home, *WAYS[self._way], embedded=self._own_server)
 
     def _kill(self, run: Run, planned: Planned) -> str | None:
         """Kills the wanted part, or what there is of it, and tells which it was; None where the run has ended."""
@@ -155,7 +155,7 @@ class Training:
             number = sum(self._done.by_stage.values()) + 1
             print(f"{number:5}  {self._name}: {part} killed {seconds:.1f} s after the start, in {stage}", flush=True)
             self._done.by_stage[part, stage] += 1
-            self._done.by_processes[part, str(self._processes)] += 1
+            self._done.by_way[part, self._way] += 1
             return part
         return None
 

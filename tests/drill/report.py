@@ -13,12 +13,12 @@ VICTIMS = ["flow", "supervisor", "launcher", "rank", "program"]
 
 
 def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float) -> list[str]:
-    """Lines: the kills by victim, stage and number of processes, the fires, and what went wrong."""
+    """Lines: the kills by victim, stage and way of training, the fires, and what went wrong."""
     lines = [""]
     if kills.by_stage:
         lines += ["kills by stage", *table(kills.by_stage, VICTIMS, ["start", *STAGES[1:], "end"])]
-        lines += ["kills by number of processes that train"]
-        lines += table(kills.by_processes, VICTIMS, sorted({down for _, down in kills.by_processes}))
+        lines += ["kills by way of training"]
+        lines += table(kills.by_way, VICTIMS, sorted({down for _, down in kills.by_way}))
         for count, times in sorted(Counter(kills.given_up).items()):
             lines += [f"given up after {count} kills: {times} time" + "s" * (times > 1)]
     if fires:

@@ -120,7 +120,7 @@ class Given(Ground):
 
 
 def training(run: Run, watch: Watch, done: Kills) -> Training:
-    return Training(Given(run), watch, Undisturbed(Left("sha", None, {}, {}, {}), 1.0), 1, done)
+    return Training(Given(run), watch, Undisturbed(Left("sha", None, {}, {}, {}), 1.0), "1", done)
 
 
 def test_whatever_outlives_a_run_that_ended_by_itself_is_told_of_too(
@@ -151,6 +151,6 @@ def test_a_victim_that_has_gone_in_between_is_no_kill_and_the_next_look_finds_an
 
 def test_the_summary_tells_how_often_a_job_was_given_up() -> None:
     kills = Kills(given_up=[3, 4, 3])
-    kills.by_stage["rank", "fit"] = kills.by_processes["rank", "1"] = 10
+    kills.by_stage["rank", "fit"] = kills.by_way["rank", "1"] = 10
     lines = summary(kills, {}, Watch(), 1.0)
     assert "given up after 3 kills: 2 times" in lines and "given up after 4 kills: 1 time" in lines

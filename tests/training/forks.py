@@ -125,6 +125,13 @@ def batches(job_dir: Path) -> dict[tuple[str, int, int], Any]:
     return found
 
 
+def within_a_step(job_dir: Path, least: int) -> bool:
+    """Whether rank 0 is between two micro-batches of a step, after at least so many steps."""
+    file = job_dir / LOGS / BATCHES.format(0)
+    last = json.loads(file.read_text().splitlines()[-1]) if file.exists() and file.stat().st_size else {}
+    return bool(last.get("step", -1) >= least and last["micro"] == 0)
+
+
 def assert_same(job_dir: Path, undisturbed: Path) -> None:
     assert batches(job_dir) == batches(undisturbed) != {}
     assert weights(job_dir) == weights(undisturbed)

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.drill.full_disk import SmallDisk, enter, why_not
 from tests.training import tiny
@@ -73,9 +74,17 @@ def test_asked_to_stop_it_saves_and_says_interrupted_and_the_next_run_goes_on_fr
     assert outcome is not None and outcome.failure is not None
     assert (outcome.state, outcome.failure.kind) == ("failed", "interrupted")
     (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
-    assert finish(job_dir).state == "finished"
-    assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
+    assert finish(job_dir, program=run_fit_with_three_threads).state == "finished"
+    notes = [event["message"] for event in events(job_dir, "note")]
+    assert f"going on from {checkpoint.name}" in notes
+    assert f"computing with 1 threads a process, not 3, as {checkpoint.name} was written with" in notes
     assert_same(job_dir, undisturbed)
+
+
+def run_fit_with_three_threads(job_dir: str, rank: dict[str, str]) -> None:
+    """As on a machine that has more cores; with them, the first step would end with other bytes."""
+    torch.set_num_threads(3)
+    run_fit(job_dir, rank)
 
 
 def test_damaged_checkpoints_are_put_aside_and_an_older_one_or_none_gives_the_same_weights(
@@ -158,6 +167,7 @@ def test_a_checkpoint_of_another_job_is_gone_on_from_with_all_that_it_needs(
         ("no-more", {}),
         ("damaged", {"resume_from_checkpoint": str(damaged_copy(newest, tmp_path))}),
         ("other", {"resume_from_checkpoint": str(tmp_path)}),
+        ("versions", {"resume_from_checkpoint": str(of_another_version(newest, tmp_path))}),
     ):
         failure = finish(tiny.fit_job(world, tmp_path / name, **asked | wrong)).failure
         assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
@@ -165,6 +175,22 @@ def test_a_checkpoint_of_another_job_is_gone_on_from_with_all_that_it_needs(
     assert "is where this training ends, after 21 steps: raise num_train_epochs." in told[0]
     assert "optimizer.pt changed after it was written" in told[1]
     assert "is no checkpoint: name a folder such as checkpoint-40" in told[2]
+    assert f"written with torch 1.0 (here {torch.__version__}): going on from it would end with other bytes" in told[3]
+    assert not list((tmp_path / "versions/checkpoints").iterdir())
+
+    accepted = {"resume_from_checkpoint": str(tmp_path / "version/checkpoints" / newest.name), "inexact_resume": True}
+    inexact = tiny.fit_job(world, tmp_path / "inexact", **asked | accepted, num_train_epochs=4)
+    assert finish(inexact).state == "finished"
+    (warning,) = (event["message"] for event in events(inexact, "warning"))
+    assert "torch 1.0" in warning and "ends with other bytes" in warning
+
+
+def of_another_version(checkpoint: Path, folder: Path) -> Path:
+    copy = shutil.copytree(checkpoint.parent, folder / "version/checkpoints") / checkpoint.name
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["written_by"]["torch"] = "1.0"
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
 
 
 def damaged_copy(checkpoint: Path, folder: Path) -> Path:
@@ -253,8 +279,6 @@ def test_bf16_and_fields_of_training_arguments_are_passed_on(world: Path, tmp_pa
     assert finish(job_dir).state == "finished"
     assert 1 in curve(job_dir)
     checkpoint = next((job_dir / "checkpoints").glob("checkpoint-*"))
-    import torch
-
     optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
     assert optimizer["param_groups"][0]["betas"][0] == 0.5
     assert optimizer["param_groups"][0]["fused"]

@@ -11,7 +11,16 @@ import pytest
 
 from tasks.runtime.launch import accelerate_argv, accelerate_environment, run_job
 from tests.training import tiny
-from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when
+from tests.training.forks import (
+    assert_same,
+    batches,
+    checkpoints_written,
+    curve,
+    events,
+    finish,
+    kill_when,
+    within_a_step,
+)
 from training.oracle import SWITCH
 from training.protocol import Failure, Job, Outcome, read_outcome
 
@@ -50,14 +59,21 @@ def test_two_ranks_are_launched_and_one_of_them_reports(launched: Path) -> None:
 def test_ranks_killed_again_and_again_end_with_the_same_weights_and_curve_as_two_undisturbed(
     world: Path, launched: Path, tmp_path: Path
 ) -> None:
+    """In an epoch's middle, between two micro-batches of a step in the second epoch, while rank 0 saves, and while it
+    evaluates."""
     job_dir = tiny.fit_job(world, tmp_path / "killed", processes=2, **EPOCHS)
-    kills = 0
-    for victim, count in ((1, 1), (0, 2), (1, 4)):
-        kills += kill_when(job_dir, lambda count=count: checkpoints_written(job_dir) >= count, victim=victim)
+    folder, kills = job_dir / "checkpoints", 0
+    for victim, reached in (
+        (1, lambda: checkpoints_written(job_dir) >= 1),
+        (0, lambda: within_a_step(job_dir, 15)),
+        (1, lambda: any(folder.glob(".writing-checkpoint-1[6-9]"))),
+        (0, lambda: any(event["step"] == 26 for event in events(job_dir, "metrics"))),
+    ):
+        kills += kill_when(job_dir, reached, victim=victim)
         if victim == 1 and not (job_dir / "output/model").exists():
             assert failure(read_outcome(job_dir)).kind == "lost_rank"
     assert finish(job_dir).state == "finished"
-    assert kills >= 2
+    assert kills >= 3
     assert_same(job_dir, launched)
 
 
@@ -96,6 +112,34 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_steps(world: Path
     assert found[0].keys() == found[1].keys() == found[2].keys()
     for other in found[1:]:
         assert list(other.values()) == pytest.approx(list(found[0].values()), rel=1e-4)
+
+
+def test_with_another_number_of_processes_it_goes_on_only_where_that_is_accepted_and_no_row_comes_twice_an_epoch(
+    world: Path, launched: Path, tmp_path: Path
+) -> None:
+    newest = sorted(int(path.name.split("-")[1]) for path in (launched / "checkpoints").glob("checkpoint-*"))[-2]
+    named = {"resume_from_checkpoint": str(launched / f"checkpoints/checkpoint-{newest}"), "num_train_epochs": 3}
+    one, accepted = {**EPOCHS, **named, "per_device_train_batch_size": 4}, {"inexact_resume": True}
+    refused = [
+        failure(finish(tiny.fit_job(world, tmp_path / name, **{**one, **settings}))).message
+        for name, settings in (("exact", {}), ("fewer", {**accepted, "per_device_train_batch_size": 2}))
+    ]
+    assert "processes 2 (here 1): going on from it would end with other bytes" in refused[0]
+    assert "as many rows must make a step" in refused[1]
+
+    job_dir = tiny.fit_job(world, tmp_path / "inexact", **{**one, **accepted})
+    assert finish(job_dir).figures["steps"] == 3 * 13
+    before, after = rows_of_steps(launched), rows_of_steps(job_dir)
+    assert min(after) == newest and all(before[step] == after[step] for step in range(newest, 26))
+    assert sorted(row for step in range(26, 39) for row in after[step]) == list(range(150))
+
+
+def rows_of_steps(job_dir: Path) -> dict[int, list[int]]:
+    """The rows of each step over all ranks, sorted."""
+    found: dict[int, list[int]] = {}
+    for (_, step, _), line in batches(job_dir).items():
+        found[step] = sorted([*found.get(step, []), *line["rows"]])
+    return found
 
 
 def test_an_evaluation_counts_each_row_once_over_two_ranks_in_the_order_of_one_process(

@@ -1,0 +1,70 @@
+"""What a checkpoint was written with is held against what goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.circumstances import require_exact
+from training.problems import UserError
+
+HERE: dict[str, Any] = {
+    "engine": "trainer",
+    "strategy": "ddp",
+    "processes": 2,
+    "rows a step": 16,
+    "steps an epoch": 5,
+    "device": "a processor",
+    "threads": 1,
+    "torch": "2",
+}
+
+
+def told(accepted: bool, here: dict[str, Any], **written: Any) -> str | None:
+    """What is accepted, or the message of the refusal."""
+    try:
+        return require_exact(Path("checkpoint-4"), "field", {**HERE, **written}, {**HERE, **here, "accepted": accepted})
+    except UserError as error:
+        (problem,) = error.problems
+        assert problem.where == "field"
+        return problem.message
+
+
+def test_what_does_not_change_the_bytes_is_no_difference() -> None:
+    assert told(False, {}, threads=4) is None  # taken over
+    assert told(False, {}, **{"rows a step": 8, "steps an epoch": 9}) is None  # a matter of the recipe
+    assert told(False, {"cuda": 3}) is None  # its writer did not say
+
+
+def test_all_differences_are_named_at_once_with_the_flag_that_accepts_them() -> None:
+    message = told(False, {}, torch="1", device="another", processes=1) or ""
+    for part in (
+        "torch 1 (here 2)",
+        "device another (here a processor)",
+        "processes 1 (here 2)",
+        "inexact_resume: true",
+    ):
+        assert part in message
+    assert told(True, {}, torch="1", device="another") == "torch 1 (here 2), device another (here a processor)" or (
+        told(True, {}, torch="1", device="another") == "device another (here a processor), torch 1 (here 2)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("here", "written", "why"),
+    [
+        ({}, {"strategy": "fsdp"}, "each strategy keeps files of its own"),
+        ({}, {"engine": "accelerate"}, "each engine keeps files of its own"),
+        ({"strategy": "deepspeed-zero2"}, {"strategy": "deepspeed-zero2", "processes": 4}, "only ddp"),
+        ({"engine": "mine:train"}, {"engine": "mine:train", "processes": 4}, "only ddp"),
+        ({}, {"processes": 1, "rows a step": 8}, "as many rows must make a step"),
+    ],
+)
+def test_what_cannot_work_is_refused_whatever_is_accepted(
+    here: dict[str, Any], written: dict[str, Any], why: str
+) -> None:
+    for accepted in (False, True):
+        message = told(accepted, here, **written) or ""
+        assert "It cannot be gone on from" in message and why in message
