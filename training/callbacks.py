@@ -109,7 +109,7 @@ class Reports(TrainerCallback):
         logs: dict[str, float],
         **_: Any,
     ) -> None:
-        values = {name: value for name, value in logs.items() if name.startswith("eval_") and not _is_timing(name)}
+        values = {name: value for name, value in logs.items() if name.startswith("eval_") and not is_timing(name)}
         if "loss" in logs:
             self._loss = logs["loss"]
             values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
@@ -123,7 +123,8 @@ class Reports(TrainerCallback):
         self._told_at, self._told_step = time.monotonic(), state.global_step
 
 
-def _is_timing(name: str) -> bool:
+def is_timing(name: str) -> bool:
+    """Whether a logged figure says how long something took, which is never the same twice."""
     return name.endswith(("_runtime", "_per_second", "_preparation_time"))
 
 

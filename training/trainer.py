@@ -35,7 +35,7 @@ LOSS_SUM = "loss_sum.rank{}.json"
 # What a TrainerState has lived through, beside what it was set to and where its checkpoints lie.
 _LIVED = (
     *("global_step", "epoch", "best_metric", "best_global_step"),
-    *("total_flos", "num_input_tokens_seen", "log_history"),
+    *("total_flos", "num_input_tokens_seen"),
 )
 
 
@@ -252,13 +252,14 @@ class ExactTrainer(Trainer):
 
     def _watched(self) -> oracle.State:
         lived = {name: getattr(self.state, name) for name in _LIVED}
+        logged = [{name: log[name] for name in log if not callbacks.is_timing(name)} for log in self.state.log_history]
         callbacks_alone = {name: state for name, state in self._callback_states().items() if name != "TrainerControl"}
         return oracle.state_of(
             model=self.model,
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             scaler=getattr(self.accelerator, "scaler", None),
-            trainer=lived | self._loss_sum() | callbacks_alone,
+            trainer=lived | {"logged": logged} | self._loss_sum() | callbacks_alone,
         )
 
     def _other_loss(

@@ -2,11 +2,12 @@
 
     python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 random fsdp zero2 zero3] [--only kills|FIRE ...]
 
-First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it get SIGKILL, each time to the flow, the
-supervisor, the launcher or a rank, at an instant drawn from the whole of a run; the next run starts at once. What
-each training ends with must be what the undisturbed run ended with, no process may outlive its run, and MLflow must
-have one closed run a flow run; the oracle (training/oracle.py) looks at what each of them restores. Then come the fires of tests/drill/fires.py, by name. The exit status is 1 when
-anything differed, was left over, or went wrong; then everything stays in a temporary folder for a look.
+First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
+get SIGKILL, each time to the flow, the supervisor, the launcher or a rank, at an instant drawn from the whole of a run;
+the next run starts at once. What each training ends with must be what the undisturbed run ended with, no process may
+outlive its run, and MLflow must have one closed run a flow run; the oracle (training/oracle.py) looks at what each of
+them restores. Then come the fires of tests/drill/fires.py, by name. The exit status is 1 when anything differed, was
+left over, or went wrong; then everything stays in a temporary folder for a look.
 """
 
 from __future__ import annotations
