@@ -41,8 +41,8 @@ def asked_for(training: Mapping[str, Any]) -> list[TrainerCallback]:
 class Saves(TrainerCallback):
     """Decides when a checkpoint is written beyond those at evaluations, and ends training when asked to stop.
 
-    Never at the last step of an epoch before the evaluation that follows it: a run that went on from there
-    would begin the next epoch without it.
+    After the last step of an epoch only when all that comes at its end is done, such as an evaluation: a run that went
+    on from there would begin the next epoch without it.
     """
 
     def __init__(self, trainer: ExactTrainer, interval_s: float) -> None:
@@ -50,6 +50,7 @@ class Saves(TrainerCallback):
         self._interval_s = interval_s
         self._saved_at = time.monotonic()
         self._saved_step = 0
+        self._owed = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
@@ -58,11 +59,12 @@ class Saves(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not self._trainer.epoch_ends_at(state.global_step):
             control.should_save |= self._due(state)
-        elif args.eval_strategy == "epoch":
-            control.should_save = False  # whoever asked for it: the evaluation comes first
+        else:
+            self._owed, control.should_save = control.should_save, False  # whoever asked for it
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_save = (control.should_save and state.global_step != self._saved_step) or self._due(state)
+        asked = (control.should_save or self._owed) and state.global_step != self._saved_step
+        control.should_save, self._owed = asked or self._due(state), False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step

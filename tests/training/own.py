@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +75,14 @@ class Slower(TrainerCallback, ExportableState):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_save = True
+
+
+class StopsAtSeven(TrainerCallback):
+    """Has the process asked to stop while it evaluates after step 7."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class NeedsMore(TrainerCallback):

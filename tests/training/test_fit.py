@@ -81,6 +81,22 @@ def test_asked_to_stop_it_saves_and_says_interrupted_and_the_next_run_goes_on_fr
     assert_same(job_dir, undisturbed)
 
 
+def test_stopped_where_an_epoch_ends_with_an_evaluation_of_its_own_steps_nothing_of_the_epochs_end_is_lost(
+    world: Path, tmp_path: Path
+) -> None:
+    """An epoch has 7 steps; what is logged at its end comes after the evaluation. The last step is within an epoch."""
+    asked = {"eval_strategy": "steps", "eval_steps": 7, "max_steps": 17, "extra": {"logging_strategy": "epoch"}}
+    asked |= EPOCHS | {"checkpoint_interval_s": 600.0}
+    whole = tiny.fit_job(world, tmp_path / "whole", **asked)
+    stopped = tiny.fit_job(world, tmp_path / "stopped", **asked, callbacks=["tests.training.own:StopsAtSeven"])
+    assert finish(whole).state == "finished"
+    failure = finish(stopped).failure
+    assert failure is not None and failure.message.startswith("stopped after step 7;")
+    assert finish(stopped).state == "finished"
+    assert "train_loss" in curve(stopped)[7]
+    assert_same(stopped, whole)
+
+
 def run_fit_with_three_threads(job_dir: str, rank: dict[str, str]) -> None:
     """As on a machine that has more cores; with them, the first step would end with other bytes."""
     torch.set_num_threads(3)
