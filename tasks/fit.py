@@ -18,6 +18,7 @@ from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
 from training import strategies
+from training.engines import ENGINES
 from training.kinds import KINDS
 from training.problems import Problem, UserError
 from training.protocol import sha256
@@ -49,12 +50,16 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
                 **_named_checkpoint(recipe),
             },
         },
-        code=["training.fit", KINDS[recipe.kind], strategies.STRATEGIES[strategy], *own],
+        code=["training.fit", KINDS[recipe.kind], strategies.STRATEGIES[strategy], *_engine_code(recipe), *own],
         libraries=(
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", *libraries),
             *(["deepspeed"] if strategy.startswith("deepspeed") else []),
         ),
     )
+
+
+def _engine_code(recipe: Recipe) -> list[str]:
+    return [ENGINES[name]] if (name := recipe.training.engine) in ENGINES else []
 
 
 def _compute(recipe: Recipe, pins: Pins) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def _own_code(recipe: Recipe) -> tuple[list[str], list[str]]:
     where one of them may choose the best model. Raises UserError for modules that are nowhere."""
     training = recipe.training
     named = [("training.loss", training.loss)]
-    named += [("training.collator", training.collator or ""), ("training.trainer", training.trainer or "")]
+    named += [(f"training.{field}", getattr(training, field) or "") for field in ("engine", "collator", "trainer")]
     named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(training.callbacks)]
     if training.metric_for_best_model not in (None, "loss"):
         named += [(f"evaluation.metrics[{index}]", name) for index, name in enumerate(recipe.evaluation.metrics)]

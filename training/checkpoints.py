@@ -1,8 +1,9 @@
 """Checkpoints that are complete or absent, and the choice of the one to go on from.
 
     checkpoints/checkpoint-40/            any files
-    checkpoints/checkpoint-40/manifest.json   written last: every file's path, bytes and sha256, and the names
-                                          of the other checkpoints that this one is of no use without
+    checkpoints/checkpoint-40/manifest.json   written last: every file's path, bytes and sha256, the names of
+                                          the other checkpoints that this one is of no use without, and the number
+                                          of processes that wrote it
     checkpoints/quarantine/               what was found damaged; nothing reads it
     checkpoints/.writing-*, .removing-*   of a writer that lives, or died; removed by the next one's start
 
@@ -36,17 +37,18 @@ def name(step: int) -> str:
 
 
 @contextmanager
-def writing(final: Path, needs: Sequence[str] = ()) -> Iterator[Path]:
+def writing(final: Path, needs: Sequence[str] = (), processes: int = 1) -> Iterator[Path]:
     """Gives an empty folder to fill; on leaving, it appears as `final`, whole and on the disk.
 
-    `needs` names the other checkpoints beside it without which it is of no use, such as the best so far.
+    `needs` names the other checkpoints beside it without which it is of no use, such as the best so far; `processes`
+    counts those that train.
     Raises OSError where `final` exists, UserError where the disk is full; on any error `final` does not appear.
     """
     aside = place_aside(final)
     aside.mkdir(parents=True)
     try:
         yield aside
-        _write_manifest(aside, needs)
+        _write_manifest(aside, needs, processes)
         os.rename(aside, final)
     except BaseException as error:
         full = full_disk(final.parent, error)
@@ -104,6 +106,11 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
+def processes_of(checkpoint: Path) -> int:
+    """How many processes wrote it, each its own share or random state."""
+    return int(json.loads((checkpoint / MANIFEST).read_bytes())["processes"])
+
+
 def damage_of(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or with one that it needs; None where every byte is as written."""
     try:
@@ -137,7 +144,7 @@ def _needs(checkpoint: Path) -> list[str]:
     return json.loads((checkpoint / MANIFEST).read_bytes())["needs"]
 
 
-def _write_manifest(folder: Path, needs: Sequence[str]) -> None:
+def _write_manifest(folder: Path, needs: Sequence[str], processes: int) -> None:
     paths = sorted(folder.rglob("*"))
     with ThreadPoolExecutor(max_workers=1) as disk:
         written = disk.map(fsync, paths)  # the disk works while the digests are computed
@@ -148,7 +155,7 @@ def _write_manifest(folder: Path, needs: Sequence[str]) -> None:
         ]
         list(written)
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"files": files, "needs": list(needs)}, indent=1))
+    manifest.write_text(json.dumps({"files": files, "needs": list(needs), "processes": processes}, indent=1))
     fsync(manifest)
     fsync(folder)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,16 @@ class TrainingCollator:
         return batch
 
 
-def collator(name: str, own: Collate, *settings: Any) -> TrainingCollator:
-    """The collator that `training.collator` names, made with `settings` as the kind's own is, here `own`.
+def collator(name: str | None, kind: ModuleType, *settings: Any) -> Collate:
+    """What makes batches: the kind's own, or what `training.collator` names, both made with the same `settings`: the
+    tokenizer and the multiple to pad to.
 
-    Raises UserError where there is none.
+    It is a function of a list of features that gives tensors by name, `labels` among them, a line a row. Raises
+    UserError where there is none of that name.
     """
+    own: Collate = kind.collator(*settings)
+    if name is None:
+        return own
     made = PLACE.load(name)(*settings)
     if not callable(made):
         raise PLACE.refused(f"{name!r} gave {type(made).__name__}: it must give a function of a batch's features.")

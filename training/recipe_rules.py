@@ -18,6 +18,7 @@ from training.recipe_optimizers import OPTIMIZERS, Optimizer, missing_package, o
 from training.recipe_problems import section_fields
 
 _LOSSES = ("cross_entropy", "focal")
+_ENGINES = ("trainer",)
 _METRICS = ("accuracy", "f1", "precision", "recall")
 
 
@@ -158,6 +159,13 @@ def _loss(written: Written) -> Iterator[tuple[str, str]]:
             "training.label_smoothing_factor",
             f"{smoothing:g} is for `loss: cross_entropy` only; with {loss}, set it to 0.",
         )
+
+
+def _engine(written: Written) -> Iterator[tuple[str, str]]:
+    engine = written["training.engine"]
+    if engine not in _ENGINES and not DOTTED.fullmatch(engine):
+        choices = f"choose from {', '.join(_ENGINES)}, or name a function of yours as module:function"
+        yield "training.engine", f"{engine!r} is unknown: {choices}.{nearest(engine, _ENGINES)}"
 
 
 def _class_weights(written: Written) -> Iterator[tuple[str, str]]:
@@ -336,6 +344,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _evaluation_while_training,
     _best_metric,
     _loss,
+    _engine,
     _class_weights,
     _own_classes,
     _scheduler_settings,

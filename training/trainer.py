@@ -7,34 +7,98 @@ running sum of the loss, length groups that differ from run to run, and being as
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
-from transformers import (
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 
-from training import checkpoints, ranks, strategies
+from training import callbacks, checkpoints, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
+from training.engines import Task, Trained, require_as_asked
 from training.losses import Loss
+from training.named import Place
 from training.problems import Problem, UserError
-from training.protocol import Events, Interrupted, stop_requested
+from training.protocol import Events
 
 LOSS_SUM = "loss_sum.rank{}.json"
-PROGRESS_EVERY_S = 1.0
+
+
+def train(task: Task) -> Trained:
+    """Trains by the Trainer: the engine `trainer`."""
+    trainer = make_trainer(task)
+    require_as_asked(trainer.accelerator.state, task.compute, trainer.args.n_gpu)
+    if trainer.args.torch_compile and trainer.is_world_process_zero():
+        task.events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
+    start = task.begin()
+    result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+    state = trainer.state
+    return Trained(
+        steps=state.global_step,
+        epochs=state.epoch or 0.0,
+        train_loss=trainer.mean_loss,
+        samples_per_second=result.metrics["train_samples_per_second"],
+        best_step=state.best_global_step,
+        best_metric=state.best_metric,
+        weights=strategies.load(task.compute["strategy"]).whole_weights(trainer),
+    )
+
+
+def make_trainer(task: Task) -> ExactTrainer:
+    """The task's Trainer, of the class that the recipe names. Raises UserError where something that it names is not
+    there, or is not accepted."""
+    asked = task.training
+    return (ExactTrainer if asked["trainer"] is None else _CLASS.load(asked["trainer"]))(
+        model=task.model,
+        args=training_arguments(task),
+        rows_a_step=task.rows_a_step,
+        train_dataset=task.train,
+        eval_dataset=task.validation,
+        data_collator=task.collate,
+        compute_metrics=lambda evaluated: task.metrics(evaluated.predictions, evaluated.label_ids),
+        callbacks=callbacks.asked_for(asked),
+        loss=task.loss,
+        events=task.events,
+        compute=task.compute,
+        checkpoint_interval_s=asked["checkpoint_interval_s"],
+    )
+
+
+def training_arguments(task: Task) -> TrainingArguments:
+    """The recipe's training section as TrainingArguments, with what the project decides itself and what the strategy
+    asks for. Raises UserError where TrainingArguments refuses a value.
+    """
+    training, compute = task.training, task.compute
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    theirs = {name: value for name, value in training.items() if name in known and value is not None}
+    decided = {
+        "output_dir": str(task.checkpoints),
+        "save_strategy": training["eval_strategy"],
+        "bf16": compute["mixed_precision"] == "bf16",
+        "fp16": compute["mixed_precision"] == "fp16",
+        "use_cpu": not torch.cuda.is_available(),
+        "disable_tqdm": True,
+        "report_to": training["report_to"] or "none",
+        "remove_unused_columns": False,
+        "restore_callback_states_from_checkpoint": True,
+    }
+    if training["eval_strategy"] != "no":
+        theirs.setdefault("metric_for_best_model", "loss")  # early stopping asks for it
+    if training["eval_strategy"] == "steps":
+        decided["save_steps"] = training["eval_steps"]
+    shared = strategies.load(compute["strategy"]).arguments(compute, task.model)
+    try:
+        return TrainingArguments(**{**theirs, **training["extra"], **decided, **shared})
+    except (TypeError, ValueError) as error:
+        raise UserError([Problem(kind="training", where="training", message=str(error))]) from error
 
 
 class ExactTrainer(Trainer):
@@ -44,13 +108,16 @@ class ExactTrainer(Trainer):
     last is older than `checkpoint_interval_s`. Asked to stop, `train` writes one and raises Interrupted.
     `rows_a_step` counts the rows of an optimizer step over all ranks. `loss`, of logits and labels, is the mean over
     a batch, where it is not to be the model's own. Every rank makes one of these; rank 0 alone writes events.
+
+    A recipe may name a subclass, `training.trainer: module:Class`. Whatever that overrides, it calls super() for the
+    rest: compute_loss weights the rows, _save_checkpoint keeps checkpoints whole.
     """
 
     def __init__(
         self,
         *,
         events: Events,
-        compute: dict[str, Any],
+        compute: Mapping[str, Any],
         checkpoint_interval_s: float,
         rows_a_step: int,
         loss: Loss | None = None,
@@ -68,8 +135,8 @@ class ExactTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
-            self.add_callback(_Reports(events, rows_a_step))
-        self.add_callback(_Saves(self, checkpoint_interval_s))
+            self.add_callback(callbacks.Reports(events, rows_a_step))
+        self.add_callback(callbacks.Saves(self, checkpoint_interval_s))
         self._events = events
         self._resumed_from: Path | None = None
         self._ended_before = False
@@ -142,7 +209,9 @@ class ExactTrainer(Trainer):
         needs = [best.name] if best and best != final else []
         began = time.monotonic()
         first = self.is_world_process_zero()
-        with checkpoints.writing(final, needs) if first else nullcontext(checkpoints.place_aside(final)) as aside:
+        processes = self.args.world_size
+        writing = checkpoints.writing(final, needs, processes) if first else nullcontext(checkpoints.place_aside(final))
+        with writing as aside:
             ranks.wait_for_all()  # the folder is there
             if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
                 self.save_model(str(aside), _internal_call=True)
@@ -253,91 +322,6 @@ class ExactTrainer(Trainer):
         super()._load_best_model()
 
 
-class _Saves(TrainerCallback):
-    """Decides when a checkpoint is written beyond those at evaluations, and ends training when asked to stop.
-
-    Never at the last step of an epoch before the evaluation that follows it: a run that went on from there
-    would begin the next epoch without it.
-    """
-
-    def __init__(self, trainer: ExactTrainer, interval_s: float) -> None:
-        self._trainer = trainer
-        self._interval_s = interval_s
-        self._saved_at = time.monotonic()
-        self._saved_step = 0
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._saved_at, self._saved_step = time.monotonic(), state.global_step
-        self._trainer.restore_loss_sum()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if not self._trainer.epoch_ends_at(state.global_step):
-            control.should_save |= self._due(state)
-        elif args.eval_strategy == "epoch":
-            control.should_save = False  # whoever asked for it: the evaluation comes first
-
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_save = (control.should_save and state.global_step != self._saved_step) or self._due(state)
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._saved_at, self._saved_step = time.monotonic(), state.global_step
-        if any(ranks.any_rank(stop_requested())):
-            # Not control.should_training_stop: that would evaluate now, and count as the end of training.
-            raise Interrupted(f"stopped after step {state.global_step}; the next run goes on from there")
-
-    def _due(self, state: TrainerState) -> bool:
-        late = time.monotonic() - self._saved_at >= self._interval_s
-        # Clocks and signals differ between ranks, and all must save at the same step.
-        return any(ranks.any_rank(late or stop_requested())) and state.global_step != self._saved_step
-
-
-class _Reports(TrainerCallback):
-    """Writes progress about once a second and every logged figure with its step to the job's events."""
-
-    def __init__(self, events: Events, rows_a_step: int) -> None:
-        self._events = events
-        self._rows_a_step = rows_a_step
-        self._told_at = 0.0
-        self._told_step = 0
-        self._loss: float | None = None
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._told_at, self._told_step = time.monotonic(), state.global_step
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        seconds = time.monotonic() - self._told_at
-        if seconds >= PROGRESS_EVERY_S or state.global_step == state.max_steps:
-            rows = (state.global_step - self._told_step) * self._rows_a_step
-            self._tell(state, phase="train", loss=self._loss, samples_per_second=round(rows / seconds, 2))
-
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
-            self._tell(state, phase="evaluate")
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float],
-        **_: Any,
-    ) -> None:
-        values = {name: value for name, value in logs.items() if name.startswith("eval_") and not _is_timing(name)}
-        if "loss" in logs:
-            self._loss = logs["loss"]
-            values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
-            values |= {name: logs[name] for name in ("grad_norm", "num_input_tokens_seen") if name in logs}
-        if values:
-            self._events.metrics(state.global_step, {**values, "epoch": logs["epoch"]})
-
-    def _tell(self, state: TrainerState, **more: Any) -> None:
-        epoch = round(state.epoch or 0.0, 4)
-        self._events.progress(done=state.global_step, total=state.max_steps, epoch=epoch, **more)
-        self._told_at, self._told_step = time.monotonic(), state.global_step
-
-
 @contextmanager
 def _users_mistake(where: str) -> Iterator[None]:
     """What transformers refuses while it makes things of a recipe's settings."""
@@ -347,5 +331,10 @@ def _users_mistake(where: str) -> Iterator[None]:
         raise UserError([Problem(kind="training", where=where, message=str(error))]) from error
 
 
-def _is_timing(name: str) -> bool:
-    return name.endswith(("_runtime", "_per_second", "_preparation_time"))
+_CLASS = Place(
+    kind="training",
+    where="training.trainer",
+    example="my_trainer:Mine",
+    accepted="a subclass of training.trainer.ExactTrainer",
+    fits=lambda found: isinstance(found, type) and issubclass(found, ExactTrainer),
+)

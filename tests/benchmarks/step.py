@@ -63,23 +63,14 @@ def measure(subject: Subject) -> list[Row]:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Trains for some steps, each repeated by the bare loop; gives the seconds of each step by both."""
-    import torch
+    from training import fit, model
+    from training.trainer import make_trainer
 
-    from training import dropout, kinds, model
-    from training.fit import make_trainer
-
-    settings = job.settings
     model.make_deterministic()
-    tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]))
-    kind = kinds.load(settings["kind"])
-    network = model.load_for_training(
-        kind, Path(job.inputs["model"]), settings["labels"], tokenizer, settings["training"]["seed"]
-    )
-    if not torch.cuda.is_available():
-        dropout.cheapen(network)
-    twin = copy.deepcopy(network)
-    trainer = make_trainer(job_dir, job, events, network, tokenizer)
-    precision = settings["compute"]["mixed_precision"]
+    task = fit.make_task(job_dir, job, events)
+    twin = copy.deepcopy(task.model)
+    trainer = make_trainer(task)
+    precision = task.compute["mixed_precision"]
     beside = beside_the_trainer(trainer, raw_step(twin.to(trainer.args.device).train(), trainer.args, precision))
     trainer.train()
     return {

@@ -8,6 +8,7 @@ import pytest
 
 from tasks.runtime import code
 from tasks.runtime.code import code_digests
+from training.engines import ENGINES
 from training.problems import UserError
 
 
@@ -89,8 +90,10 @@ def test_a_users_module_counts_wherever_python_finds_it(
 
 
 def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> None:
-    counted = set(code_digests(["tasks.fit", "training.fit", "training.kinds.sequence_classification"]))
+    shared = ["tasks.fit", "training.fit", "training.kinds.sequence_classification"]
+    counted = set(code_digests([*shared, ENGINES["trainer"]]))
     assert {"training/fit.py", "training/trainer.py", "training/batching.py", "tasks/fit.py"} <= counted
+    assert not {"training/trainer.py", "training/callbacks.py"} & set(code_digests(shared))  # another engine's
     assert not any(name.startswith(("tasks/runtime", "flows", "training/recipe")) for name in counted)
     assert counted.isdisjoint(
         {"training/protocol.py", "training/supervise.py", "training/rows/load.py", "training/tokens.py"}

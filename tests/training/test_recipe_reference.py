@@ -191,15 +191,12 @@ def test_those_that_are_about_the_weights_change_them_and_those_about_memory_or_
 
 def arrived(job_dir: str, names: list[str], answers: Any) -> None:
     """Puts what has become of the fields, and of what follows from them, where the test sees it."""
-    from training import fit, kinds, model
+    from training import fit
     from training.protocol import Events, Job
+    from training.trainer import make_trainer
 
-    job = Job.read(Path(job_dir))
-    folders = [Path(job.inputs[name]) for name in ("tokenizer", "model")]
-    tokenizer = model.load_tokenizer(*folders)
-    network = model.load_for_training(kinds.load("sequence-classification"), folders[1], tiny.LABELS, tokenizer, 0)
-    events = Events(Path(job_dir) / "events.jsonl")
-    trainer = fit.make_trainer(Path(job_dir), job, events, network, tokenizer)
+    task = fit.make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
+    trainer = make_trainer(task)
     trainer.create_optimizer()
     group = trainer.optimizer.param_groups[0]
     from transformers.utils import logging

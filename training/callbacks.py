@@ -1,0 +1,141 @@
+"""The Trainer's callbacks: when checkpoints are written and training ends, what is told, and those of the recipe.
+
+The recipe's are named as module:Class: subclasses of transformers' TrainerCallback, made without arguments, one of
+each on every process. One that remembers something from step to step is an ExportableState too, and is in every
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from training import ranks
+from training.named import Place
+from training.protocol import Events, Interrupted, stop_requested
+
+if TYPE_CHECKING:
+    from training.trainer import ExactTrainer
+
+PROGRESS_EVERY_S = 1.0
+
+
+def asked_for(training: Mapping[str, Any]) -> list[TrainerCallback]:
+    """The recipe's callbacks, and early stopping where it is asked for. Raises UserError where there is none
+    of such a name, or it is no callback."""
+    made = []
+    for index, name in enumerate(training["callbacks"]):
+        place = _callback(index)
+        try:
+            made.append(place.load(name)())
+        except TypeError as error:
+            raise place.refused(f"{name!r} cannot be made without arguments: {error}.") from error
+    if patience := training["early_stopping_patience"]:
+        made.append(EarlyStoppingCallback(patience, training["early_stopping_threshold"]))
+    return made
+
+
+class Saves(TrainerCallback):
+    """Decides when a checkpoint is written beyond those at evaluations, and ends training when asked to stop.
+
+    Never at the last step of an epoch before the evaluation that follows it: a run that went on from there
+    would begin the next epoch without it.
+    """
+
+    def __init__(self, trainer: ExactTrainer, interval_s: float) -> None:
+        self._trainer = trainer
+        self._interval_s = interval_s
+        self._saved_at = time.monotonic()
+        self._saved_step = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._saved_at, self._saved_step = time.monotonic(), state.global_step
+        self._trainer.restore_loss_sum()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if not self._trainer.epoch_ends_at(state.global_step):
+            control.should_save |= self._due(state)
+        elif args.eval_strategy == "epoch":
+            control.should_save = False  # whoever asked for it: the evaluation comes first
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save = (control.should_save and state.global_step != self._saved_step) or self._due(state)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._saved_at, self._saved_step = time.monotonic(), state.global_step
+        if any(ranks.any_rank(stop_requested())):
+            # Not control.should_training_stop: that would evaluate now, and count as the end of training.
+            raise Interrupted(f"stopped after step {state.global_step}; the next run goes on from there")
+
+    def _due(self, state: TrainerState) -> bool:
+        late = time.monotonic() - self._saved_at >= self._interval_s
+        # Clocks and signals differ between ranks, and all must save at the same step.
+        return any(ranks.any_rank(late or stop_requested())) and state.global_step != self._saved_step
+
+
+class Reports(TrainerCallback):
+    """Writes progress about once a second and every logged figure with its step to the job's events."""
+
+    def __init__(self, events: Events, rows_a_step: int) -> None:
+        self._events = events
+        self._rows_a_step = rows_a_step
+        self._told_at = 0.0
+        self._told_step = 0
+        self._loss: float | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._told_at, self._told_step = time.monotonic(), state.global_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        seconds = time.monotonic() - self._told_at
+        if seconds >= PROGRESS_EVERY_S or state.global_step == state.max_steps:
+            rows = (state.global_step - self._told_step) * self._rows_a_step
+            self._tell(state, phase="train", loss=self._loss, samples_per_second=round(rows / seconds, 2))
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
+            self._tell(state, phase="evaluate")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **_: Any,
+    ) -> None:
+        values = {name: value for name, value in logs.items() if name.startswith("eval_") and not _is_timing(name)}
+        if "loss" in logs:
+            self._loss = logs["loss"]
+            values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
+            values |= {name: logs[name] for name in ("grad_norm", "num_input_tokens_seen") if name in logs}
+        if values:
+            self._events.metrics(state.global_step, {**values, "epoch": logs["epoch"]})
+
+    def _tell(self, state: TrainerState, **more: Any) -> None:
+        epoch = round(state.epoch or 0.0, 4)
+        self._events.progress(done=state.global_step, total=state.max_steps, epoch=epoch, **more)
+        self._told_at, self._told_step = time.monotonic(), state.global_step
+
+
+def _is_timing(name: str) -> bool:
+    return name.endswith(("_runtime", "_per_second", "_preparation_time"))
+
+
+def _is_callback(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, TrainerCallback)
+
+
+def _callback(index: int) -> Place:
+    return Place(
+        kind="training",
+        where=f"training.callbacks[{index}]",
+        example="my_callbacks:Mine",
+        accepted="a subclass of transformers.TrainerCallback",
+        fits=_is_callback,
+    )

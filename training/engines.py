@@ -1,0 +1,157 @@
+"""What trains: transformers' Trainer, a plain loop over Accelerate, or a function of the recipe's own.
+
+An engine is a function `train(task) -> Trained`, called once on every process, with the model in float32 on the CPU:
+
+1. It has the processes find each other (accelerate's state does that), and then calls `task.begin()`, which gives the
+   checkpoint to go on from, or None.
+2. It trains `task.model` on `task.train` as `task.training` says, the recipe's section of that name. What it takes no
+   notice of is for the recipe's author to know.
+3. It writes checkpoints with `checkpoints.writing` into `task.checkpoints`, from which it can go on; between steps it
+   looks at `stop_requested()` on all ranks together (`ranks.any_rank`), and then writes one and raises Interrupted.
+4. It leaves the weights to be exported in `task.model`, or where each process has only a share of them, in
+   `Trained.weights` of rank 0.
+
+`task.events.progress` is the sign of life without which a job counts as stalled; rank 0 alone writes events.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training import checkpoints, strategies
+from training.named import Place
+from training.problems import Problem, UserError
+from training.protocol import Events, Interrupted, rank, stop_requested
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+    from accelerate import PartialState
+    from transformers import PreTrainedModel
+
+    from training.batching import TokenRows
+    from training.drawing import Collate
+    from training.losses import Loss
+
+ENGINES: dict[str, str] = {
+    "trainer": "training.trainer",
+}
+"""An engine's name in the recipe and the module whose `train` it is. The modules are imported by `load` only, so that
+a change to one leaves the artifacts of others valid."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that an engine trains with. B rows of a batch, N rows of a split, L labels."""
+
+    model: PreTrainedModel
+    """The base model with a head for the labels."""
+    train: TokenRows
+    validation: TokenRows
+    collate: Collate
+    """Makes a batch of features into tensors; random ones where the recipe's collator draws numbers."""
+    loss: Loss | None
+    """Of logits (B, L) and labels (B,), the mean over a batch; None: the model's own."""
+    metrics: Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], dict[str, float]]
+    """Of logits (N, L) and labels (N,), the recipe's metrics by name."""
+    training: Mapping[str, Any]
+    """The recipe's training section, with batches that fit into memory."""
+    compute: Mapping[str, Any]
+    """The recipe's compute section, with what num_processes and mixed_precision came to."""
+    rows_a_step: int
+    """Rows of an optimizer step over all processes."""
+    checkpoints: Path
+    """The folder for checkpoints, kept from one try to the next."""
+    named_checkpoint: Path | None
+    """A checkpoint of another job to begin with, where the recipe names one."""
+    events: Events
+
+    def begin(self) -> Path | None:
+        """The job's newest good checkpoint; before there is one, that of another job which the recipe names; else None.
+
+        Every rank calls it, and gets the same. Raises UserError where the named one cannot be gone on from, Interrupted
+        where a rank was asked to stop meanwhile.
+        """
+        from training import ranks
+
+        start = ranks.from_first(self._newest() if rank() == 0 else None)
+        if start is not None and rank() == 0:
+            self.events.note(f"going on from {start.name}")
+        if any(ranks.any_rank(stop_requested())):
+            raise Interrupted("stopped before the first step")
+        return start
+
+    def _newest(self) -> Path | None:
+        found = checkpoints.newest_good(self.checkpoints, self.events.warning)
+        if found is not None or self.named_checkpoint is None:
+            return found
+        named, asked = self.named_checkpoint, self.compute["num_processes"]
+        checkpoints.adopt(named, self.checkpoints)
+        processes = checkpoints.processes_of(named)
+        if processes != asked:
+            message = f"{named.name} is of {processes} processes, and compute.num_processes is {asked}: use as many."
+            raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+        return self.checkpoints / named.name
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a training; the same on every rank but for the weights."""
+
+    steps: int
+    """Optimizer steps, those before a resume included."""
+    epochs: float
+    train_loss: float
+    """The mean over all steps."""
+    samples_per_second: float
+    """Training rows over all processes, since this try began."""
+    best_step: int | None = None
+    best_metric: float | None = None
+    weights: dict[str, torch.Tensor] | None = None
+    """The weights for the export on rank 0, where the model has only a share of its own; else None."""
+
+
+def load(name: str) -> Callable[[Task], Trained]:
+    """The engine of this name, or that of the recipe's author. Raises UserError where there is none."""
+    if name in ENGINES:
+        train: Callable[[Task], Trained] = importlib.import_module(ENGINES[name]).train
+        return train
+    found: Callable[[Task], Trained] = _PLACE.load(name)
+    return found
+
+
+_PLACE = Place(
+    kind="training",
+    where="training.engine",
+    example="my_engine:train",
+    accepted="a function that takes a training.engines.Task and gives a training.engines.Trained",
+    fits=lambda found: callable(found) and not isinstance(found, type),
+)
+
+
+def require_as_asked(state: PartialState, compute: Mapping[str, Any], gpus: int = 1) -> None:
+    """Raises RuntimeError where what runs is not what the recipe asked for; every rank looks for itself.
+
+    The launchers of accelerate fall back in silence, to one process or to ranks that train alone. `gpus` are those
+    that this process computes on.
+    """
+    import torch
+
+    processes, device = compute["num_processes"], "cuda" if torch.cuda.is_available() else "cpu"
+    shared = strategies.load(compute["strategy"]).DISTRIBUTED_TYPE[device]
+    kind = "NO" if processes == 1 else shared
+    asked = {"processes": processes, "launched": processes, "distributed type": kind, "GPUs a process": True}
+    runs = {
+        "processes": state.num_processes,
+        "launched": int(os.environ.get("WORLD_SIZE", "1")),
+        "distributed type": state.distributed_type.value,
+        "GPUs a process": gpus <= 1,
+    }
+    if runs != asked:
+        raise RuntimeError(f"asked for {asked}, but what runs is {runs}")
