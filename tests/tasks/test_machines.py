@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -41,7 +42,8 @@ def helped(helper: Helper) -> Said:
         ({"num_machines": 2}, {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}),
         ({"num_machines": "auto"}, {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": "10.0.0.1",
                                     "MASTER_PORT": "29400"}),
-        ({"num_machines": "auto", "machine_rank": 1, "rendezvous": "10.0.0.1:29400"}, {"NNODES": "2", "NODE_RANK": "0"}),
+        ({"num_machines": "auto", "machine_rank": 1, "rendezvous": "10.0.0.1:29400"},
+         {"NNODES": "2", "NODE_RANK": "0"}),
     ],
 )  # fmt: skip
 def test_which_machine_this_is_comes_from_the_recipe_or_else_the_environment(
@@ -63,7 +65,7 @@ def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.Monkey
         machines_of(Compute(num_machines=2))
     assert [problem.where for problem in raised.value.problems] == ["compute.machine_rank", "compute.rendezvous"]
     monkeypatch.setenv("NODE_RANK", "2")
-    with pytest.raises(UserError, match="compute.machine_rank: 2 is out of range: there are 2 machines, 0 to 1"):
+    with pytest.raises(UserError, match=r"compute\.machine_rank: 2 is out of range: there are 2 machines, 0 to 1"):
         machines_of(Compute(num_machines=2, rendezvous="a:1"))
     monkeypatch.setenv("NODE_RANK", "first")
     with pytest.raises(UserError, match="NODE_RANK='first' in the environment is no number"):
@@ -73,7 +75,7 @@ def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.Monkey
 def test_each_machine_launches_its_share_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.runtime.launch.visible_gpus", lambda: ["0", "1", "2", "3"])
     argv = accelerate_argv("p", num_processes=4, mixed_precision="no", use_cpu=False, machines=SECOND)
-    said = dict(zip(argv, argv[1:], strict=False))
+    said = dict(itertools.pairwise(argv))
     names = ("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
     assert [said[name] for name in names] == ["4", "2", "1", "127.0.0.1", "29400"]
     assert accelerate_environment(num_processes=4, use_cpu=False, machines=SECOND)["CUDA_VISIBLE_DEVICES"] == "0,1"
@@ -109,7 +111,7 @@ def test_a_helper_ends_when_machine_0s_run_was_killed() -> None:
 
 def test_two_runs_do_not_meet_their_machines_at_one_place() -> None:
     leader = Leader(FIRST, "one")
-    with pytest.raises(UserError, match="another run meets its machines at 127.0.0.1:29400"):
+    with pytest.raises(UserError, match=r"another run meets its machines at 127\.0\.0\.1:29400"):
         Leader(FIRST, "two")
     leader.run_ended({"state": "completed", "problems": []})
     Leader(FIRST, "two").run_ended({"state": "completed", "problems": []})
