@@ -41,6 +41,8 @@ from training.protocol import Failure, Job, write_atomically
 from training.recipe import Compute
 
 POLL_S = 0.2
+LOST_GRACE_S = 1.0
+"""What this machine's processes have to end once machine 0's are gone: they have nobody to save with."""
 PATIENT_S = 5.0
 """How long machine 0 waits for the others before it says so."""
 
@@ -192,7 +194,7 @@ class Helper:
         except BaseException:
             self._stop(STOP_GRACE_S)
             raise
-        self._stop(0.0)
+        self._stop(LOST_GRACE_S)
         return said
 
     def _follow(self, timeout_s: float, say: Callable[[str], None]) -> Said:
@@ -211,7 +213,7 @@ class Helper:
                 if told == said:
                     return said.model_copy(update={"ended": "failed", "message": "machine 0's run was killed."})
             elif said.attempt != attempt and said.job is not None and said.attempt is not None:
-                self._stop(0.0)
+                self._stop(LOST_GRACE_S)
                 self._join(settings.home() / "jobs" / said.job)
                 attempt = said.attempt
                 write_atomically(self._folder / "joined", attempt.encode())

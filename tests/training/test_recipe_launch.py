@@ -125,6 +125,8 @@ def test_a_recipe_that_has_been_read_needs_its_files_no_more() -> None:
     )
     shared = {"num_processes": 2, "num_machines": 1, "mixed_precision": "bf16"}
     assert read == recipe(strategy="deepspeed-zero2", deepspeed=ds, **shared)
+    given = Recipe.model_validate({**PLAIN, "compute": {"accelerate": "a.yaml"}})  # as a flow is given it
+    assert parse(given.model_dump(exclude_unset=True)) == read
     for file in ("a.yaml", "ds.json"):
         Path(file).unlink()
     assert parse(read.model_dump()) == parse(json.loads(read.model_dump_json())) == read
