@@ -128,6 +128,9 @@ def translated(given: Mapping[str, Any]) -> Iterator[Said | Refused]:
     handed on as `compute.deepspeed`."""
     yield from _taken(given, "", _TAKEN, _NOTHING, _TRANSLATED)
     kind = given.get("distributed_type")
+    if isinstance(kind, list | dict):
+        yield Refused("distributed_type", f"{kind!r} is of the wrong type: it takes text.")
+        return
     if kind is None:
         yield Refused("distributed_type", f"is missing: choose from {', '.join(_STRATEGIES)}.")
     elif kind not in _STRATEGIES:
@@ -161,7 +164,7 @@ def _taken(
                 yield Refused(above + name, f"{value!r} {why}.")
         elif name not in nothing and name not in translated:
             known = [*taken, *nothing, *translated]
-            yield Refused(above + name, f"no such field of accelerate's.{nearest(str(name), known)}")
+            yield Refused(f"{above}{name}", f"no such field of accelerate's.{nearest(str(name), known)}")
 
 
 def _precision(given: Mapping[str, Any]) -> Iterator[Said | Refused]:

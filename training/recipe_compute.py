@@ -74,6 +74,11 @@ def _deepspeed(written: Written) -> Iterator[tuple[str, str]]:
     for name in ("zero_optimization", "bf16", "fp16"):
         if not isinstance(given.get(name, {}), Mapping):
             yield f"compute.deepspeed.{name}", f"{given[name]!r} is of the wrong type: it takes a mapping."
+    zero = given.get("zero_optimization")
+    for name in ("offload_optimizer", "offload_param") if isinstance(zero, Mapping) else ():
+        if not isinstance(zero.get(name) or {}, Mapping):
+            where = f"compute.deepspeed.zero_optimization.{name}"
+            yield where, f"{zero[name]!r} is of the wrong type: it takes a mapping, such as {{device: cpu}}."
     for name, value in _flat(given):
         for field, follows in _FOLLOWS.items():
             if f"{name}.".startswith(f"{field}.") and value not in ("auto", _says(written, field)):

@@ -103,7 +103,8 @@ def _sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
         return
     if (stage := zero.get("stage")) in (2, 3):
         yield "zero_optimization.stage", stage, "strategy", f"deepspeed-zero{stage}"
-    devices = [(zero.get(f"offload_{name}") or {}).get("device", "none") for name in ("optimizer", "param")]
+    groups = [zero.get(f"offload_{name}") for name in ("optimizer", "param")]
+    devices = [group.get("device", "none") if isinstance(group, Mapping) else "none" for group in groups]
     if devices in (["cpu", "none"], ["cpu", "cpu"]):
         yield "zero_optimization.offload_optimizer", "cpu", "offload", "all" if devices[1] == "cpu" else "optimizer"
 

@@ -157,6 +157,8 @@ def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and
         ({"distributed_type": "MULTI_XPU"}, "distributed_type", "'MULTI_XPU' is out of scope: of accelerators, NVIDIA"),
         ({"distributed_type": "FSPD"}, "distributed_type", "'FSPD' is unknown: choose from NO, MULTI_CPU, MULTI_GPU, "
          "FSDP, DEEPSPEED. Did you mean 'FSDP'?"),
+        ({"distributed_type": ["FSDP"]}, "distributed_type", "['FSDP'] is of the wrong type: it takes text."),
+        ({1: 2}, "1", "no such field of accelerate's."),
         ({"distributed_type": None}, "distributed_type", "is missing: choose from NO"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment", "'AMAZON_SAGEMAKER' is out of scope"),
         ({"mixed_precision": "fp8"}, "mixed_precision", "'fp8' is out of scope: FP8 is not supported"),
