@@ -104,6 +104,9 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert finish(job_dir).state == "finished"
     assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed(strategy))
+    (told,) = events(undisturbed(strategy), "strategy")
+    foreseen = strategies.load(strategy).configuration(Job.read(job_dir).settings["compute"])
+    assert strategies.FROM_THE_MODEL in str(foreseen) and strategies.FROM_THE_MODEL not in str(told)
 
     exported = job_dir / "output/model"
     model, found = AutoModelForSequenceClassification.from_pretrained(exported, output_loading_info=True)
