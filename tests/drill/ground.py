@@ -29,13 +29,14 @@ SETTINGS = (
     "training.checkpoint_interval_s=0.3",
 )
 _TWO = "compute.num_processes=2"
+_SHORT = "training.num_train_epochs=40"  # their steps and checkpoints take longer
 WAYS: dict[str, tuple[str, ...]] = {
     "1": ("compute.num_processes=1",),
     "2": (_TWO,),
     "random": (_TWO, "training.collator=tests.training.own:Masked"),
-    "fsdp": (_TWO, "compute.strategy=fsdp"),
+    "fsdp": (_TWO, "compute.strategy=fsdp", _SHORT),
     **(
-        {name: (_TWO, f"compute.strategy=deepspeed-{name}") for name in ("zero2", "zero3")}
+        {name: (_TWO, f"compute.strategy=deepspeed-{name}", _SHORT) for name in ("zero2", "zero3")}
         if importlib.util.find_spec("deepspeed")
         else {}
     ),
