@@ -56,7 +56,9 @@ def require_exact(checkpoint: Path, where: str, written: Mapping[str, Any], here
     `here` has `accepted` beside what `of` gives. `where` is the field to name. Raises UserError with all differences
     otherwise.
     """
-    others = [name for name, value in written.items() if name != THREADS and name in here and here[name] != value]
+    others = [name for name, value in written.items() if name in here and here[name] != value]
+    if not here["accepted"]:
+        others = [name for name in others if name != THREADS]  # they are taken over
     apart = others if "processes" in others else [name for name in others if name not in _OF_PROCESSES]
     if not apart:
         return None
