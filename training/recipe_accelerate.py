@@ -77,7 +77,7 @@ _FSDP_TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
     "fsdp_activation_checkpointing_offload": ((False,), "is not offered: leave this out"),
     "fsdp_ignored_modules": ((), "is not offered: leave this out"),
 }
-# Of version 1, and passed over by accelerate in version 2; a size for a policy that is refused; how the model is loaded.
+# Of version 1, and passed over by accelerate in version 2; a size for a policy that is refused; how models are loaded.
 _FSDP_NOTHING = (
     *("fsdp_backward_prefetch", "fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_min_num_params"),
     "fsdp_cpu_ram_efficient_loading",
