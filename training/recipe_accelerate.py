@@ -15,7 +15,6 @@ from training.problems import nearest
 _TPU = "is out of scope: TPUs are not supported; train on NVIDIA GPUs or CPUs, and leave this out"
 _FSDP1 = "is of FSDP version 1, and FSDP2 is what runs here: leave this out"
 _ONE_COMMAND = "is not needed: run the same `finetune run` on every machine, and leave this out"
-_OWN_COPY = "is not offered, for every process loads the model before it is shared out: set it to false"
 
 # Fields that are taken with these values, which change nothing here, and with no value; any other is refused so.
 _TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -71,7 +70,6 @@ _FSDP_TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "fsdp_sharding_strategy": ((), f"{_FSDP1} and set fsdp_reshard_after_forward"),
     "fsdp_forward_prefetch": ((False,), _FSDP1),
-    "fsdp_cpu_ram_efficient_loading": ((False,), _OWN_COPY),
     "fsdp_activation_checkpointing": (
         (False,),
         "is the training section's to say: set training.extra.activation_checkpointing, and this to false",
@@ -79,8 +77,11 @@ _FSDP_TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
     "fsdp_activation_checkpointing_offload": ((False,), "is not offered: leave this out"),
     "fsdp_ignored_modules": ((), "is not offered: leave this out"),
 }
-# Of version 1, and passed over by accelerate in version 2; a size for a policy that is refused.
-_FSDP_NOTHING = ("fsdp_backward_prefetch", "fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_min_num_params")
+# Of version 1, and passed over by accelerate in version 2; a size for a policy that is refused; how models are loaded.
+_FSDP_NOTHING = (
+    *("fsdp_backward_prefetch", "fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_min_num_params"),
+    "fsdp_cpu_ram_efficient_loading",
+)
 _FSDP_TRANSLATED = (
     *("fsdp_version", "fsdp_reshard_after_forward", "fsdp_offload_params"),
     "fsdp_transformer_layer_cls_to_wrap",
@@ -89,14 +90,14 @@ _NVME = "is not offered: what waits does so in the CPU's memory; use cpu"
 _DEEPSPEED_TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
     "offload_optimizer_nvme_path": (("none",), _NVME),
     "offload_param_nvme_path": (("none",), _NVME),
-    "zero3_init_flag": ((False,), _OWN_COPY),
     "deepspeed_multinode_launcher": (("standard",), _ONE_COMMAND),
     "deepspeed_hostfile": ((), _ONE_COMMAND),
     "deepspeed_exclusion_filter": ((), _ONE_COMMAND),
     "deepspeed_inclusion_filter": ((), _ONE_COMMAND),
     "deepspeed_moe_layer_cls_names": ((), "is not offered: leave this out"),
 }
-_DEEPSPEED_NOTHING = ("zero3_save_16bit_model",)  # the model is exported whole, in float32
+# How the model is saved, which is whole and in float32 here, and how it is loaded.
+_DEEPSPEED_NOTHING = ("zero3_save_16bit_model", "zero3_init_flag")
 _DEEPSPEED_TRANSLATED = (
     *("zero_stage", "offload_optimizer_device", "offload_param_device", "deepspeed_config_file"),
     *("gradient_accumulation_steps", "gradient_clipping"),
@@ -239,9 +240,7 @@ def _fsdp(given: Mapping[str, Any]) -> Iterator[Said | Refused]:
 def _deepspeed(given: Mapping[str, Any]) -> Iterator[Said | Refused]:
     above = "deepspeed_config."
     stage = given.get("zero_stage")
-    # Without ZeRO's stage 3, nothing is made in shares from the start.
-    taken = {name: rule for name, rule in _DEEPSPEED_TAKEN.items() if name != "zero3_init_flag" or stage in (3, "3")}
-    yield from _taken(given, above, taken, (*_DEEPSPEED_NOTHING, "zero3_init_flag"), _DEEPSPEED_TRANSLATED)
+    yield from _taken(given, above, _DEEPSPEED_TAKEN, _DEEPSPEED_NOTHING, _DEEPSPEED_TRANSLATED)
     file = given.get("deepspeed_config_file")
     if file is not None:
         yield Said(f"{above}deepspeed_config_file", file, "compute.deepspeed", file)

@@ -50,7 +50,7 @@ FSDP = COMMON | {
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_transformer_layer_cls_to_wrap": "BertLayer,BertPooler",
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_cpu_ram_efficient_loading": True,
         "fsdp_activation_checkpointing": False,
     },
 }
@@ -62,7 +62,7 @@ ZERO = COMMON | {
         "offload_param_device": "cpu",
         "gradient_accumulation_steps": 4,
         "gradient_clipping": 0.5,
-        "zero3_init_flag": False,
+        "zero3_init_flag": True,
         "zero3_save_16bit_model": True,
     },
 }
@@ -190,7 +190,6 @@ def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
     ("changed", "field"),
     [
         ({"zero_stage": 1}, "zero_stage"),
-        ({"zero3_init_flag": True}, "zero3_init_flag"),
         ({"offload_param_device": "nvme"}, "offload_param_device"),
         ({"offload_optimizer_device": "none"}, "offload_param_device"),
         ({"deepspeed_multinode_launcher": "pdsh"}, "deepspeed_multinode_launcher"),
