@@ -105,7 +105,8 @@ def generators_from(numbers: Sequence[int]) -> Iterator[None]:
 
 def random_states() -> dict[str, Any]:
     """Where all generators of this process are, in types that torch loads without running code."""
-    name, keys, *rest = np.random.get_state()
+    drawn: Any = np.random.get_state()
+    name, keys, *rest = drawn
     states = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
     return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 

@@ -94,8 +94,8 @@ class Loop:
         self.by_metric = self.asked["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
         self.loss_of = loss_function(task)
         self.loss = torch.zeros((), device=self.device)  # of this rank's steps since one was recorded
-        self.told_step, self.told_loss = 0, None
-        self.told_at = self.saved_at = 0.0
+        self.told_loss: float | None = None
+        self.told_step, self.told_at, self.saved_at = 0, 0.0, 0.0
 
     def run(self) -> Trained:
         """Trains to the end, from a checkpoint where there is one, and leaves the weights to export in the model."""
@@ -314,11 +314,10 @@ class Loop:
     def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:
         """The mean loss of the steps since the last time; between evaluations, only here the host waits for a GPU."""
         place, loss = self.place, self.mean_over_ranks()
-        self.told_loss = loss / (place.step - place.recorded)
-        place.loss_sum, place.recorded = place.loss_sum + loss, place.step
+        mean, norm = loss / (place.step - place.recorded), gradient_norm.item()
+        place.loss_sum, place.recorded, self.told_loss = place.loss_sum + loss, place.step, mean
         self.loss.zero_()
-        norm = gradient_norm.item()
-        self.write_metrics({"train_loss": self.told_loss, "learning_rate": learning_rate, "grad_norm": norm})
+        self.write_metrics({"train_loss": mean, "learning_rate": learning_rate, "grad_norm": norm})
 
     def mean_over_ranks(self) -> float:
         return float(self.accelerator.reduce(self.loss, "mean").item())
