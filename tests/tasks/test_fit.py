@@ -97,6 +97,14 @@ def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> Non
     assert flat(stall_timeout_s=1.0) == ddp
 
 
+def test_an_engine_counts_and_of_its_code_only_that_which_is_used() -> None:
+    trainer, loop = ingredients(), ingredients(engine="accelerate")
+    code = {name for name in trainer.keys() ^ loop.keys() if name.startswith("code.")}
+    both = {"code.training/loop.py", "code.training/stepping.py"}
+    assert code == both | {"code.training/trainer.py", "code.training/callbacks.py"} and both <= loop.keys()
+    assert {name for name in trainer.keys() & loop.keys() if trainer[name] != loop[name]} == {"training.engine"}
+
+
 def test_deepspeeds_version_counts_for_its_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "deepspeed" else version(name))
