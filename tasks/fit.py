@@ -32,7 +32,9 @@ NOT_LEARNT_FROM: dict[str, Any] = {
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
-NEED_MEMORY = {"per_device_train_batch_size", "per_device_eval_batch_size", "optim", "trainer", "collator", "extra"}
+NEED_MEMORY = {
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
+}
 
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:

@@ -80,6 +80,7 @@ def test_every_part_that_is_restored_wrongly_is_named_before_the_first_step(
 
 def test_a_batch_that_was_trained_otherwise_is_told(killed: Path, tmp_path: Path) -> None:
     job_dir = shutil.copytree(killed, tmp_path / "batches")
+    assert batches(job_dir)
     with (job_dir / "logs/batches.rank0.jsonl").open("a") as file:
         file.write('{"step": 0, "micro": 0, "rows": [1], "batch": "other"}\n')
     with pytest.raises(AssertionError, match="came in place of"):
