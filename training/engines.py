@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from training import checkpoints, circumstances, strategies
 from training.named import Place
+from training.problems import Problem, UserError
 from training.protocol import Events, Interrupted, rank, stop_requested
 
 if TYPE_CHECKING:

@@ -282,12 +282,7 @@ class Loop:
             self.task.events.write("checkpoint", step=step, seconds=round(self.saved_at - began, 3))
 
     def restore(self, start: Path) -> None:
-        """Puts all of it back to where it was when this checkpoint was saved. Raises UserError for another engine's."""
-        if not (start / PLACE).exists():
-            message = (
-                f"{start.name} was not written by `engine: accelerate`: name one that was, or set training.engine."
-            )
-            raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+        """Puts all of it back to where it was when this checkpoint was saved."""
         self.place = Place(**json.loads((start / PLACE).read_text()))
         load_model(self.task.model, start / MODEL)
         stepping = torch.load(start / STEPPING, map_location="cpu", weights_only=True)
