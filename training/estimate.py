@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 KEPT_CHECKPOINTS = 3
 """The newest two, and one that is being written; the best one comes on top."""
+LATER_IMPORTS = 80_000_000
+"""Bytes of what is imported after the trial, such as the metrics' library and that of the pictures."""
 SPREAD = 1.1
 """Batches of other shapes leave gaps between what was freed and what is needed next: by so much, as measured."""
 
@@ -46,7 +48,7 @@ class Estimate:
     """Rows that a process takes at once."""
     memory_mb: int | None
     """Of the process that takes most, at its peak: its GPU's, else the machine's. 10^6 bytes; None where not even one
-    row could be tried."""
+    row could be tried on the whole model."""
     memory_a_row_mb: float
     """How much of it hangs on each row that is taken at once."""
     disk_mb: int
@@ -72,8 +74,8 @@ def tell_first(task: Task, job_dir: Path) -> None:
         or told.get("micro_batch") == task.training["per_device_train_batch_size"]
     ):
         return
-    made = asdict(make(task))
     memory = memory_of_a_process(task.compute["num_processes"])
+    made = asdict(make(task))
     task.events.note(sentence(made, memory))
     if warning := too_little(made, memory):
         task.events.warning(warning)
@@ -89,7 +91,7 @@ def told_before(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
 def sentence(estimate: Mapping[str, Any], memory: int | None) -> str:
     """An estimate in a line; `memory` are the bytes that a process may take, where that is known."""
     trained = "all" if estimate["trainable"] == estimate["parameters"] else f"{estimate['trainable']:,} of them"
-    needs = "more" if estimate["memory_mb"] is None else f"about {room.told(estimate['memory_mb'] * 1e6)}"
+    needs = "?" if estimate["memory_mb"] is None else f"about {room.told(estimate['memory_mb'] * 1e6)}"
     of = "" if memory is None else f" (of {room.told(memory)})"
     return (
         f"{estimate['parameters']:,} parameters, {trained} trained; {estimate['steps']:,} steps, "
@@ -177,10 +179,10 @@ class Sizes:
 
 
 def _before(sizes: Sizes) -> int:
-    """What training begins with: the weights alone on a GPU, else the libraries, too."""
+    """What training begins with: the weights alone on a GPU, else all libraries, too."""
     import torch
 
-    return sizes.weights if torch.cuda.is_available() else room.used_bytes()
+    return sizes.weights if torch.cuda.is_available() else room.used_bytes() + LATER_IMPORTS
 
 
 def _beside(task: Task, sizes: Sizes) -> float:
@@ -192,10 +194,10 @@ def _beside(task: Task, sizes: Sizes) -> float:
     if strategy == "ddp":
         return best + sizes.state + (processes > 1) * sizes.gradients  # which travel in buckets of their own
     elsewhere = offload != "no" and torch.cuda.is_available()
-    # A share of the weights in full precision and of what the optimizer remembers; what is put together of the
-    # others takes no more than the whole weights of before.
+    # A share of the weights in full precision and of what the optimizer remembers; gradients on their way; and what is
+    # put together of the others' weights, at most all.
     share = 0.0 if elsewhere else (sizes.weights + sizes.state) / processes
-    return best + share + (strategy != "fsdp") * sizes.gradients
+    return best + share + sizes.gradients + (strategy != "deepspeed-zero2") * sizes.weights
 
 
 def _disk(task: Task, sizes: Sizes) -> float:
@@ -301,6 +303,7 @@ def _untouched(task: Task) -> Iterator[None]:
                 buffer.copy_(buffers[name])
             if gpus:
                 torch.cuda.empty_cache()
+            room.forget_peak()
 
 
 if __name__ == "__main__":

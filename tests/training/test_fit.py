@@ -101,6 +101,14 @@ def run_fit_on_disk(job_dir: str, holder: int) -> None:
     run_fit(job_dir, {})
 
 
+def problem_on(disk: SmallDisk, job_dir: Path, folder: Path) -> str:
+    failure = finish_on(disk, job_dir).failure
+    assert failure is not None and failure.kind == "user_error"
+    (problem,) = failure.problems
+    assert problem.where == str(folder)
+    return problem.message
+
+
 def finish_on(disk: SmallDisk, job_dir: Path) -> Outcome:
     process = FORKS.Process(target=run_fit_on_disk, args=(str(job_dir), disk.holder))
     process.start()
@@ -109,18 +117,18 @@ def finish_on(disk: SmallDisk, job_dir: Path) -> Outcome:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
-def test_a_disk_that_fills_up_ends_training_with_one_message_and_with_room_again_it_ends_with_the_same_bytes(
+def test_a_disk_too_small_or_full_ends_training_with_one_message_and_with_room_again_it_ends_with_the_same_bytes(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "full", **EPOCHS)
     folder = job_dir / "checkpoints"
     folder.mkdir()
     with SmallDisk(folder, megabytes=1) as disk:
-        failure = finish_on(disk, job_dir).failure
-        assert failure is not None and failure.kind == "user_error"
-        (problem,) = failure.problems
-        assert problem.where == str(folder)
-        assert problem.message.startswith("the disk is full: 0 of 1 MB are free. Make room")
+        assert problem_on(disk, job_dir, folder).startswith("checkpoints and the model need about 2 MB, and 1 MB are")
+        assert not list(disk.seen.iterdir()) and not events(job_dir, "progress")
+        # As if there had been room when it began.
+        (job_dir / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
+        assert problem_on(disk, job_dir, folder).startswith("the disk is full: 0 of 1 MB are free. Make room")
         kept = sorted(disk.seen.iterdir(), key=step)  # and nothing that is half written
         assert kept and all(damage_of(checkpoint) is None for checkpoint in kept)
         disk.resize(megabytes=50)
