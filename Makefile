@@ -1,5 +1,6 @@
 # make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
 # make drill: kill runs at random instants and compare what comes of them.
+# make matrix: every engine with every strategy: trains, goes on after kills, exports; renews the README's table.
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
 # Each first makes an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
 # CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test drill bench lint
+.PHONY: demo test drill matrix bench lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -21,6 +22,10 @@ test: $(VENV)/.installed
 # make drill DRILL="--kills 100 --seed 1"
 drill: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.drill $(DRILL)
+
+# make matrix MATRIX="--only trainer-fsdp-2"
+matrix: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.matrix $(MATRIX)
 
 # With the words of BENCH as arguments: make bench BENCH="--only step kill"
 bench: $(VENV)/.installed

@@ -64,11 +64,16 @@ def machine() -> str:
         if line.startswith("model name"):
             processor = line.partition(":")[2].strip()
     native = mixed_precision()
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     return (
         f"{processor}, {len(os.sched_getaffinity(0))} cores, "
         f"{'32-bit floats only' if native == 'no' else f'computes in {native}'}; torch {version('torch')}; "
-        f"commit {described.stdout.strip() or 'unknown'}"
+        f"commit {commit()}"
     )
+
+
+def commit() -> str:
+    """The commit that is checked out, `-dirty` where files differ from it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "unknown"
