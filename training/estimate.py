@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import room
-from training.protocol import EVENTS, Events, Job, read_events, run_program, short_of_memory
+from training.protocol import EVENTS, Events, Job, rank, read_events, run_program, short_of_memory
 from training.recipe_optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 
 KEPT_CHECKPOINTS = 3
 """The newest two, and one that is being written; the best one comes on top."""
+NUMBER = 4
+"""Bytes of a weight: they are loaded in float32."""
 LATER_IMPORTS = 80_000_000
 """Bytes of what is imported after the trial, such as the metrics' library and that of the pictures."""
+ZERO3_BUFFERS = 3
+"""Of a bucket each: DeepSpeed sets them aside to fetch weights ahead, and to gather and to average gradients."""
 SPREAD = 1.1
 """Batches of other shapes leave gaps between what was freed and what is needed next: by so much, as measured."""
 
@@ -66,7 +70,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def tell_first(task: Task, job_dir: Path) -> None:
     """Says what a job will need, in its events, before its first step; nothing where it has begun before.
 
-    To be called by rank 0. Warns where there is too little memory; raises UserError where there is too little disk.
+    Every rank calls it. Warns where there is too little memory; raises UserError where there is too little disk, on all
+    ranks, for one that waits for another does not hear that it is over.
     """
     told = told_before(read_events(job_dir / EVENTS, 0)[0])
     if (
@@ -74,12 +79,14 @@ def tell_first(task: Task, job_dir: Path) -> None:
         or told.get("micro_batch") == task.training["per_device_train_batch_size"]
     ):
         return
+    room.require_disk(task.checkpoints, _disk(task, sizes(task)))
+    if rank() > 0:
+        return
     memory = memory_of_a_process(task.compute["num_processes"])
     made = asdict(make(task))
     task.events.note(sentence(made, memory))
     if warning := too_little(made, memory):
         task.events.warning(warning)
-    room.require_disk(task.checkpoints, made["disk_mb"] * 10**6)
     task.events.write("estimate", **made)
 
 
@@ -139,8 +146,6 @@ def make(task: Task) -> Estimate:
     from training.batching import LengthGroupedBatches
 
     training, rows = task.training, task.training["per_device_train_batch_size"]
-    numbers = sum(weight.numel() for weight in task.model.parameters())
-    trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     batches = LengthGroupedBatches(
         task.train.lengths,
         task.rows_a_step,
@@ -148,23 +153,23 @@ def make(task: Task) -> Estimate:
         world=task.compute["num_processes"],
         seed=training["seed"],
     )
-    sizes = Sizes(4 * numbers, 4 * trainable, round(OPTIMIZERS[training["optim"]].state_bytes * trainable))
-    before = _before(sizes)
+    size = sizes(task)
+    before = _before(size)
     trial = _trial(task, next(iter(batches)))
     memory, a_row = None, 0.0
     if trial is not None:
         a_row = SPREAD * trial.forward / trial.rows
-        memory = before + SPREAD * trial.peak + (rows - trial.rows) * a_row + _beside(task, sizes)
+        memory = before + SPREAD * trial.peak + (rows - trial.rows) * a_row + _beside(task, size)
     epochs = ceil(training["num_train_epochs"] * batches.steps)
     return Estimate(
-        parameters=numbers,
-        trainable=trainable,
+        parameters=size.weights // NUMBER,
+        trainable=size.gradients // NUMBER,
         steps=training["max_steps"] if training["max_steps"] > 0 else epochs,
         tokens_an_epoch=int(task.train.lengths.sum()),
         micro_batch=rows,
         memory_mb=None if memory is None else round(memory / 1e6),
         memory_a_row_mb=round(a_row / 1e6, 3),
-        disk_mb=ceil(_disk(task, sizes) / 1e6),
+        disk_mb=ceil(_disk(task, size) / 1e6),
     )
 
 
@@ -178,6 +183,14 @@ class Sizes:
     """Of the optimizer."""
 
 
+def sizes(task: Task) -> Sizes:
+    """Those of the task's model, before it is shared out."""
+    numbers = sum(weight.numel() for weight in task.model.parameters())
+    trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
+    state = OPTIMIZERS[task.training["optim"]].state_bytes * trainable
+    return Sizes(NUMBER * numbers, NUMBER * trainable, round(state))
+
+
 def _before(sizes: Sizes) -> int:
     """What training begins with: the weights alone on a GPU, else all libraries, too."""
     import torch
@@ -189,6 +202,8 @@ def _beside(task: Task, sizes: Sizes) -> float:
     """What a process takes beside the whole weights and a pass over them."""
     import torch
 
+    from training.strategies.zero import BUCKET
+
     compute, best = task.compute, sizes.weights * task.training["load_best_model_at_end"]
     processes, strategy, offload = compute["num_processes"], compute["strategy"], compute["offload"]
     if strategy == "ddp":
@@ -197,7 +212,9 @@ def _beside(task: Task, sizes: Sizes) -> float:
     # A share of the weights in full precision and of what the optimizer remembers; gradients on their way; and what is
     # put together of the others' weights, at most all.
     share = 0.0 if elsewhere else (sizes.weights + sizes.state) / processes
-    return best + share + sizes.gradients + (strategy != "deepspeed-zero2") * sizes.weights
+    together = (strategy != "deepspeed-zero2") * sizes.weights
+    buffers = ZERO3_BUFFERS * NUMBER * min(BUCKET, sizes.weights // NUMBER) if strategy == "deepspeed-zero3" else 0
+    return best + share + sizes.gradients + together + buffers
 
 
 def _disk(task: Task, sizes: Sizes) -> float:

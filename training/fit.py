@@ -32,8 +32,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     model.make_deterministic()
     task = make_task(job_dir, job, events)
     train = engines.load(task.training["engine"])
-    if rank() == 0:
-        estimate.tell_first(task, job_dir)
+    estimate.tell_first(task, job_dir)
     trained = train(task)
     require_more_steps(task, trained.steps)
     if rank() == 0:

@@ -77,7 +77,7 @@ def _groups() -> Iterator[Path]:
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
 
 
-def require_disk(folder: Path, needed: int) -> None:
+def require_disk(folder: Path, needed: float) -> None:
     """Raises UserError where the disk of this folder has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:

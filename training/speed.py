@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 0.1
 FIRST_STEPS_S, SOON_S = 10.0, 60.0
-_SIDE = {"cpu": 1024, "cuda": 8192}
+_SIDE = {"cpu": 1024, "cuda": 4096}
 _AMOUNTS = ("seconds", "rows", "tokens", "flops")
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What a recipe calls a precision, and what torch does."""
