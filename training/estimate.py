@@ -31,8 +31,9 @@ KEPT_CHECKPOINTS = 3
 """The newest two, and one that is being written; the best one comes on top."""
 NUMBER = 4
 """Bytes of a weight: they are loaded in float32."""
-LATER_IMPORTS = 80_000_000
-"""Bytes of what is imported after the trial, such as the metrics' library and that of the pictures."""
+LATER_IMPORTS, KERNELS = 80_000_000, 100_000_000
+"""Bytes of what comes after the trial on a CPU: libraries for metrics and pictures; in a lower precision the kernels
+that are compiled for each new shape of a batch."""
 ZERO3_BUFFERS = 3
 """Of a bucket each: DeepSpeed sets them aside to fetch weights ahead, and to gather and to average gradients."""
 SPREAD = 1.1
@@ -154,7 +155,7 @@ def make(task: Task) -> Estimate:
         seed=training["seed"],
     )
     size = sizes(task)
-    before = _before(size)
+    before = _before(task, size)
     trial = _trial(task, next(iter(batches)))
     memory, a_row = None, 0.0
     if trial is not None:
@@ -191,11 +192,13 @@ def sizes(task: Task) -> Sizes:
     return Sizes(NUMBER * numbers, NUMBER * trainable, round(state))
 
 
-def _before(sizes: Sizes) -> int:
+def _before(task: Task, sizes: Sizes) -> int:
     """What training begins with: the weights alone on a GPU, else all libraries, too."""
     import torch
 
-    return sizes.weights if torch.cuda.is_available() else room.used_bytes() + LATER_IMPORTS
+    if torch.cuda.is_available():
+        return sizes.weights
+    return room.used_bytes() + LATER_IMPORTS + (task.compute["mixed_precision"] != "no") * KERNELS
 
 
 def _beside(task: Task, sizes: Sizes) -> float:

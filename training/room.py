@@ -89,5 +89,7 @@ def require_disk(folder: Path, needed: float) -> None:
 
 
 def told(amount: float) -> str:
-    """Bytes for people: `1.3 GB`, `45 MB`."""
-    return f"{amount / 1e9:,.1f} GB" if amount >= 0.9995e9 else f"{amount / 1e6:,.0f} MB"
+    """Bytes for people: `1.3 GB`, `45 MB`, `1.2 MB`."""
+    if amount >= 0.9995e9:
+        return f"{amount / 1e9:,.1f} GB"
+    return f"{amount / 1e6:,.0f} MB" if amount >= 10e6 else f"{amount / 1e6:,.1f} MB"

@@ -124,7 +124,7 @@ def test_a_disk_too_small_or_full_ends_training_with_one_message_and_with_room_a
     folder = job_dir / "checkpoints"
     folder.mkdir()
     with SmallDisk(folder, megabytes=1) as disk:
-        assert problem_on(disk, job_dir, folder).startswith("checkpoints and the model need about 2 MB, and 1 MB are")
+        assert problem_on(disk, job_dir, folder).startswith("checkpoints and the model need about 1.2 MB, and 1.0 MB")
         assert not list(disk.seen.iterdir()) and not events(job_dir, "progress")
         # As if there had been room when it began.
         (job_dir / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
