@@ -17,6 +17,7 @@ from tasks.runtime import settings, untold
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
 from tasks.runtime.launch import JobFailed
+from tasks.runtime.machines import Leader, machines_of
 from tasks.runtime.progress import REPORTING, PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
@@ -46,12 +47,14 @@ def finetune(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         force: Stages to run although their output is stored.
     """
-    recipe = parse(recipe.model_dump(), overrides)
+    recipe = parse(recipe.model_dump(exclude_unset=True), overrides)  # a file may say what the recipe does not
     run = str(flow_run.get_id())
+    machines = machines_of(recipe.compute)
+    followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
     tracker, progress = Tracker(recipe.name, run), PrefectProgress()
     tracker.params(_flat(recipe.model_dump(mode="json")))
     tracker.text("recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    walk = Running(recipe.name, run, (tracker, progress, *followers.get()), frozenset(force or ()))
+    walk = Running(recipe.name, run, (tracker, progress, *followed_by), frozenset(force or ()))
     finished, error = None, None
     try:
         finished = pipeline(walk, recipe)
@@ -73,7 +76,7 @@ def finetune(
     done["warnings"] = _warnings(tracker, away)
     if error is None:
         done["warnings"] += _remember_completed(recipe.name, done)
-    for follower in followers.get():
+    for follower in followed_by:
         follower.run_ended(done)
     if away:
         untold.keep(run, PREFECT_STATE[state])

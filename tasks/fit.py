@@ -12,20 +12,20 @@ from tasks.runtime.code import here_or_installed, library_versions
 from tasks.runtime.estimates import estimate
 from tasks.runtime.hardware import free_gpu_memory, memory, visible_gpus
 from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import JobFailed, accelerate_argv, accelerate_environment, python_argv
+from tasks.runtime.launch import JobFailed, Launch, accelerate_argv, accelerate_environment, python_argv
+from tasks.runtime.machines import gather, machines_of
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
 from training import estimate as estimating
-from training import room
+from training import room, strategies
 from training.engines import ENGINES
 from training.kinds import KINDS
 from training.problems import Problem, UserError
 from training.protocol import Job, sha256
 from training.recipe import Recipe
 from training.recipe_optimizers import OPTIMIZERS
-from training.strategies import STRATEGIES
 
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM: dict[str, Any] = {
@@ -58,7 +58,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
                 **_named_checkpoint(recipe),
             },
         },
-        code=["training.fit", KINDS[recipe.kind], STRATEGIES[strategy], *_engine_code(recipe), *own],
+        code=["training.fit", KINDS[recipe.kind], strategies.STRATEGIES[strategy], *_engine_code(recipe), *own],
         libraries=(
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", *libraries),
             *(["deepspeed"] if strategy.startswith("deepspeed") else []),
@@ -71,8 +71,27 @@ def _engine_code(recipe: Recipe) -> list[str]:
 
 
 def _compute(recipe: Recipe, pins: Pins) -> dict[str, Any]:
-    resolved = {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
+    resolved: dict[str, Any] = {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
+    if pins.num_machines > 1:
+        resolved["num_machines"] = pins.num_machines
     return {**recipe.compute.learnt_by(), **resolved}
+
+
+def launch(recipe: Recipe, pins: Pins) -> Launch:
+    """How training is launched on this machine. Raises UserError as `machines_of` does."""
+    use_cpu, machines = not visible_gpus(), machines_of(recipe.compute)
+    argv = accelerate_argv(
+        "training.fit",
+        num_processes=pins.num_processes,
+        mixed_precision=pins.mixed_precision,
+        use_cpu=use_cpu,
+        machines=machines,
+    )
+    strategy = recipe.compute.strategy
+    env = accelerate_environment(
+        num_processes=pins.num_processes, use_cpu=use_cpu, strategy=strategy, machines=machines
+    )
+    return Launch(argv, env, strategies.load(strategy).configuration(_compute(recipe, pins)))
 
 
 def _own_code(recipe: Recipe) -> tuple[list[str], list[str]]:
@@ -151,26 +170,25 @@ def _fits(recipe: Recipe, pins: Pins, model: Ref) -> Fits:
 @stage(ingredients)
 def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
-    use_cpu = not visible_gpus()
+    machines, stall_timeout_s = machines_of(recipe.compute), recipe.compute.stall_timeout_s
+    plain = launch(recipe, pins)
+    launched = plain._replace(env=plain.env | _reporting(work, recipe))
+
+    def before_try() -> None:
+        launched.keep(work.job)
+        if machines.count > 1:
+            gather(machines, work, stall_timeout_s)
+
     return run_child(
         work,
         "training.fit",
-        accelerate_argv(
-            "training.fit",
-            num_processes=pins.num_processes,
-            mixed_precision=pins.mixed_precision,
-            use_cpu=use_cpu,
-        ),
-        env=accelerate_environment(
-            num_processes=pins.num_processes,
-            use_cpu=use_cpu,
-            strategy=recipe.compute.strategy,
-        )
-        | _reporting(work, recipe),
+        launched.argv,
+        env=launched.env,
         settings=_settings(recipe, pins, data),
         inputs=_inputs(recipe, model, tokens),
         fits=_fits(recipe, pins, model),
-        stall_timeout_s=recipe.compute.stall_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        before_try=before_try,
     )
 
 
@@ -197,7 +215,7 @@ def foreseen(recipe: Recipe, pins: Pins, *artifacts: Any) -> list[str]:
         found = estimate(job, python_argv("training.estimate"), env, hangs_on)
     except JobFailed as error:
         return [f"steps, tokens, memory and disk: ? ({str(error).splitlines()[0]})"]
-    return _told(found, pins.num_processes)
+    return _told(found, pins.num_processes // machines_of(recipe.compute).count)
 
 
 def _told(found: Mapping[str, Any], processes: int) -> list[str]:

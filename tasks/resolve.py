@@ -17,6 +17,7 @@ from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.history import History
 from tasks.runtime.hub import look_up
+from tasks.runtime.machines import machines_of
 from tasks.runtime.refs import FilePin, Pins
 from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError
@@ -28,7 +29,8 @@ from training.snapshot import need_parts, part_of
 
 def ingredients(recipe: Recipe) -> Ingredients:
     """Its key says whether the recipe's names mean what they meant; `make` computes it."""
-    return Ingredients({"recipe": recipe.model_dump(mode="json")})
+    here = {"compute": {"machine_rank", "rendezvous"}}
+    return Ingredients({"recipe": recipe.model_dump(mode="json", exclude=here)})
 
 
 @action(ingredients, foreseeable=True)
@@ -58,16 +60,23 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:
         except UserError as error:
             problems.extend(error.problems)
     compute = recipe.compute
-    gpus = len(visible_gpus())
-    if compute.num_processes != "auto" and 0 < gpus < compute.num_processes:
-        message = f"{compute.num_processes} is too many: each process trains on a GPU of its own, and there are {gpus}."
+    gpus, machines = len(visible_gpus()), 1
+    try:
+        machines = machines_of(compute).count
+    except UserError as error:
+        problems.extend(error.problems)
+    processes = max(1, gpus) * machines if compute.num_processes == "auto" else compute.num_processes
+    if 0 < gpus * machines < processes:
+        message = f"{processes} is too many: each process trains on a GPU of its own, and there are {gpus * machines}."
         problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
-    processes = max(1, gpus) if compute.num_processes == "auto" else compute.num_processes
+    if processes % machines:
+        message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
+        problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
     problems += _strategy_here(compute, processes, gpus)
     if problems:
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
-    return Pins(mixed_precision=precision, num_processes=processes, **found)
+    return Pins(mixed_precision=precision, num_processes=processes, num_machines=machines, **found)
 
 
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:

@@ -11,6 +11,7 @@ torch_compile and code of the recipe's own take no more than the plain model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -83,7 +84,7 @@ def tell_first(task: Task, job_dir: Path) -> None:
     room.require_disk(task.checkpoints, _disk(task, sizes(task)))
     if rank() > 0:
         return
-    memory = memory_of_a_process(task.compute["num_processes"])
+    memory = memory_of_a_process(int(os.environ.get("LOCAL_WORLD_SIZE") or task.compute["num_processes"]))
     made = asdict(make(task))
     task.events.note(sentence(made, memory))
     if warning := too_little(made, memory):
@@ -126,7 +127,8 @@ def too_little(estimate: Mapping[str, Any], memory: int | None) -> str | None:
 
 
 def memory_of_a_process(processes: int) -> int | None:
-    """The bytes that this process may take in all, with what it has: of its GPU's memory, else of the machine's."""
+    """The bytes that this process, one of so many on this machine, may take in all, with what it has: of its GPU's
+    memory, else of the machine's."""
     import torch
 
     if torch.cuda.is_available():

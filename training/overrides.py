@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -76,6 +77,13 @@ def merge(
             parent = name.rpartition(".")[0]
             message = f"cannot be set: {parent!r} has no fields of its own."
             problems.append(Problem(kind="recipe", where=name, message=message))
+        elif (
+            isinstance(there := merged.get(path[0], {}), Mapping)
+            and len(path) > 2
+            and isinstance(word := there.get(path[1]), str)
+        ):
+            message = f"cannot be set: {path[0]}.{path[1]} is {word!r}, which has no fields."
+            problems.append(Problem(kind="recipe", where=name, message=message))
         else:
             merged = _with(merged, path, value)
     return merged, problems
@@ -92,11 +100,19 @@ def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
     inner = fields.get(rest[0])
     if inner is None or len(rest) == 1:
         return [section, *rest]
-    for kind in (inner.annotation, *get_args(inner.annotation)):
+    for kind in _sides(inner.annotation):
         if get_origin(kind) is dict:
             nested = get_args(kind)[1] is Any
             return [section, rest[0], *(rest[1].split(".") if nested else [rest[1]])]
     return None
+
+
+def _sides(annotation: Any) -> Iterator[Any]:
+    """The annotation, and those that it puts together by `|` or Annotated."""
+    yield annotation
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        for side in get_args(annotation):
+            yield from _sides(side)
 
 
 def _with(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -138,14 +154,15 @@ def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
 
 
 def _entries(file: Path) -> list[dict[str, Any]]:
-    document = _read(file)
+    document = read_yaml(file)
     entries = document.get("deployments") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise _problem(str(file), "not a Prefect deployment file: it needs a list `deployments:`.")
     return entries
 
 
-def _read(file: Path) -> Any:
+def read_yaml(file: Path) -> Any:
+    """What the file holds. Raises UserError when it cannot be read, with its line when it is not YAML."""
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:

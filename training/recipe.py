@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from training.overrides import finetune_entry, merge
 from training.overrides import parse_set as parse_set  # the third way in, beside load and parse
 from training.problems import Problem, UserError
+from training.recipe_launch import Expanded
 from training.recipe_problems import LIST, MAPPING, NUMBER, WORD, describe, field_name, templated
 from training.recipe_rules import Written, broken_rules
 
@@ -30,6 +31,10 @@ BalancedOrWeights = Annotated[
     Annotated[Literal["balanced"], Tag(WORD)]
     | Annotated[dict[Text, Annotated[float, Field(gt=0)]], Field(min_length=1), Tag(MAPPING)],
     Discriminator(lambda value: MAPPING if isinstance(value, dict) else WORD),
+]
+PathOrMapping = Annotated[
+    Annotated[Text, Tag(WORD)] | Annotated[dict[str, Any], Tag(MAPPING)],
+    Discriminator(lambda value: WORD if isinstance(value, str) else MAPPING),
 ]
 ColumnType = Literal["string", "int64", "float64", "bool"]
 Level = Literal["error", "warning", "ignore"]
@@ -246,11 +251,25 @@ class Compute(Section):
     fsdp_wrap: list[Text] | None = Field(default=None, min_length=1)
     """For fsdp, the classes of the layers that are put together one at a time, such as `BertLayer` (null: those that
     the model says are never to be split)."""
-    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    deepspeed: PathOrMapping = Field(default_factory=dict)
     """For DeepSpeed, more of its configuration under its own names, such as
-    `{zero_optimization: {overlap_comm: false}}`. What follows from other fields of the recipe is set there."""
+    `{zero_optimization: {overlap_comm: false}}`, or the path of its JSON file. What follows from other fields of the
+    recipe is set there."""
+    accelerate: Text | None = None
+    """The path of a file that `accelerate config` wrote: each of its fields becomes the field of the recipe that says
+    the same, and contradicts none that is written there. training/README.md tells of them."""
     num_processes: AutoOrCount = "auto"
-    """Processes that train, each on a GPU of its own or all on the CPU; auto: all GPUs, else 1."""
+    """Processes that train, on all machines together, each on a GPU of its own or all on the CPU; auto: all GPUs, and
+    where there is none, 1 a machine."""
+    num_machines: AutoOrCount = 1
+    """Machines that train together, each started by the same `finetune run` with the same home; auto: as many as NNODES
+    or SLURM_NNODES says, else 1."""
+    machine_rank: int | None = Field(default=None, ge=0)
+    """Which of several machines this one is: 0 runs all stages, the others help it train (null: what NODE_RANK or
+    SLURM_NODEID says)."""
+    rendezvous: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
+    """Where several machines meet: `host:port` of machine 0, with a port that is free (null: what MASTER_ADDR and
+    MASTER_PORT say)."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
     """Number format of the forward and backward pass; auto: bf16 where the hardware computes in it."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
@@ -258,7 +277,9 @@ class Compute(Section):
 
     def learnt_by(self) -> dict[str, Any]:
         """How the work is shared: what of this section can change the weights, beside what `auto` came to."""
-        return self.model_dump(mode="json", exclude={"num_processes", "mixed_precision", "stall_timeout_s"})
+        auto = {"num_processes", "num_machines", "mixed_precision"}
+        where = {"accelerate", "machine_rank", "rendezvous", "stall_timeout_s"}
+        return self.model_dump(mode="json", exclude=auto | where)
 
 
 class Evaluation(Section):
@@ -313,8 +334,12 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
     if not isinstance(values, Mapping):
         raise UserError([Problem(kind="recipe", where="recipe", message=f"{values!r} is not a mapping of fields.")])
     merged, problems = merge(values, overrides or {}, Recipe)
-    problems += templated(merged)
+    expanded = Expanded(merged)
+    problems += [*expanded.problems, *templated(merged)]
+    merged, as_written = expanded.values, len(problems)
     recipe, wrong = None, {problem.where for problem in problems}
+    # What a file would have said is not known while something is wrong with it.
+    wrong |= {"compute"} if expanded.problems else set()
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
@@ -323,6 +348,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
         wrong |= {field_name(detail["loc"]) for detail in details}
     problems += broken_rules(Written(Recipe, merged, wrong))
     # A template in a name also breaks the name's pattern: the first problem of a field is the telling one.
+    problems[as_written:] = map(expanded.named, problems[as_written:])
     first = {problem.where: problem for problem in reversed(problems)}
     if recipe is None or first:
         raise UserError(reversed(first.values()))

@@ -37,6 +37,7 @@ _BOUNDS = {
 }
 _NAMES = {
     "name": "lower-case letters, digits and '-', beginning with a letter or digit",
+    "compute.rendezvous": "host:port of machine 0, such as 10.0.0.1:29500",
     "release.registry": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     "release.alias": "letters, digits, '_' and '-', beginning with a letter",
 }

@@ -27,7 +27,7 @@ from training.engines import Task, Trained, require_as_asked
 from training.losses import Loss
 from training.named import Place
 from training.problems import Problem, UserError
-from training.protocol import Events
+from training.protocol import Events, rank
 from training.speed import DTYPES, Speed, flops, hardware_limit
 
 LOSS_SUM = "loss_sum.rank{}.json"
@@ -96,6 +96,8 @@ def training_arguments(task: Task) -> TrainingArguments:
     if training["eval_strategy"] == "steps":
         decided["save_steps"] = training["eval_steps"]
     shared = strategies.load(compute["strategy"]).arguments(compute, task.model)
+    if shared and rank() == 0:
+        task.events.write("strategy", arguments=shared)  # what `finetune plan --show-launch` could not yet know
     try:
         return TrainingArguments(**{**theirs, **training["extra"], **decided, **shared})
     except (TypeError, ValueError) as error:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
+
+import yaml
 
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
 from flows.pipeline import pipeline
 from flows.terminal import line
-from tasks.fit import foreseen
+from tasks.fit import foreseen, launch
+from tasks.runtime import settings
 from tasks.runtime.looking import Foreseen, Looking
+from tasks.runtime.refs import Pins
 from tasks.runtime.stage import Stage
+from training.recipe import Recipe
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """The subcommand's arguments."""
     parser = commands.add_parser("plan", help="show what a run would do, and why", description=__doc__)
     add_recipe_arguments(parser)
+    parser.add_argument("--show-launch", action="store_true", help="also show how training would be launched here")
     return parser
 
 
@@ -29,14 +36,26 @@ def act(arguments: argparse.Namespace) -> int:
         inputs[stage.name] = given
         return looking(stage, *given)
 
-    pipeline(look, recipe)
+    pins = pipeline(look, recipe).pins
     for row in looking.rows:
         print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     if any((row.name, row.state) == ("fit", "will run") for row in looking.rows):
         for needs in foreseen(*inputs["fit"]):
             print(f"  fit: {needs}")
     print(_summary(looking.rows))
+    if arguments.show_launch:
+        print(_launch(recipe, pins, next(row.key for row in looking.rows if row.name == "fit")))
     return 0
+
+
+def _launch(recipe: Recipe, pins: Pins, key: str | None) -> str:
+    """The command that trains, with what it adds to the environment; and what accelerate or DeepSpeed is given."""
+    told = launch(recipe, pins).described(settings.home() / "jobs" / (key or "KEY"))
+    lines = [f"{name}={shlex.quote(value)}" for name, value in told["environment"].items()]
+    parts = ["\n" + " \\\n".join([*lines, shlex.join(told["argv"])])]
+    if told["configuration"]:
+        parts.append(yaml.safe_dump({recipe.compute.strategy: told["configuration"]}, sort_keys=False).rstrip())
+    return "\n\n".join(parts)
 
 
 def _summary(rows: list[Foreseen]) -> str:

@@ -20,7 +20,9 @@ from flows.tables import problem_line
 from flows.terminal import Terminal, line
 from tasks.runtime import settings
 from tasks.runtime.history import History
+from tasks.runtime.launch import Machines
 from tasks.runtime.looking import Foreseen, Looking
+from tasks.runtime.machines import Helper, machines_of
 from tasks.runtime.tracking import deliver_left
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
@@ -49,12 +51,16 @@ def act(arguments: argparse.Namespace) -> int:
         need_folder(out)
         force = _forced(arguments.force)
         recipe = chosen_recipe(arguments)
+        machines = machines_of(recipe.compute)
+        helper = Helper(machines) if machines.rank else None
         looking = Looking(recipe.name, force)
         pipeline(looking, recipe)
         done = None if force else _nothing_changed(recipe, looking.rows)
     except UserError as error:
         _write(out, {**_EMPTY, "state": "failed", "problems": problems(error, "recipe")})
         raise
+    if done is None and helper is not None:
+        return _help(recipe, machines, helper, out)
     if done is None:
         return _run(recipe, force, out)
     for row in looking.rows:
@@ -120,6 +126,25 @@ def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
         sys.stderr.flush()
         os._exit(code)  # Prefect would try for minutes to send its last log lines to a server that is away
     return code
+
+
+def _help(recipe: Recipe, machines: Machines, helper: Helper, out: Path | None) -> int:
+    """Trains with machine 0, which has the result."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    name = f"{recipe.name}, machine {machines.rank} of {machines.count}"
+    print(f"{name}: waiting for machine 0", file=sys.stderr)
+    try:
+        said = helper.help(recipe.compute.stall_timeout_s, lambda text: print(f"{name}: {text}", file=sys.stderr))
+        state, message = said.ended or "failed", said.message
+    except KeyboardInterrupt:
+        state, message = "interrupted", "stopped here; run the same command again to help on."
+    told = [] if state == "completed" else [{"kind": state, "where": name, "message": message}]
+    _write(out, {**_EMPTY, "state": state, "problems": told})
+    if state == "completed":
+        print(f"{name}: trained. The model is machine 0's: {message}")
+    else:
+        print(f"{name}: {state}: {message}", file=sys.stderr)
+    return {"completed": COMPLETED, "interrupted": INTERRUPTED}.get(state, FAILED)
 
 
 def _say(recipe: Recipe, done: dict[str, Any]) -> int:

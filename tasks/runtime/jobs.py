@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.launch import require_finished, run_job
+from tasks.runtime.launch import LAUNCH, require_finished, run_job
 from tasks.runtime.memory import Fits
 from tasks.runtime.stage import Work
 from training.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Failure, Job, Outcome, finished_output
@@ -30,11 +30,12 @@ def run_child(
     env: Mapping[str, str] | None = None,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
     fits: Fits | None = None,
+    before_try: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Runs the program to its end, fills `work.out` with its output and its log, and returns its figures.
 
     A program that can divide its batches is given `fits`, and finds `batch_division` in its settings: when memory
-    runs out, it goes on with smaller ones.
+    runs out, it goes on with smaller ones. `before_try` is called once the job's folder says what is to be run.
     Raises UserError for the user's mistakes and launch.JobFailed for everything else.
     """
     job = work.job
@@ -50,6 +51,8 @@ def run_child(
         division = {"batch_division": fits.division} if fits else {}
         places = {name: str(path) for name, path in inputs.items()}
         Job(program=program, key=work.key, settings={**settings, **division}, inputs=places).write(job)
+        if finished_output(job) is None:
+            before_try()
         follow = _Follower(work, skip=told)
         outcome = run_job(job, argv, env=env or {}, on_events=follow, stall_timeout_s=stall_timeout_s)
         if outcome.failure is None:
@@ -109,8 +112,9 @@ def _bring_home(job: Path, out: Path) -> None:
     _bring(job / OUTPUT, out)
     log = out / "log"
     log.mkdir(exist_ok=True)
-    if (job / EVENTS).is_file():
-        shutil.copyfile(job / EVENTS, log / EVENTS)
+    for name in (EVENTS, LAUNCH):
+        if (job / name).is_file():
+            shutil.copyfile(job / name, log / name)
     for printed in sorted((job / LOGS).glob("*.log")):
         shutil.copyfile(printed, log / printed.name)
 

@@ -7,14 +7,16 @@ the same four functions. `run_job` follows a job to its end over them.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,12 +34,15 @@ from training.protocol import (
     finished_output,
     read_events,
     read_outcome,
+    write_atomically,
 )
 
 STOP_GRACE_S = 20.0
 """What training may take to save a checkpoint; below the 30 s after which Prefect kills a cancelled run."""
 STALLED_GRACE_S = 5.0
 SHOWN_LOG_LINES = 20
+LAUNCH = "launch.json"
+"""In a job's folder: how its program was started."""
 
 # The other ends of the supervisors' standard inputs: they close when this process ends, however it ends.
 _started: dict[int, subprocess.Popen[bytes]] = {}
@@ -68,6 +73,26 @@ class JobFailed(Exception):
         return type(self), (self.failure,)
 
 
+class Launch(NamedTuple):
+    """How a job's program is started."""
+
+    argv: list[str]
+    """The command; the job's directory is to follow."""
+    env: dict[str, str]
+    """What it is given beside the environment that every job has."""
+    configuration: dict[str, Any]
+    """What accelerate or DeepSpeed is given by the program itself, where anything."""
+
+    def described(self, job: Path) -> dict[str, Any]:
+        """All of it, plain JSON."""
+        env = dict(sorted(added_environment(self.env).items()))
+        return {"argv": [*self.argv, str(job)], "environment": env, "configuration": self.configuration}
+
+    def keep(self, job: Path) -> None:
+        """Writes it into the job's folder."""
+        write_atomically(job / LAUNCH, json.dumps(self.described(job), indent=1).encode())
+
+
 def require_finished(outcome: Outcome) -> Outcome:
     """The outcome itself when it is good; else raises UserError with the problems, or JobFailed."""
     if outcome.failure is None:
@@ -77,17 +102,44 @@ def require_finished(outcome: Outcome) -> Outcome:
     raise JobFailed(outcome.failure)
 
 
-def accelerate_argv(program: str, *, num_processes: int, mixed_precision: str, use_cpu: bool) -> list[str]:
+@dataclass(frozen=True)
+class Machines:
+    """The machines that train together, as one of them sees them."""
+
+    count: int = 1
+    rank: int = 0
+    """Which of them this one is."""
+    rendezvous: str = ""
+    """`host:port` of machine 0; empty for one machine."""
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether all of them are this one, as in tests."""
+        return self.rendezvous.startswith(("127.", "localhost:"))
+
+
+ONE_MACHINE = Machines()
+
+
+def accelerate_argv(
+    program: str, *, num_processes: int, mixed_precision: str, use_cpu: bool, machines: Machines = ONE_MACHINE
+) -> list[str]:
     """The command that runs a module under `accelerate launch`; the job's directory is to follow.
+
+    `num_processes` are those of all machines together.
 
     Every value is said, and a configuration file of ours is named, so that nothing comes from the one that
     `accelerate config` may have left in the user's cache: that is read even when every value is given here.
     """
     argv = [sys.executable, "-m", "accelerate.commands.launch"]
     argv += ["--config_file", str(Path(__file__).with_name("accelerate.yaml"))]
-    argv += ["--num_processes", str(num_processes), "--num_machines", "1"]
+    argv += ["--num_processes", str(num_processes), "--num_machines", str(machines.count)]
     argv += ["--mixed_precision", mixed_precision, "--dynamo_backend", "no"]
-    if num_processes > 1:
+    if machines.count > 1:
+        host, _, port = machines.rendezvous.rpartition(":")
+        argv += ["--multi_gpu", "--machine_rank", str(machines.rank)]
+        argv += ["--main_process_ip", host, "--main_process_port", port]
+    elif num_processes > 1:
         # On a CPU too: given --cpu, accelerate starts one process and says nothing. Port 0 is one that is free.
         argv += ["--multi_gpu", "--main_process_port", "0"]
     elif use_cpu:
@@ -95,17 +147,20 @@ def accelerate_argv(program: str, *, num_processes: int, mixed_precision: str, u
     return [*argv, "-m", program]
 
 
-def accelerate_environment(*, num_processes: int, use_cpu: bool, strategy: str = "ddp") -> dict[str, str]:
+def accelerate_environment(
+    *, num_processes: int, use_cpu: bool, strategy: str = "ddp", machines: Machines = ONE_MACHINE
+) -> dict[str, str]:
     """What the processes of such a command are given beside the environment that every job has."""
+    here = num_processes // machines.count
     # One process that sees several GPUs would take them all, by torch's older DataParallel.
-    env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:num_processes])}
+    env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:here])}
     if num_processes == 1:
         return env
-    env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // num_processes))}
+    env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // here))}
     if use_cpu:
         # Of all strategies, accelerate knows only DDP on the CPU; for the others training makes up the state itself.
         env |= {"ACCELERATE_USE_CPU": "true"} if strategy == "ddp" else {}
-        if LINUX:
+        if LINUX and (machines.count == 1 or machines.on_loopback):
             env |= {"GLOO_SOCKET_IFNAME": "lo"}  # else whatever the host's name leads to
     return env
 
@@ -115,11 +170,12 @@ def python_argv(program: str) -> list[str]:
     return [sys.executable, "-m", program]
 
 
-def start(job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle:
+def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path | None = None) -> Handle:
     """Start `argv` with the job's directory as its last argument, under a supervisor.
 
     `env` is added to this process's environment and wins over it; secrets travel here and never in argv. The
-    job is stopped when this process ends.
+    job is stopped when this process ends. The supervisor's lock and logs are in the job's directory; given `work`,
+    the directory of the job of another machine, `job` is for these alone.
     """
     job = job.resolve()
     (job / LOGS).mkdir(parents=True, exist_ok=True)
@@ -134,7 +190,7 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle:
                 str(job),
                 "--",
                 *argv,
-                str(job),
+                str(work or job),
             ],
             stdin=subprocess.PIPE,
             stdout=log,
@@ -293,25 +349,33 @@ def _let_go(handle: Handle) -> None:
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    """What a job's processes see: this process's environment without what would make them another run."""
+    """What a job's processes see: this process's environment without what would make them another run, and ours."""
     # A rank number or a launcher's setting left over from a shell, a notebook or a scheduler's step.
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_")
     env = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(prefixes)}
-    # The number of threads changes how sums are rounded: fixed, so that a later try rounds alike.
-    env.setdefault("OMP_NUM_THREADS", str(_cores()))
-    # Threads that spin while they wait starve each other as soon as anything else runs: beside one busy process,
-    # a training step on two cores took three times as long.
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A training step frees and asks again for tensors of megabytes. By its own limits glibc gives those back to the
-    # system each time, which then clears 50 MB of pages anew at every step: a tenth of its time on a CPU.
-    env.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**30))
-    env.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**34))
-    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return env | added_environment(added)
+
+
+def added_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """What a job's processes are given beside the environment of this process, `added` included and winning."""
+    ours = {
+        # The number of threads changes how sums are rounded: fixed, so that a later try rounds alike.
+        "OMP_NUM_THREADS": str(_cores()),
+        # Threads that spin while they wait starve each other as soon as anything else runs: beside one busy process,
+        # a training step on two cores took three times as long.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # A training step frees and asks again for tensors of megabytes. By its own limits glibc gives those back to
+        # the system each time, which then clears 50 MB of pages anew at every step: a tenth of its time on a CPU.
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    env = {name: os.environ.get(name, value) for name, value in ours.items()}
     # This project's root first: no `training` folder of the user's may be taken for ours. The working
     # directory is not on the path here; a program adds it, last.
     root = str(Path(training.__path__[0]).resolve().parent)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     env |= {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     return {**env, **added}

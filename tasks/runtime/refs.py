@@ -72,6 +72,7 @@ class Pins(BaseModel):
     """Name inside the model folder to its file."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     num_processes: int = 1
+    num_machines: int = 1
     notes: list[str] = Field(default_factory=list)
     """What the user should know of how the names were resolved, such as an offline pin."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -96,6 +98,30 @@ def test_planning_stores_nothing(
     reasons = plan(capsys, write_project(tmp_path / "project"))
     assert reasons["load_data"] == "it has not run before"
     assert {path.name for path in (tmp_path / "home").iterdir()} <= {"digests.db"}
+
+
+def test_how_training_is_launched_is_shown_without_loading_torch(finished: FinishedRun) -> None:
+    program = (
+        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]);"
+        "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'prefect'}), file=sys.stderr)"
+    )
+    sets = [word for field in ("strategy=fsdp", "num_processes=2") for word in ("--set", f"compute.{field}")]
+    argv = [command()[0], "-c", program, "plan", str(finished.file), "--show-launch", *sets]
+    run = subprocess.run(argv, env=environment(finished.home, MY_SECRET="s3cret"), capture_output=True, text=True)
+    assert run.stderr.split() == []
+    shown = run.stdout.partition("\n\n")[2]
+    assert "OMP_NUM_THREADS=" in shown and "--num_processes 2 --num_machines 1" in shown and "s3cret" not in shown
+    assert "transformer_layer_cls_to_wrap: from the model" in shown
+
+
+def test_what_is_shown_of_the_launch_is_what_was_launched(
+    finished: FinishedRun, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(project), "--show-launch"]) == 0
+    (artifact,) = (stage["artifact"] for stage in finished.result["stages"] if stage["name"] == "fit")
+    launched = json.loads((finished.home / artifact / "log/launch.json").read_text())
+    assert capsys.readouterr().out.rstrip().endswith(shlex.join(launched["argv"]))
+    assert launched["environment"]["PYTHONSAFEPATH"] == "1" and launched["configuration"] == {}
 
 
 def checkout(tmp_path: Path) -> Path:

@@ -80,12 +80,16 @@ def test_of_a_checkpoint_to_begin_with_the_content_counts_and_not_its_place(mine
 
 
 def flat(**compute: Any) -> dict[str, Any]:
+    return ingredients_of(Pins(num_processes=2), **compute)
+
+
+def ingredients_of(pins: Pins, **compute: Any) -> dict[str, Any]:
     data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
     model = {"source": "folder", "path": "models/small"}
     recipe = parse(
         {"name": "test", "kind": "sequence-classification", "data": data, "model": model, "compute": compute}
     )
-    return fit.flat_ingredients(recipe, Pins(num_processes=2), DATA, MODEL, TOKENS)[0]
+    return fit.flat_ingredients(recipe, pins, DATA, MODEL, TOKENS)[0]
 
 
 def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> None:
@@ -95,6 +99,18 @@ def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> Non
     changed = {name: fsdp[name] for name in ddp.keys() & fsdp.keys() if ddp[name] != fsdp[name]}
     assert changed == {"compute.strategy": "fsdp", "compute.fsdp_reshard_after_forward": False}
     assert flat(stall_timeout_s=1.0) == ddp
+
+
+def test_how_many_machines_share_the_work_counts_and_not_which_one_this_is_or_where_they_meet() -> None:
+    assert flat(num_machines=2, machine_rank=0, rendezvous="a:1") == flat(num_machines=2, machine_rank=1)
+    one, two = (ingredients_of(Pins(num_processes=2, num_machines=count)) for count in (1, 2))
+    assert {name: two.get(name) for name in one.keys() ^ two.keys()} == {"compute.num_machines": 2}
+
+
+def test_how_it_was_written_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("{distributed_type: FSDP, num_processes: 2, fsdp_config: {fsdp_version: 2}}")
+    assert flat(accelerate="a.yaml") == flat(strategy="fsdp", num_processes=2)
 
 
 def test_deepspeeds_version_counts_for_its_strategies(monkeypatch: pytest.MonkeyPatch) -> None:

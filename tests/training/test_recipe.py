@@ -65,7 +65,11 @@ def test_what_is_left_out_has_the_documented_default() -> None:
         "fsdp_reshard_after_forward": True,
         "fsdp_wrap": None,
         "deepspeed": {},
+        "accelerate": None,
         "num_processes": "auto",
+        "num_machines": 1,
+        "machine_rank": None,
+        "rendezvous": None,
         "mixed_precision": "auto",
         "stall_timeout_s": 1800.0,
     }
@@ -252,6 +256,15 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
          "'Lamb' contradicts training.optim, which is 'adamw_torch_fused': set that, and leave this out."),
         ("compute.deepspeed.zero_optimization", "deepspeed-zero3", {"compute.deepspeed": {"zero_optimization": 3}},
          "3 is of the wrong type: it takes a mapping."),
+        ("compute.deepspeed.zero_optimization.offload_param", "deepspeed-zero3",
+         {"compute.deepspeed": {"zero_optimization": {"offload_param": "cpu"}}},
+         "'cpu' is of the wrong type: it takes a mapping, such as {device: cpu}."),
+        ("compute.num_processes", "ddp", {"compute.num_processes": 3, "compute.num_machines": 2},
+         "3 cannot be shared evenly by 2 machines: give a multiple."),
+        ("compute.machine_rank", "ddp", {"compute.num_machines": 2, "compute.machine_rank": 2},
+         "2 is out of range: there are 2 machines, 0 to 1."),
+        ("compute.rendezvous", "ddp", {"compute.rendezvous": "10.0.0.1"},
+         "'10.0.0.1' is not a name for it: use host:port of machine 0, such as 10.0.0.1:29500."),
         ("training.optim", "deepspeed-zero2", {"training.optim": "adafactor"},
          "'adafactor' takes means over the rows and columns of whole weights, which deepspeed-zero2 cuts up: choose "
          "another, or use fsdp."),
@@ -265,7 +278,12 @@ def test_what_a_strategy_cannot_do_is_told(where: str, strategy: str, values: di
 def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
     for strategy, offload in (("fsdp", "all"), ("deepspeed-zero2", "optimizer"), ("deepspeed-zero3", "all")):
         parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload})
-    repeated = {"zero_optimization": {"stage": 3, "overlap_comm": False}, "gradient_clipping": 1.0}
+    waits = {"offload_optimizer": {"device": "cpu", "pin_memory": True}, "offload_param": {"device": "none"}}
+    repeated = {"zero_optimization": {"stage": 3, "overlap_comm": False, **waits}, "gradient_clipping": 1.0}
+    repeated |= {"bf16": {"enabled": True}}
+    shared = {"compute.offload": "optimizer", "compute.mixed_precision": "bf16"}
+    parse(PLAIN, {"compute.strategy": "deepspeed-zero3", "compute.deepspeed": repeated, **shared})
+    del repeated["bf16"], repeated["zero_optimization"]["offload_optimizer"]
     parse(PLAIN, {"compute.strategy": "deepspeed-zero3", "compute.deepspeed": repeated})
     wrapped = {"compute.fsdp_wrap": ["BertLayer"], "compute.fsdp_reshard_after_forward": False}
     compute = parse(PLAIN, {"compute.strategy": "fsdp", "compute.offload": False, **wrapped}).compute

@@ -66,6 +66,9 @@ def test_stopped_and_started_again_it_ends_with_the_same_bytes_and_the_export_ne
     assert finish(job_dir).state == "finished"
     assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed)
+    (told,) = events(undisturbed, "strategy")
+    foreseen = strategies.load(strategy).configuration(Job.read(undisturbed).settings["compute"])
+    assert strategies.FROM_THE_MODEL in str(foreseen) and strategies.FROM_THE_MODEL not in str(told)
 
     exported = undisturbed / "output/model"
     model, found = AutoModelForSequenceClassification.from_pretrained(exported, output_loading_info=True)

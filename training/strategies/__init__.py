@@ -3,15 +3,21 @@ same names in it:
 
     DISTRIBUTED_TYPE   what accelerate calls it, on the CPU and on GPUs
     ONE_FILE           whether rank 0 alone writes the model and the optimizer's state into a checkpoint
+    configuration      what accelerate or DeepSpeed is given for it, as far as the recipe alone says
     arguments          what TrainingArguments is given for it; called before any of its processes talk to each other
     wrong_wrapper      what is wrong with the model that is about to train; None where it is shared as asked
     whole_weights      the weights for the export, on rank 0; every rank takes part
+
+Importing one imports no torch, for `finetune plan` asks for its configuration.
 """
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
+
+FROM_THE_MODEL = "from the model"
+"""Stands in a configuration for what is known once the model is there."""
 
 STRATEGIES: dict[str, str] = {
     "ddp": "training.strategies.ddp",

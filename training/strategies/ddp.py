@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
+if TYPE_CHECKING:
+    import torch
 
 DISTRIBUTED_TYPE = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
 ONE_FILE = True
+
+
+def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing: it has none."""
+    return {}
 
 
 def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str, Any]:
@@ -19,6 +24,8 @@ def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str,
 
 def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
     """What is wrong with the model that is about to train, if anything."""
+    from torch.nn.parallel import DistributedDataParallel
+
     several = compute["num_processes"] > 1
     return None if several == isinstance(model, DistributedDataParallel) else f"it is a {type(model).__name__}"
 

@@ -6,31 +6,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from training.problems import Problem, UserError, nearest
+from training.strategies import FROM_THE_MODEL
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 DISTRIBUTED_TYPE = {"cpu": "FSDP", "cuda": "FSDP"}
 ONE_FILE = False
 
 
-def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str, Any]:
-    """The fields of TrainingArguments. Raises UserError for a layer class that the model does not have."""
-    offload = compute["offload"] == "all"
-    config = {
+def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:
+    """`fsdp_config`, as TrainingArguments has it."""
+    return {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": wrapped_layers(network, compute["fsdp_wrap"]),
+        "transformer_layer_cls_to_wrap": compute["fsdp_wrap"] or FROM_THE_MODEL,
         "reshard_after_forward": compute["fsdp_reshard_after_forward"],
         # Each rank writes its own share: the whole state need not fit into the memory of one.
         "state_dict_type": "SHARDED_STATE_DICT",
-        "cpu_offload": offload,
+        "cpu_offload": compute["offload"] == "all",
     }
+
+
+def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str, Any]:
+    """The fields of TrainingArguments. Raises UserError for a layer class that the model does not have."""
+    import torch
+
+    config = configuration(compute) | {"transformer_layer_cls_to_wrap": wrapped_layers(network, compute["fsdp_wrap"])}
+    offload = config["cpu_offload"]
     if torch.cuda.is_available():
         # By these accelerate adds gloo to NCCL, for the shares that lie in the CPU's memory.
         os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": str(offload).lower()}
@@ -68,6 +75,8 @@ def wrapped_layers(network: PreTrainedModel, asked: list[str] | None) -> list[st
 
 def _stacked(network: PreTrainedModel, layers: list[str]) -> list[str]:
     """The classes of the layers in the list of modules that has the most weights, such as an encoder's blocks."""
+    import torch
+
     stacks = [module for module in network.modules() if isinstance(module, torch.nn.ModuleList)]
     largest = max(stacks, key=lambda stack: sum(weight.numel() for weight in stack.parameters()), default=())
     return [name for name in layers if name in {type(layer).__name__ for layer in largest}]
@@ -89,6 +98,9 @@ def _layers(network: PreTrainedModel) -> list[str]:
 
 def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
     """What is wrong with the model that is about to train, if anything."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
     if not isinstance(model, FSDPModule):
         return f"it is a {type(model).__name__}"
     whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]

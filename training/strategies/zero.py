@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from training.strategies import FROM_THE_MODEL
+
+if TYPE_CHECKING:
+    import torch
 
 DISTRIBUTED_TYPE = {"cpu": "DEEPSPEED", "cuda": "DEEPSPEED"}
 ONE_FILE = False
@@ -17,8 +20,15 @@ BUCKET = 50_000_000
 """Numbers that travel together. By DeepSpeed's own half a billion, a buffer of 2 GB is set aside for them."""
 
 
+def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's own."""
+    return config(compute, None)
+
+
 def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str, Any]:
     """The fields of TrainingArguments."""
+    import torch
+
     parameters = sum(weight.numel() for weight in network.parameters())
     fields = {"deepspeed": config(compute, parameters)}
     if torch.cuda.is_available():
@@ -28,11 +38,12 @@ def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str,
     return fields | {"accelerator_config": {"use_configured_state": True}}
 
 
-def config(compute: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+def config(compute: Mapping[str, Any], parameters: int | None) -> dict[str, Any]:
     """DeepSpeed's configuration, the recipe's own part of it included; `auto` is filled in by the Trainer from its
-    arguments.
+    arguments. `parameters` is None where the model is not known.
     """
-    zero: dict[str, Any] = {"stage": _stage(compute), "reduce_bucket_size": max(1, min(BUCKET, parameters))}
+    bucket = FROM_THE_MODEL if parameters is None else max(1, min(BUCKET, parameters))
+    zero: dict[str, Any] = {"stage": _stage(compute), "reduce_bucket_size": bucket}
     if compute["offload"] != "no":
         zero["offload_optimizer"] = {"device": "cpu"}
     if compute["offload"] == "all":

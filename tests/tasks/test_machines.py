@@ -1,0 +1,142 @@
+"""What machine 0 and those that help it tell each other; how they train is in tests/training/test_ranks.py."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from tasks.runtime.launch import JobFailed, Machines, accelerate_argv, accelerate_environment
+from tasks.runtime.machines import Helper, Leader, Said, gather, machines_of
+from tasks.runtime.refs import Ref
+from tasks.runtime.stage import Row, Work
+from tests.flows.small import write_project
+from tests.tasks.watching import Heard
+from training.problems import UserError
+from training.recipe import Compute
+
+FIRST, SECOND = Machines(2, 0, "127.0.0.1:29400"), Machines(2, 1, "127.0.0.1:29400")
+ENVIRONMENT = (*("NNODES", "SLURM_NNODES", "NODE_RANK", "SLURM_NODEID"), "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+def helped(helper: Helper) -> Said:
+    return helper.help(20.0, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("compute", "environment"),
+    [
+        ({"num_machines": 2, "machine_rank": 1, "rendezvous": "10.0.0.1:29400"}, {}),
+        ({"num_machines": 2}, {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}),
+        ({"num_machines": "auto"}, {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": "10.0.0.1",
+                                    "MASTER_PORT": "29400"}),
+        ({"num_machines": "auto", "machine_rank": 1, "rendezvous": "10.0.0.1:29400"},
+         {"NNODES": "2", "NODE_RANK": "0"}),
+    ],
+)  # fmt: skip
+def test_which_machine_this_is_comes_from_the_recipe_or_else_the_environment(
+    compute: dict[str, Any], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert machines_of(Compute(**compute)) == Machines(2, 1, "10.0.0.1:29400")
+
+
+def test_of_one_machine_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NNODES", "4")
+    monkeypatch.setenv("SLURM_NODEID", "3")
+    assert machines_of(Compute()) == Machines()
+
+
+def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError) as raised:
+        machines_of(Compute(num_machines=2))
+    assert [problem.where for problem in raised.value.problems] == ["compute.machine_rank", "compute.rendezvous"]
+    monkeypatch.setenv("NODE_RANK", "2")
+    with pytest.raises(UserError, match=r"compute\.machine_rank: 2 is out of range: there are 2 machines, 0 to 1"):
+        machines_of(Compute(num_machines=2, rendezvous="a:1"))
+    monkeypatch.setenv("NODE_RANK", "first")
+    with pytest.raises(UserError, match="NODE_RANK='first' in the environment is no number"):
+        machines_of(Compute(num_machines=2, rendezvous="a:1"))
+
+
+def test_each_machine_launches_its_share_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.runtime.launch.visible_gpus", lambda: ["0", "1", "2", "3"])
+    argv = accelerate_argv("p", num_processes=4, mixed_precision="no", use_cpu=False, machines=SECOND)
+    said = dict(itertools.pairwise(argv))
+    names = ("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
+    assert [said[name] for name in names] == ["4", "2", "1", "127.0.0.1", "29400"]
+    assert accelerate_environment(num_processes=4, use_cpu=False, machines=SECOND)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    # Between machines, gloo finds the interface itself, or by the user's own variable.
+    far = Machines(2, 1, "10.0.0.1:29400")
+    assert "GLOO_SOCKET_IFNAME" not in accelerate_environment(num_processes=4, use_cpu=True, machines=far)
+
+
+@pytest.mark.parametrize(("state", "message"), [("failed", "No rows."), ("interrupted", "KeyboardInterrupt")])
+def test_a_helper_ends_as_a_run_did_that_never_came_to_train(state: str, message: str) -> None:
+    helper, told = Helper(SECOND), list[Said]()
+    helping = threading.Thread(target=lambda: told.append(helped(helper)))
+    helping.start()
+    leader = Leader(FIRST, "run")
+    leader.run_ended({"state": state, "problems": [{"message": message}]})
+    helping.join(20.0)
+    assert [(said.ended, said.message) for said in told] == [(state, message)]
+
+
+def test_a_helper_waits_for_a_run_of_its_own_not_for_what_an_earlier_one_said() -> None:
+    Leader(FIRST, "earlier").run_ended({"state": "failed", "problems": []})
+    said = Helper(SECOND).help(0.3, lambda text: None)
+    assert said.ended == "failed" and said.message.startswith("machine 0 has not begun within 0.3 s")
+
+
+def test_a_helper_ends_when_machine_0s_run_was_killed() -> None:
+    leader = Leader(FIRST, "run")
+    helper = Helper(SECOND)
+    os.close(leader._lock)  # as the system does for a process that ends
+    helper._over = None
+    assert helped(helper).message == "machine 0's run was killed."
+
+
+def test_two_runs_do_not_meet_their_machines_at_one_place() -> None:
+    leader = Leader(FIRST, "one")
+    with pytest.raises(UserError, match=r"another run meets its machines at 127\.0\.0\.1:29400"):
+        Leader(FIRST, "two")
+    leader.run_ended({"state": "completed", "problems": []})
+    Leader(FIRST, "two").run_ended({"state": "completed", "problems": []})
+
+
+def test_machine_0_does_not_wait_for_ever(tmp_path: Path) -> None:
+    leader, heard = Leader(FIRST, "run"), Heard()
+    with pytest.raises(JobFailed, match=r"Nothing was heard of machine 1 of 2 within 0.1 s"):
+        gather(FIRST, Work("k", tmp_path, "run", (heard,), "fit"), timeout_s=0.1)
+    leader.run_ended({"state": "failed", "problems": []})
+
+
+def test_finetune_run_on_a_helping_machine_registers_nothing_and_says_whose_model_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write_project(tmp_path / "project"), tmp_path / "out.json"
+    leader = Leader(FIRST, "run")
+    leader.stage_ended(Row("fit", "k", "ran", 1.0), Ref(kind="fit", key="k", digest="d"))
+    # Training is over, and the run goes on: its lock is held.
+    fields = {"num_machines": 2, "machine_rank": 1, "rendezvous": FIRST.rendezvous, "num_processes": 2}
+    sets = [word for name, value in fields.items() for word in ("--set", f"compute.{name}={value}")]
+    assert main(["run", str(file), "--json", str(out), *sets]) == 0
+    leader.run_ended({"state": "completed", "problems": []})
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1
+    assert printed[0].startswith("small, machine 1 of 2: trained. The model is machine 0's: ")
+    assert printed[0].endswith("artifacts/fit/k/model")
+    assert json.loads(out.read_text())["state"] == "completed"

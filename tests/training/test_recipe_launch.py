@@ -1,0 +1,298 @@
+"""Files of accelerate and DeepSpeed in a recipe: its own fields in other words, and told apart where they differ."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from training import recipe_deepspeed
+from training.problems import UserError
+from training.recipe import Recipe, parse
+from training.recipe_accelerate import Refused, translated
+
+PLAIN: dict[str, Any] = {
+    "name": "reviews",
+    "kind": "sequence-classification",
+    "data": {"source": "csv", "path": "reviews", "text": ["text"], "label": "label"},
+    "model": {"source": "folder", "path": "models/small"},
+}
+# As `accelerate config` writes them.
+COMMON: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "debug": False,
+    "downcast_bf16": "no",
+    "enable_cpu_affinity": False,
+    "machine_rank": 0,
+    "main_training_function": "main",
+    "mixed_precision": "bf16",
+    "num_machines": 1,
+    "num_processes": 2,
+    "rdzv_backend": "static",
+    "same_network": True,
+    "tpu_env": [],
+    "tpu_use_cluster": False,
+    "tpu_use_sudo": False,
+    "use_cpu": False,
+}
+FSDP = COMMON | {
+    "distributed_type": "FSDP",
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": False,
+        "fsdp_offload_params": True,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": "BertLayer,BertPooler",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_activation_checkpointing": False,
+    },
+}
+ZERO = COMMON | {
+    "distributed_type": "DEEPSPEED",
+    "deepspeed_config": {
+        "zero_stage": 3,
+        "offload_optimizer_device": "cpu",
+        "offload_param_device": "cpu",
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 0.5,
+        "zero3_init_flag": True,
+        "zero3_save_16bit_model": True,
+    },
+}
+NEEDS_DEEPSPEED = pytest.mark.skipif(not recipe_deepspeed._sources(), reason="needs the extra deepspeed")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+def write(name: str, values: dict[str, Any]) -> str:
+    Path(name).write_text(json.dumps(values) if name.endswith(".json") else yaml.safe_dump(values))
+    return name
+
+
+def recipe(overrides: dict[str, Any] | None = None, **compute: Any) -> Recipe:
+    return parse({**PLAIN, "compute": compute}, overrides)
+
+
+def told(overrides: dict[str, Any] | None = None, **compute: Any) -> dict[str, str]:
+    with pytest.raises(UserError) as raised:
+        recipe(overrides, **compute)
+    return {problem.where: problem.message for problem in raised.value.problems}
+
+
+def fields(compute: dict[str, Any], **training: Any) -> Recipe:
+    return parse({**PLAIN, "compute": compute, "training": training})
+
+
+def test_accelerates_file_is_the_recipe_that_says_the_same() -> None:
+    shared = {"num_machines": 1, "num_processes": 2, "mixed_precision": "bf16"}
+    wrapped = {"fsdp_reshard_after_forward": False, "fsdp_wrap": ["BertLayer", "BertPooler"]}
+    assert recipe(accelerate=write("a.yaml", FSDP)) == fields(
+        {**shared, **wrapped, "strategy": "fsdp", "offload": "all"}
+    )
+    assert recipe(accelerate=write("a.yaml", ZERO)) == fields(
+        {**shared, "strategy": "deepspeed-zero3", "offload": "all"}, gradient_accumulation_steps=4, max_grad_norm=0.5
+    )
+    for kind in ("MULTI_GPU", "MULTI_CPU"):
+        assert recipe(accelerate=write("a.yaml", COMMON | {"distributed_type": kind})) == fields(shared)
+    alone = {"distributed_type": "NO", "mixed_precision": "no"}
+    assert recipe(accelerate=write("a.yaml", alone)) == fields({"num_processes": 1, "mixed_precision": "no"})
+    many = {"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
+    assert recipe(accelerate=write("a.yaml", COMMON | many | {"distributed_type": "MULTI_GPU"})) == fields(
+        shared | {"num_machines": 2, "machine_rank": 1, "rendezvous": "10.0.0.1:29500"}
+    )
+
+
+def test_a_recipe_that_has_been_read_needs_its_files_no_more() -> None:
+    ds = write("ds.json", {"zero_optimization": {"stage": 2, "overlap_comm": False}})
+    pointing = ZERO | {"deepspeed_config": {"deepspeed_config_file": ds}}
+    read = recipe(accelerate=write("a.yaml", pointing))
+    assert (read.compute.strategy, read.compute.deepspeed) == (
+        "deepspeed-zero2",
+        {"zero_optimization": {"stage": 2, "overlap_comm": False}},
+    )
+    shared = {"num_processes": 2, "num_machines": 1, "mixed_precision": "bf16"}
+    assert read == recipe(strategy="deepspeed-zero2", deepspeed=ds, **shared)
+    given = Recipe.model_validate({**PLAIN, "compute": {"accelerate": "a.yaml"}})  # as a flow is given it
+    assert parse(given.model_dump(exclude_unset=True)) == read
+    for file in ("a.yaml", "ds.json"):
+        Path(file).unlink()
+    assert parse(read.model_dump()) == parse(json.loads(read.model_dump_json())) == read
+
+
+def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and_values() -> None:
+    file = write("a.yaml", FSDP)
+    assert recipe(accelerate=file, strategy="fsdp", num_processes=2).compute.strategy == "fsdp"
+    assert told({"compute.num_processes": 4}, accelerate=file, strategy="ddp") == {
+        "a.yaml: distributed_type": "'FSDP' makes compute.strategy 'fsdp', and the recipe has it as 'ddp': leave one "
+        "of them out.",
+        "a.yaml: num_processes": "2 makes compute.num_processes 2, and the recipe has it as 4: leave one of them out.",
+    }
+    ds = write("ds.json", {"zero_optimization": {"stage": 2}})
+    pointing = ZERO | {"deepspeed_config": {"deepspeed_config_file": ds, "zero_stage": 3}}
+    assert told(accelerate=write("a.yaml", pointing)) == {
+        "ds.json: zero_optimization.stage": "2 makes compute.strategy 'deepspeed-zero2', and a.yaml: "
+        "deepspeed_config.zero_stage makes it 'deepspeed-zero3': leave one of them out."
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "message"),
+    [
+        ({"num_proceses": 2}, "num_proceses", "no such field of accelerate's. Did you mean 'num_processes'?"),
+        ({"distributed_type": "XLA"}, "distributed_type", "'XLA' is out of scope: TPUs are not supported"),
+        ({"distributed_type": "MEGATRON_LM"}, "distributed_type", "'MEGATRON_LM' is out of scope: Megatron-LM"),
+        ({"distributed_type": "MULTI_XPU"}, "distributed_type", "'MULTI_XPU' is out of scope: of accelerators, NVIDIA"),
+        ({"distributed_type": "FSPD"}, "distributed_type", "'FSPD' is unknown: choose from NO, MULTI_CPU, MULTI_GPU, "
+         "FSDP, DEEPSPEED. Did you mean 'FSDP'?"),
+        ({"distributed_type": ["FSDP"]}, "distributed_type", "['FSDP'] is of the wrong type: it takes text."),
+        ({1: 2}, "1", "no such field of accelerate's."),
+        ({"distributed_type": None}, "distributed_type", "is missing: choose from NO"),
+        ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment", "'AMAZON_SAGEMAKER' is out of scope"),
+        ({"mixed_precision": "fp8"}, "mixed_precision", "'fp8' is out of scope: FP8 is not supported"),
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config",
+         "{'dynamo_backend': 'INDUCTOR'} is the training section's to say: set training.extra.torch_compile"),
+        ({"gpu_ids": "0,1"}, "gpu_ids", "'0,1' is the environment's to say: set CUDA_VISIBLE_DEVICES"),
+        ({"parallelism_config": {"tp_size": 2}}, "parallelism_config", "{'tp_size': 2} is out of scope: tensor"),
+        ({"deepspeed_config": {"zero_stage": 2}}, "deepspeed_config", "is for `distributed_type: DEEPSPEED` only"),
+        ({"fsdp_config": {}}, "fsdp_config.fsdp_version",
+         "is missing, which is FSDP version 1 to accelerate, and FSDP2 is what runs here: set it to 2"),
+        ({"fsdp_config": {"fsdp_version": 2, "reshard_after_foward": True}}, "fsdp_config.fsdp_reshard_after_foward",
+         "no such field of accelerate's. Did you mean 'fsdp_reshard_after_forward'?"),
+        ({"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
+         "fsdp_config.fsdp_reshard_after_forward", "'FULL_SHARD' is of the wrong type: it takes true or false."),
+        ({"fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}},
+         "fsdp_config.fsdp_auto_wrap_policy", "'SIZE_BASED_WRAP' is not offered"),
+        ({"num_machines": 2, "main_process_ip": "a"}, "main_process_port", "is missing: machines meet at"),
+        ({"machine_rank": 1}, "machine_rank", "1 is out of range: num_machines is 1."),
+    ],
+)  # fmt: skip
+def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
+    changed: dict[str, Any], field: str, message: str
+) -> None:
+    found = told(accelerate=write("a.yaml", FSDP | changed))
+    assert found.keys() == {f"a.yaml: {field}"} and found[f"a.yaml: {field}"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"zero_stage": 1}, "zero_stage"),
+        ({"offload_param_device": "nvme"}, "offload_param_device"),
+        ({"offload_optimizer_device": "none"}, "offload_param_device"),
+        ({"deepspeed_multinode_launcher": "pdsh"}, "deepspeed_multinode_launcher"),
+    ],
+)
+def test_what_its_part_for_deepspeed_asks_for_and_is_not_here_is_refused(changed: dict[str, Any], field: str) -> None:
+    file = write("a.yaml", ZERO | {"deepspeed_config": ZERO["deepspeed_config"] | changed})
+    assert told(accelerate=file).keys() == {f"a.yaml: deepspeed_config.{field}"}
+
+
+def test_a_file_for_cpus_is_refused_where_training_would_take_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.recipe_accelerate._sees_gpus", lambda: True)
+    found = translated({"distributed_type": "MULTI_CPU", "use_cpu": True})
+    assert [said.field for said in found if isinstance(said, Refused)] == ["use_cpu", "distributed_type"]
+
+
+def test_every_field_of_the_installed_accelerate_is_known() -> None:
+    """Read from its source: to import it takes seconds."""
+    spec = importlib.util.find_spec("accelerate")
+    assert spec is not None and spec.submodule_search_locations
+    source = Path(next(iter(spec.submodule_search_locations)), "commands/config/config_args.py").read_text()
+    bodies = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and "Sage" not in node.name]
+    names = {line.target.id for node in bodies for line in node.body if isinstance(line, ast.AnnAssign)}  # type: ignore[union-attr]
+    assert {"distributed_type", "num_processes", "fsdp_config"} <= names
+    found = translated(dict.fromkeys(names) | {"distributed_type": "MULTI_GPU"})
+    assert [said for said in found if isinstance(said, Refused)] == []
+
+
+def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -> None:
+    ds = write("ds.json", {"zero_optimization": {"stage": 3}, "optimizer": {"type": "Lamb"}, "gradient_clipping": 5.0})
+    assert told(strategy="deepspeed-zero2", deepspeed=ds) == {
+        "ds.json: zero_optimization.stage": "3 contradicts compute.strategy, which is 'deepspeed-zero2': set that, and "
+        "leave this out.",
+        "ds.json: optimizer.type": "'Lamb' contradicts training.optim, which is 'adamw_torch_fused': set that, and "
+        "leave this out.",
+        "ds.json: gradient_clipping": "5.0 contradicts training.max_grad_norm, which is 1.0: set that, and leave this "
+        "out.",
+    }
+    file = write("a.yaml", FSDP | {"num_processes": 1, "gpu_ids": "0", "mixed_precision": "fp9"})
+    assert told(accelerate=file).keys() == {"a.yaml: gpu_ids", "a.yaml: mixed_precision (compute.mixed_precision)"}
+    assert told(accelerate=write("a.yaml", FSDP | {"num_processes": 1})).keys() == {
+        "a.yaml: distributed_type (compute.strategy)"
+    }
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> None:
+    Path("a.yaml").write_text("a: [")
+    Path("ds.json").write_text('{"a":\n1,}')
+    assert told(accelerate="a.yaml") == {
+        "compute.accelerate: a.yaml:1": "is not YAML: expected the node content, but found '<stream end>'."
+    }
+    assert told(accelerate="b.yaml") == {"compute.accelerate: b.yaml": "no such file. Did you mean 'a.yaml'?"}
+    (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
+    assert message.startswith("'ds.json' is not JSON: line 2: ")
+    Path("ds.json").write_text('{"a": 1, "a": 2}')
+    (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
+    assert message == "'ds.json' cannot be read: 'a' is written twice."
+    inside = {"compute.deepspeed.gradient_clipping": 1.0}
+    assert told(inside, strategy="deepspeed-zero2", deepspeed=write("ds.json", {})) == {
+        "compute.deepspeed.gradient_clipping": "cannot be set: compute.deepspeed is 'ds.json', which has no fields."
+    }
+
+
+@NEEDS_DEEPSPEED
+def test_a_name_that_deepspeed_does_not_know_is_told_with_the_nearest() -> None:
+    config = {
+        "zero_optimization": {"stage": 2, "overlap_com": False, "offload_optimizer": {"pin_memry": True}},
+        "wall_clok_breakdown": True,
+    }
+    assert told(strategy="deepspeed-zero2", offload="optimizer", deepspeed=write("ds.json", config)) == {
+        f"ds.json: {name}": f"no such field of DeepSpeed's configuration. Did you mean '{nearest}'?"
+        for name, nearest in (
+            ("zero_optimization.overlap_com", "overlap_comm"),
+            ("zero_optimization.offload_optimizer.pin_memry", "pin_memory"),
+            ("wall_clok_breakdown", "wall_clock_breakdown"),
+        )
+    }
+
+
+@NEEDS_DEEPSPEED
+def test_what_deepspeed_takes_is_not_refused_and_it_is_not_imported() -> None:
+    known = {
+        "activation_checkpointing": {"partition_activations": True},
+        "communication_data_type": "fp32",
+        "comms_logger": {"enabled": False},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "flops_profiler": {"enabled": False},
+        "fp16": {"enabled": "auto", "loss_scale_window": 10},
+        "prescale_gradients": False,
+        "steps_per_print": 10,
+        "tensorboard": {"enabled": False},
+        "timers": {"throughput": {"enabled": False}},
+        "zero_optimization": {"stage3_max_live_parameters": 1, "max_live_parameters": 1, "sub_group_size": 1},
+    }
+    assert list(recipe_deepspeed.unknown_names(known)) == []
+    assert "compression_training" not in recipe_deepspeed._top_level()  # DeepSpeed 0.19.8 refuses it
+    if "deepspeed" not in sys.modules:
+        recipe(strategy="deepspeed-zero3", deepspeed=known)
+        assert "deepspeed" not in sys.modules
+
+
+def test_without_deepspeed_names_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_deepspeed, "_sources", lambda: ())
+    recipe_deepspeed._top_level.cache_clear()
+    assert list(recipe_deepspeed.unknown_names({"nothing_known": 1})) == []
+    recipe_deepspeed._top_level.cache_clear()

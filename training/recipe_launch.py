@@ -1,0 +1,138 @@
+"""Files that a recipe's compute section names, `accelerate config`'s and DeepSpeed's, written out as its own fields.
+
+So there is one truth, whichever way it was written: what is shown, kept and run is the recipe without the files.
+Relative paths count from the working directory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from training.overrides import read_yaml
+from training.problems import Problem, UserError
+from training.recipe_accelerate import Refused, translated
+
+
+class Expanded:
+    """A recipe's values, as they were written, with the files of its compute section written out.
+
+    `values` is the recipe without the files; `problems` are those of the files, and where one contradicts the recipe.
+    """
+
+    def __init__(self, written: Mapping[str, Any]) -> None:
+        self.values = dict(written)
+        self.problems: list[Problem] = []
+        self._places: dict[str, str] = {}  # the recipe's fields that a file says, and where it does
+        self._expand("accelerate", self._accelerate)
+        self._expand("deepspeed", self._deepspeed)
+
+    def named(self, problem: Problem) -> Problem:
+        """The problem with its place in the file, where a file says what is wrong."""
+        for field, place in self._places.items():
+            if problem.where == field:
+                return problem.model_copy(update={"where": f"{place.removesuffix(': ')} ({field})"})
+            if problem.where.startswith((f"{field}.", f"{field}[")):
+                return problem.model_copy(update={"where": f"{place}{problem.where[len(field) :].lstrip('.')}"})
+        return problem
+
+    def _expand(self, name: str, expand: Callable[[str, str], None]) -> None:
+        compute = self.values.get("compute")
+        file = compute.get(name) if isinstance(compute, Mapping) else None
+        if not isinstance(compute, Mapping) or not isinstance(file, str) or not file:
+            return
+        self.values["compute"] = {field: value for field, value in compute.items() if field != name}
+        try:
+            expand(file, self._places.pop(f"compute.{name}", f"compute.{name}"))
+        except UserError as error:
+            self.problems += error.problems
+
+    def _accelerate(self, file: str, where: str) -> None:
+        try:
+            given = read_yaml(Path(file).expanduser())
+        except UserError as error:
+            raise UserError(_in(where, problem) for problem in error.problems) from None
+        if not isinstance(given, Mapping):
+            raise _wrong(where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote.")
+        for found in translated(given):
+            if isinstance(found, Refused):
+                self._add(f"{file}: {found.field}", found.message)
+            else:
+                self._say(f"{file}: {found.field}", found.written, found.means, found.value)
+
+    def _deepspeed(self, file: str, where: str) -> None:
+        given = _read_json(Path(file).expanduser(), where)
+        self._say(file, given, "compute.deepspeed", given)
+        self._places["compute.deepspeed"] = f"{file}: "
+        if where == "compute.deepspeed":
+            return
+        # A file of accelerate's leaves to it what else would be its own to say.
+        for place, written, name, value in _sharing(given):
+            self._say(f"{file}: {place}", written, f"compute.{name}", value)
+
+    def _say(self, where: str, written: Any, means: str, value: Any) -> None:
+        """Sets a field of the recipe, unless that says something else."""
+        section, _, name = means.partition(".")
+        there = self.values.get(section, {})
+        if not isinstance(there, Mapping):
+            return
+        before = self._value(section, name)
+        if name in there and before != value:
+            place = self._places.get(means)
+            says = f"{place} makes it" if place else "the recipe has it as"
+            self._add(where, f"{written!r} makes {means} {value!r}, and {says} {before!r}: leave one of them out.")
+            return
+        self.values[section] = {**there, name: value}
+        self._places.setdefault(means, where)
+
+    def _value(self, section: str, name: str) -> Any:
+        value = self.values.get(section, {}).get(name)
+        return "no" if value is False and name in ("mixed_precision", "offload") else value  # a bare `no` of YAML
+
+    def _add(self, where: str, message: str) -> None:
+        self.problems.append(Problem(kind="recipe", where=where, message=message))
+
+
+def _sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
+    """What a configuration of DeepSpeed says of how the model is shared: its field, the value, the recipe's field and
+    the value there."""
+    zero = given.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return
+    if (stage := zero.get("stage")) in (2, 3):
+        yield "zero_optimization.stage", stage, "strategy", f"deepspeed-zero{stage}"
+    groups = [zero.get(f"offload_{name}") for name in ("optimizer", "param")]
+    devices = [group.get("device", "none") if isinstance(group, Mapping) else "none" for group in groups]
+    if devices in (["cpu", "none"], ["cpu", "cpu"]):
+        yield "zero_optimization.offload_optimizer", "cpu", "offload", "all" if devices[1] == "cpu" else "optimizer"
+
+
+def _read_json(file: Path, where: str) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is written twice")
+        return dict(pairs)
+
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
+    except OSError as error:
+        raise _wrong(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
+    except json.JSONDecodeError as error:
+        raise _wrong(where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+    except ValueError as error:
+        raise _wrong(where, f"{str(file)!r} cannot be read: {error}.") from None
+    if not isinstance(given, dict):
+        raise _wrong(where, f"{str(file)!r} is not a mapping of fields: name a configuration of DeepSpeed's.")
+    return given
+
+
+def _in(where: str, problem: Problem) -> Problem:
+    return problem.model_copy(update={"where": f"{where}: {problem.where}"})
+
+
+def _wrong(where: str, message: str) -> UserError:
+    return UserError([Problem(kind="recipe", where=where, message=message)])
