@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from training.batching import LengthGroupedBatches
 
-LIMIT_S = 0.1
+LIMIT_S = 0.05
 FIRST_STEPS_S, SOON_S = 10.0, 60.0
-_SIDE = {"cpu": 1024, "cuda": 4096}
+_SIDE = {"cpu": 768, "cuda": 4096}
 _AMOUNTS = ("seconds", "rows", "tokens", "flops")
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What a recipe calls a precision, and what torch does."""

@@ -1,8 +1,7 @@
-"""What is said of a training before it starts, and of its speed: it is true, and saying it changes nothing."""
+"""What is found out before a training starts, and when it will end."""
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
@@ -12,58 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training import tiny
-from tests.training.forks import assert_same, events, finish
+from tests.training.forks import events
 from training import estimate, room, speed
 from training.engines import Task
-from training.protocol import Events, read_outcome
+from training.protocol import Events
 
-DRAWN = {"collator": "tests.training.own:Masked", "gradient_accumulation_steps": 2}
 SAID = {"micro_batch": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_an_epoch": 7, "disk_mb": 2}
-
-
-@pytest.fixture(scope="module")
-def told(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that said what it needs. Dropout is on, and its collator draws."""
-    job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "told", **DRAWN)
-    assert finish(job_dir).state == "finished"
-    return job_dir
-
-
-def test_the_trial_leaves_no_trace_in_the_weights_and_the_curve(world: Path, told: Path, tmp_path: Path) -> None:
-    without = tiny.fit_job(world, tmp_path / "without", **DRAWN)
-    # As if an earlier try had said it, and was killed before its first checkpoint.
-    (without / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
-    assert finish(without).state == "finished"
-    assert (len(events(told, "estimate")), len(events(without, "note"))) == (1, 0)
-    assert_same(told, without)
-
-
-def test_what_is_said_comes_true(world: Path, told: Path) -> None:
-    (said,), outcome = events(told, "estimate"), read_outcome(told)
-    assert outcome is not None
-    figures, files = outcome.figures, [path for path in told.rglob("*") if path.is_file()]
-    assert (said["steps"], said["micro_batch"]) == (figures["steps"], figures["micro_batch"])
-    assert said["tokens_an_epoch"] * 3 == sum(event["tokens"] for event in events(told, "speed"))
-    model = (told / "output/model/model.safetensors").stat().st_size
-    assert said["parameters"] == said["trainable"] == pytest.approx(model / 4, rel=0.05)
-    assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
-    checkpoints = sum(path.stat().st_size for path in files if "checkpoints" in path.parts)
-    assert checkpoints + model <= said["disk_mb"] * 1e6
-    (note,) = (event["message"] for event in events(told, "note"))
-    assert note.startswith(f"{said['parameters']:,} parameters, all trained; 30 steps, ")
-
-
-def test_speed_counts_each_row_and_its_tokens_once_and_is_told_as_often_as_the_loss(world: Path, told: Path) -> None:
-    told_speed = events(told, "speed")
-    assert sum(event["rows"] for event in told_speed) == 3 * 150
-    assert [event["step"] for event in told_speed] == [4, 8, 12, 16, 20, 24, 28, 30]
-    outcome = read_outcome(told)
-    assert outcome is not None
-    assert 0 < outcome.figures["hardware_share"] < 1
-    seconds = sum(event["seconds"] for event in told_speed)
-    tokens = sum(event["tokens"] for event in told_speed)
-    assert outcome.figures["train_tokens_per_second"] == pytest.approx(tokens / seconds, rel=1e-3)
 
 
 class Normed(torch.nn.Module):

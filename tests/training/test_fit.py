@@ -272,3 +272,36 @@ def test_value_that_training_arguments_refuses_is_the_users_mistake(world: Path,
     outcome = finish(tiny.fit_job(world, tmp_path / "wrong", extra={"torch_empty_cache_steps": -1}))
     assert outcome.failure is not None and outcome.failure.kind == "user_error"
     assert "torch_empty_cache_steps" in outcome.failure.problems[0].message
+
+
+def test_what_is_said_before_the_first_step_leaves_no_trace_in_the_weights_and_the_curve(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    without = tiny.fit_job(world, tmp_path / "without", **EPOCHS)
+    # As if an earlier try had said it, and was killed before its first checkpoint.
+    (without / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
+    assert finish(without).state == "finished"
+    assert (len(events(undisturbed, "estimate")), len(events(without, "note"))) == (1, 0)
+    assert_same(without, undisturbed)
+
+
+def test_what_is_said_before_the_first_step_comes_true(undisturbed: Path) -> None:
+    (said,), figures = events(undisturbed, "estimate"), (read_outcome(undisturbed) or Outcome(state="failed")).figures
+    assert (said["steps"], said["micro_batch"]) == (figures["steps"], figures["micro_batch"])
+    assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
+    model = (undisturbed / "output/model/model.safetensors").stat().st_size
+    assert said["parameters"] == said["trainable"] == pytest.approx(model / 4, rel=0.05)
+    checkpoints = sum(path.stat().st_size for path in (undisturbed / "checkpoints").rglob("*") if path.is_file())
+    assert checkpoints + model <= said["disk_mb"] * 1e6
+    (note,) = (event["message"] for event in events(undisturbed, "note"))
+    assert note.startswith(f"{said['parameters']:,} parameters, all trained; 21 steps, ")
+
+
+def test_speed_counts_each_row_and_its_tokens_once_and_is_told_as_often_as_the_loss(undisturbed: Path) -> None:
+    told, (said,) = events(undisturbed, "speed"), events(undisturbed, "estimate")
+    assert [event["step"] for event in told] == [4, 8, 12, 16, 20, 21]
+    rows, tokens, seconds = (sum(event[name] for event in told) for name in ("rows", "tokens", "seconds"))
+    assert (rows, tokens) == (3 * 150, 3 * said["tokens_an_epoch"])
+    figures = (read_outcome(undisturbed) or Outcome(state="failed")).figures
+    assert figures["train_tokens_per_second"] == pytest.approx(tokens / seconds, rel=1e-3)
+    assert 0 < figures["hardware_share"] < 1
