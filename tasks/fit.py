@@ -33,7 +33,9 @@ NOT_LEARNT_FROM: dict[str, Any] = {
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
-NEED_MEMORY = {"per_device_train_batch_size", "per_device_eval_batch_size", "optim", "trainer", "collator", "extra"}
+NEED_MEMORY = {
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
+}
 # What it does not hang on: how much is learnt from a step, and when something is written or compared.
 NOT_NEEDED_FOR = {
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor"),

@@ -101,3 +101,20 @@ def generators_from(numbers: Sequence[int]) -> Iterator[None]:
         torch.default_generator.set_state(before[0])
         np.random.set_state(before[1])
         random.setstate(before[2])
+
+
+def random_states() -> dict[str, Any]:
+    """Where all generators of this process are, in types that torch loads without running code."""
+    drawn: Any = np.random.get_state()
+    name, keys, *rest = drawn
+    states = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Put them back to where they were."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

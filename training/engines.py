@@ -17,8 +17,10 @@ An engine is a function `train(task) -> Trained`, called once on every process, 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 ENGINES: dict[str, str] = {
     "trainer": "training.trainer",
+    "accelerate": "training.loop",
 }
 """An engine's name in the recipe and the module whose `train` it is. The modules are imported by `load` only, so that
 a change to one leaves the artifacts of others valid."""
@@ -118,12 +121,30 @@ class Trained:
 
 
 def load(name: str) -> Callable[[Task], Trained]:
-    """The engine of this name, or that of the recipe's author. Raises UserError where there is none."""
+    """The engine of this name, or that of the recipe's author. Raises UserError where there is none.
+
+    The author's raises UserError where it gives no Trained.
+    """
     if name in ENGINES:
         train: Callable[[Task], Trained] = importlib.import_module(ENGINES[name]).train
         return train
-    found: Callable[[Task], Trained] = _PLACE.load(name)
-    return found
+    theirs = _PLACE.load(name)
+
+    def checked(task: Task) -> Trained:
+        trained = theirs(task)
+        if not isinstance(trained, Trained):
+            raise _PLACE.refused(f"{name!r} gave {type(trained).__name__}: it must give a training.engines.Trained.")
+        return trained
+
+    return checked
+
+
+def _takes_one(found: Any) -> bool:
+    try:
+        inspect.signature(found).bind(None)
+    except (TypeError, ValueError):
+        return False
+    return callable(found) and not isinstance(found, type)
 
 
 _PLACE = Place(
@@ -131,8 +152,17 @@ _PLACE = Place(
     where="training.engine",
     example="my_engine:train",
     accepted="a function that takes a training.engines.Task and gives a training.engines.Trained",
-    fits=lambda found: callable(found) and not isinstance(found, type),
+    fits=_takes_one,
 )
+
+
+@contextmanager
+def users_mistake(where: str) -> Iterator[None]:
+    """What transformers refuses while it makes things of a recipe's settings, as a UserError of that field."""
+    try:
+        yield
+    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+        raise UserError([Problem(kind="training", where=where, message=str(error))]) from error
 
 
 def require_as_asked(state: PartialState, compute: Mapping[str, Any], gpus: int = 1) -> None:

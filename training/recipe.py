@@ -218,7 +218,8 @@ class Training(Section):
     """How much the rows of each label count in the loss: balanced (all labels alike), or weights by the labels'
     names, 1 where a label is not named. Only the ratios matter (null: all rows count alike)."""
     engine: Text = "trainer"
-    """What trains: trainer (that of transformers), or a function of yours as `module:function`: training/engines.py."""
+    """What trains: trainer (that of transformers), accelerate (a plain loop with fewer settings: training/loop.py), or
+    a function of yours as `module:function`: training/engines.py."""
     collator: Text | None = None
     """What makes rows into the batches of training: a function or class of yours as `module:name`, called with the
     tokenizer and the multiple to pad to, that gives a function of a batch's features (null: the kind's own)."""

@@ -13,12 +13,12 @@ from pydantic.fields import FieldInfo
 from training.problems import Problem, nearest
 from training.recipe_compute import SHARING_RULES
 from training.recipe_data import DATA_RULES, DOTTED, revision
+from training.recipe_engine import engine_has, engine_name
 from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe_optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe_problems import section_fields
 
 _LOSSES = ("cross_entropy", "focal")
-_ENGINES = ("trainer",)
 _METRICS = ("accuracy", "f1", "precision", "recall")
 
 
@@ -159,13 +159,6 @@ def _loss(written: Written) -> Iterator[tuple[str, str]]:
             "training.label_smoothing_factor",
             f"{smoothing:g} is for `loss: cross_entropy` only; with {loss}, set it to 0.",
         )
-
-
-def _engine(written: Written) -> Iterator[tuple[str, str]]:
-    engine = written["training.engine"]
-    if engine not in _ENGINES and not DOTTED.fullmatch(engine):
-        choices = f"choose from {', '.join(_ENGINES)}, or name a function of yours as module:function"
-        yield "training.engine", f"{engine!r} is unknown: {choices}.{nearest(engine, _ENGINES)}"
 
 
 def _class_weights(written: Written) -> Iterator[tuple[str, str]]:
@@ -344,11 +337,12 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _evaluation_while_training,
     _best_metric,
     _loss,
-    _engine,
+    engine_name,
     _class_weights,
     _own_classes,
     _scheduler_settings,
     _extra,
+    engine_has,
     *SHARING_RULES,
     _extra_without_effect,
     _optimizer,

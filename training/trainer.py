@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from transformers.trainer_callback import ExportableState
 
 from training import callbacks, checkpoints, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
-from training.engines import Task, Trained, require_as_asked
+from training.engines import Task, Trained, require_as_asked, users_mistake
 from training.losses import Loss
 from training.named import Place
 from training.problems import Problem, UserError
@@ -291,11 +291,11 @@ class ExactTrainer(Trainer):
         return place
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        with _users_mistake("training.optim"):
+        with users_mistake("training.optim"):
             return super().create_optimizer(model)
 
     def create_scheduler(self, *asked: Any, **named: Any) -> Any:
-        with _users_mistake("training.extra.lr_scheduler_kwargs"):
+        with users_mistake("training.extra.lr_scheduler_kwargs"):
             return super().create_scheduler(*asked, **named)
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
@@ -329,15 +329,6 @@ class ExactTrainer(Trainer):
         if damage := checkpoints.damage_of(Path(self.state.best_model_checkpoint)):
             raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
         super()._load_best_model()
-
-
-@contextmanager
-def _users_mistake(where: str) -> Iterator[None]:
-    """What transformers refuses while it makes things of a recipe's settings."""
-    try:
-        yield
-    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
-        raise UserError([Problem(kind="training", where=where, message=str(error))]) from error
 
 
 _CLASS = Place(

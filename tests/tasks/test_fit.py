@@ -101,6 +101,14 @@ def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> Non
     assert flat(stall_timeout_s=1.0) == ddp
 
 
+def test_an_engine_counts_and_of_its_code_only_that_which_is_used() -> None:
+    trainer, loop = ingredients(), ingredients(engine="accelerate")
+    code = {name for name in trainer.keys() ^ loop.keys() if name.startswith("code.")}
+    both = {"code.training/loop.py", "code.training/stepping.py"}
+    assert code == both | {"code.training/trainer.py", "code.training/callbacks.py"} and both <= loop.keys()
+    assert {name for name in trainer.keys() & loop.keys() if trainer[name] != loop[name]} == {"training.engine"}
+
+
 def test_how_many_machines_share_the_work_counts_and_not_which_one_this_is_or_where_they_meet() -> None:
     assert flat(num_machines=2, machine_rank=0, rendezvous="a:1") == flat(num_machines=2, machine_rank=1)
     one, two = (ingredients_of(Pins(num_processes=2, num_machines=count)) for count in (1, 2))

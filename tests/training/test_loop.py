@@ -1,0 +1,313 @@
+"""The plain loop: the Trainer's bytes where both can be had, the same bytes after kills, and refusals for the rest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from tests.training import tiny
+from tests.training.forks import (
+    END_WITHIN_S,
+    FORKS,
+    assert_same,
+    curve,
+    events,
+    finish,
+    kill_when,
+    run_fit,
+    start,
+    weights,
+)
+from training import fit
+from training.batching import TokenRows
+from training.checkpoints import damage_of
+from training.problems import UserError
+from training.protocol import Events, Job, read_outcome
+from training.recipe import Training, parse
+from training.recipe_engine import EXTRA, OPTIMIZERS, TRAINING
+from training.recipe_extra import ACCEPTED, arguments, fits
+from training.recipe_optimizers import OPTIMIZERS as ALL_OPTIMIZERS
+
+# Dropout is on. 150 rows: 6 full steps an epoch, and one of 6 rows that makes fewer and unequal micro-batches.
+ASKED: dict[str, Any] = {
+    "engine": "accelerate",
+    "collator": "tests.training.own:Masked",
+    "gradient_accumulation_steps": 3,
+    "per_device_eval_batch_size": 16,
+    "class_weights": {"tool": 2.0},
+    "weight_decay": 0.1,
+    "warmup_steps": 3,
+    "metric_for_best_model": "accuracy",
+}
+TWO: dict[str, Any] = {
+    "engine": "accelerate",
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 3,
+    "label_smoothing_factor": 0.1,
+    "load_best_model_at_end": False,
+    "per_device_eval_batch_size": 7,  # 60 rows: neither ranks nor batches of equal size
+}
+
+
+def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int) -> None:
+    """Trains, and dies of SIGKILL in the middle of a step's `train`, `evaluate` or `save`."""
+    from training import drawing
+    from training.loop import Loop
+
+    compute, states, calls = Loop.loss_and_logits, drawing.random_states, Counter[str]()
+    here: list[Loop] = []
+
+    def die(now: str) -> None:
+        if now == phase and here[0].place.step == step and rank.get("RANK", "0") == str(victim):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def loss_and_logits(self: Loop, *given: Any) -> Any:
+        here[:] = [self]
+        found = compute(self, *given)
+        now = "train" if torch.is_grad_enabled() else "evaluate"
+        calls[f"{now} {self.place.step}"] += 1
+        if calls[f"{now} {self.place.step}"] == 2:
+            die(now)
+        return found
+
+    def random_states() -> dict[str, Any]:
+        die("save")
+        return states()
+
+    Loop.loss_and_logits, drawing.random_states = loss_and_logits, random_states  # type: ignore[method-assign]
+    run_fit(job_dir, rank)
+
+
+def die_in(job_dir: Path, phase: str, step: int, victim: int = 0) -> None:
+    processes = start(job_dir, program=partial(dying, phase=phase, step=step, victim=victim))
+    for process in processes:
+        process.join(END_WITHIN_S)
+    assert processes[victim].exitcode == -signal.SIGKILL
+
+
+def started_from(job_dir: Path) -> list[int]:
+    """The steps of the checkpoints that its tries went on from."""
+    return [int(event["message"].rpartition("-")[2]) for event in events(job_dir, "note")]
+
+
+def finished(job_dir: Path) -> dict[str, Any]:
+    outcome = finish(job_dir)
+    assert outcome.state == "finished", outcome
+    return outcome.figures
+
+
+def told(job_dir: Path) -> dict[int, dict[str, float]]:
+    return {step: {k: v for k, v in point.items() if k != "eval_loss"} for step, point in curve(job_dir).items()}
+
+
+def eval_losses(job_dir: Path) -> dict[int, float]:
+    return {step: point["eval_loss"] for step, point in curve(job_dir).items() if "eval_loss" in point}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "undisturbed", **ASKED)
+    finished(job_dir)
+    return job_dir
+
+
+def test_its_weights_curve_and_figures_are_those_of_the_trainer_to_the_byte(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """With random batches and dropout. What a mean over the validation rows is rounded to hangs on their order."""
+    trainer = tiny.fit_job(world, tmp_path / "trainer", **ASKED | {"engine": "trainer"})
+    theirs, ours = finished(trainer), (read_outcome(undisturbed) or pytest.fail()).figures
+    assert weights(undisturbed) == weights(trainer)
+    assert told(undisturbed) == told(trainer)
+    assert eval_losses(undisturbed) == pytest.approx(eval_losses(trainer), rel=1e-5)
+    assert ours == theirs | {"train_samples_per_second": ours["train_samples_per_second"]}
+    done = events(undisturbed, "progress")[-1]
+    assert events(trainer, "progress")[-1].keys() == done.keys()
+    assert (done["done"], done["total"], done["phase"]) == (21, 21, "train")
+
+
+def test_killed_within_steps_evaluations_and_saves_it_ends_with_the_same_bytes(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "killed", **ASKED, checkpoint_interval_s=1e-9)
+    for phase, step in (("evaluate", 7), ("train", 7), ("save", 10), ("train", 12), ("evaluate", 14), ("save", 21)):
+        die_in(job_dir, phase, step)
+    finished(job_dir)
+    assert started_from(job_dir) == [6, 7, 9, 12, 13, 20]
+    assert_same(job_dir, undisturbed)
+    assert all(damage_of(checkpoint) is None for checkpoint in (job_dir / "checkpoints").iterdir())
+
+    shutil.rmtree(job_dir / "output")  # as if killed between the last step and the export
+    assert finished(job_dir)["steps"] == 21
+    assert_same(job_dir, undisturbed)
+
+
+def test_patience_is_remembered_over_a_kill(world: Path, tmp_path: Path) -> None:
+    asked = {"engine": "accelerate", "num_train_epochs": 6, "learning_rate": 1e-9, "per_device_train_batch_size": 50}
+    asked |= {"metric_for_best_model": "accuracy", "early_stopping_patience": 2}
+    asked |= {"per_device_eval_batch_size": 20}
+    job_dir = tiny.fit_job(world, tmp_path / "patience", **asked)
+    die_in(job_dir, "evaluate", 9)
+    figures = finished(job_dir)
+    assert (figures["steps"], figures["best_step"]) == (9, 3)  # the best epoch, and two that are no better
+    assert finished(job_dir)["steps"] == 9  # and remembered when it is over
+
+
+@pytest.fixture(scope="module")
+def two_ranks(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "two", processes=2, **TWO)
+    finished(job_dir)
+    return job_dir
+
+
+def test_two_ranks_train_to_the_bytes_of_the_trainers_two(world: Path, two_ranks: Path, tmp_path: Path) -> None:
+    trainer = tiny.fit_job(world, tmp_path / "trainer", processes=2, **TWO | {"engine": "trainer"})
+    finished(trainer)
+    assert weights(two_ranks) == weights(trainer)
+    for step, point in curve(trainer).items():
+        assert curve(two_ranks)[step].get("train_loss") == point.get("train_loss")
+
+
+def test_two_ranks_evaluate_each_row_once(world: Path, two_ranks: Path) -> None:
+    rows = TokenRows(world / "tokens/validation.arrow")
+    model = AutoModelForSequenceClassification.from_pretrained(two_ranks / "output/model").eval()
+    with torch.no_grad():
+        logits = torch.cat(
+            [model(torch.tensor(row["input_ids"].tolist())[None]).logits for row in map(rows.__getitem__, range(60))]
+        )
+    labels = torch.from_numpy(rows.labels.copy())
+    last = curve(two_ranks)[max(curve(two_ranks))]
+    loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+    assert last["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert last["eval_accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())
+
+
+def test_two_ranks_stopped_or_killed_end_with_the_same_bytes(world: Path, two_ranks: Path, tmp_path: Path) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "killed", processes=2, **TWO)
+    assert kill_when(job_dir, lambda: bool(events(job_dir, "metrics")), signal.SIGTERM, victim=1)
+    stopped = read_outcome(job_dir)
+    assert stopped is not None and stopped.failure is not None and stopped.failure.kind == "interrupted"
+    (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
+    assert damage_of(checkpoint) is None
+
+    shutil.rmtree(checkpoint)
+    settings = tiny.fit_job(world, job_dir, processes=2, **TWO, checkpoint_interval_s=1e-9)
+    for phase, step, victim in (("evaluate", 7, 1), ("save", 9, 1), ("train", 10, 0)):
+        die_in(settings, phase, step, victim)
+    finished(job_dir)
+    assert started_from(job_dir) == [6, 8, 10]
+    assert_same(job_dir, two_ranks)
+
+
+# What it takes notice of
+
+
+def recording(job_dir: str, rank: dict[str, str]) -> None:
+    """Trains, and keeps the names of the settings that were read."""
+
+    class Read(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            with open(Path(job_dir, "read.txt"), "a") as file:
+                print(name, file=file)
+            return super().__getitem__(name)
+
+    divided = fit.divided
+    fit.divided = lambda *given: Read(divided(*given))
+    run_fit(job_dir, rank)
+
+
+def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_path: Path) -> None:
+    asked = {"engine": "accelerate", "loss": "focal", "max_steps": 2, "logging_steps": 1}
+    job_dir = tiny.fit_job(world, tmp_path / "read", **asked)
+    assert finish(job_dir, program=recording).state == "finished"
+    read = set((job_dir / "read.txt").read_text().split())
+    assert read | {"collator", "resume_from_checkpoint"} == set(TRAINING)  # these are read before
+
+
+def made(job_dir: str, asked: list[dict[str, Any]], answers: Any) -> None:
+    """Puts what has become of the settings where the test sees it."""
+    from training import model
+    from training.loop import Loop
+
+    model.make_deterministic()
+    task = fit.make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
+    for training in asked:
+        loop = Loop(replace(task, training=task.training | training))
+        first, *_ = loop.optimizer.param_groups
+        loop.optimizer.step()
+        for _ in range(20):
+            loop.scheduler.step()
+        seen = {name: first[name] for name in ("lr", "betas", "eps", "momentum") if name in first}
+        answers.put((seen, torch.is_deterministic_algorithms_warn_only_enabled()))
+
+
+def test_each_of_the_extra_settings_acts(world: Path, tmp_path: Path) -> None:
+    adam = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
+    cycles = {"lr_scheduler_type": "cosine_with_restarts", "extra": {"lr_scheduler_kwargs": {"num_cycles": 5}}}
+    momentum = {"optim": "sgd", "extra": {"optim_args": "momentum=0.9", "full_determinism": True}}
+    asked = [{"extra": adam}, cycles, {"lr_scheduler_type": "cosine_with_restarts"}, momentum]
+    assert {name for one in asked for name in one.get("extra", {})} == set(EXTRA) <= ACCEPTED.keys()
+    answers = FORKS.Queue()
+    maker = FORKS.Process(target=made, args=(str(tiny.fit_job(world, tmp_path / "made")), asked, answers))
+    maker.start()
+    (adam_seen, warns), (five, _), (one, _), (sgd, warns_still) = [answers.get(timeout=END_WITHIN_S) for _ in asked]
+    maker.join()
+    assert (adam_seen["betas"], adam_seen["eps"]) == ((0.8, 0.95), 1e-6)
+    assert five["lr"] != one["lr"]
+    assert sgd["momentum"] == 0.9
+    assert (warns, warns_still) == (True, False)
+
+
+def refused(**training: Any) -> dict[str, str]:
+    recipe: dict[str, Any] = {
+        "name": "reviews",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": "reviews", "text": ["text"], "label": "label"},
+        "model": {"source": "folder", "path": "models/small"},
+        "compute": training.pop("compute", {}),
+    }
+    try:
+        parse({**recipe, "training": {"engine": "accelerate", **training}})
+    except UserError as error:
+        return {problem.where: problem.message for problem in error.problems}
+    return {}
+
+
+def test_what_it_does_not_have_is_refused_by_name_and_the_trainer_has_it() -> None:
+    assert not refused(extra={"adam_beta1": 0.8, "full_determinism": True}, lr_scheduler_type="cosine")
+    other = {"callbacks": ["mine:Mine"], "trainer": "mine:Mine", "report_to": ["tensorboard"]}
+    assert Training.model_fields.keys() == {*TRAINING, *other}
+    for name, value in other.items():
+        assert refused(**{name: value})[f"training.{name}"].endswith("or use `engine: trainer`, which has it.")
+    for name in ACCEPTED.keys() - set(EXTRA):
+        value = next(value for value in (True, 1, 1.0, "no", {}) if fits(value, arguments()[name]))
+        assert "plain loop without it" in refused(extra={name: value})[f"training.extra.{name}"]
+    for name in ALL_OPTIMIZERS.keys() - set(OPTIMIZERS):
+        assert "training.optim" in refused(optim=name)
+    assert (
+        "use ddp, or `engine: trainer`" in refused(compute={"strategy": "fsdp", "num_processes": 2})["compute.strategy"]
+    )
+    assert not refused(engine="trainer", callbacks=["mine:Mine"], extra={"neftune_noise_alpha": 1.0})
+    assert refused(extra={"adam_beta": 1.0, "neftune_noise_alpha": 1.0}).keys() == {"training.extra.adam_beta"}
+    assert "choose from trainer, accelerate, or name" in refused(engine="acelerate")["training.engine"]
+
+
+def test_a_checkpoint_of_the_other_engine_is_refused(world: Path, tmp_path: Path) -> None:
+    shared = {"max_steps": 2, "logging_steps": 1}
+    theirs = tiny.fit_job(world, tmp_path / "theirs", **shared)
+    finished(theirs)
+    named = {"engine": "accelerate", "resume_from_checkpoint": str(theirs / "checkpoints/checkpoint-2")}
+    failure = finish(tiny.fit_job(world, tmp_path / "ours", **shared | named)).failure
+    assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
+    assert "checkpoint-2 was not written by `engine: accelerate`" in failure.message

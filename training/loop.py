@@ -1,0 +1,336 @@
+"""The same job as a plain loop over Accelerate: the engine `accelerate`, for one process and for DDP.
+
+`Loop.run` is the table of contents. What a killed run needs to end with the same bytes goes through `Loop.save` and
+`Loop.restore`. Optimizer, schedule and loss are transformers' own (training/stepping.py), so a setting means here what
+it means to the Trainer.
+
+B rows of one micro-batch on one rank, N rows of the validation split, L labels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from safetensors.torch import load_model, save_model
+from torch.utils.data import DataLoader
+from transformers import enable_full_determinism, set_seed
+
+from training import checkpoints, drawing, ranks, strategies
+from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
+from training.engines import Task, Trained, require_as_asked
+from training.problems import Problem, UserError
+from training.protocol import Interrupted, stop_requested
+from training.stepping import arguments, loss_function, make_optimizer, make_scheduler
+
+Batch = dict[str, torch.Tensor]
+
+MODEL, STEPPING, PLACE, OF_RANK = "model.safetensors", "stepping.pt", "place.json", "rank{}.pt"
+"""The files of a checkpoint: weights, what steps them, the place in training, and what each rank has for itself."""
+PROGRESS_EVERY_S = 1.0
+
+
+def train(task: Task) -> Trained:
+    """Trains by a plain loop: the engine `accelerate`."""
+    return Loop(task).run()
+
+
+@dataclass
+class Place:
+    """How far training is, the same on every rank."""
+
+    step: int = 0
+    """Optimizer steps so far."""
+    recorded: int = 0
+    """The last of them at which the training loss was recorded."""
+    loss_sum: float = 0.0
+    """The losses of the steps up to that one, added up."""
+    best_step: int | None = None
+    best_metric: float | None = None
+    no_better: int = 0
+    """Evaluations in a row that gained too little."""
+    stopped_early: bool = False
+
+
+class Loop:
+    """A task's training. Every rank makes one, and all of them call its methods together."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.asked, self.place = task, task.training, Place()
+        args = arguments(task)
+        ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # some models have layers that a task skips
+        self.accelerator = Accelerator(mixed_precision=args.mixed_precision, kwargs_handlers=[ddp])
+        require_as_asked(self.accelerator.state, task.compute)
+        self.device, self.rank = self.accelerator.device, self.accelerator.process_index
+        self.ranks = self.accelerator.num_processes
+        seed, self.accumulation = self.asked["seed"], self.asked["gradient_accumulation_steps"]
+        (enable_full_determinism if args.full_determinism else set_seed)(seed)
+        torch.manual_seed(seed + self.rank)  # each rank draws its own dropout masks
+        self.batches = LengthGroupedBatches(
+            task.train.lengths,
+            task.rows_a_step,
+            accumulation=self.accumulation,
+            world=self.ranks,
+            rank=self.rank,
+            seed=seed,
+        )
+        steps, epochs = self.asked["max_steps"], self.asked["num_train_epochs"]
+        self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
+        self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
+        if wrong := strategies.load(task.compute["strategy"]).wrong_wrapper(self.model, task.compute):
+            raise RuntimeError(f"asked for {task.compute['strategy']}, but the model is not shared so: {wrong}")
+        self.scheduler = make_scheduler(self.optimizer, args, self.last)
+        self.by_metric = self.asked["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
+        self.loss_of = loss_function(task)
+        self.loss = torch.zeros((), device=self.device)  # of this rank's steps since one was recorded
+        self.told_loss: float | None = None
+        self.told_step, self.told_at, self.saved_at = 0, 0.0, 0.0
+
+    def run(self) -> Trained:
+        """Trains to the end, from a checkpoint where there is one, and leaves the weights to export in the model."""
+        if start := self.task.begin():
+            self.restore(start)
+        place, began, first = self.place, time.monotonic(), self.place.step
+        self.told_at, self.saved_at, self.told_step = began, began, first
+        self.model.train()
+        while place.step < self.last and not place.stopped_early:
+            epoch, done = divmod(place.step, self.batches.steps)
+            batches = self.batches_of(epoch, done)
+            for _ in range(done, min(self.batches.steps, self.last - epoch * self.batches.steps)):
+                gradient_norm, learning_rate = self.step(batches)
+                place.step += 1
+                self.tell("train")
+                if place.step % self.asked["logging_steps"] == 0:
+                    self.record(gradient_norm, learning_rate)
+                if evaluated := self.evaluation_is_due():
+                    self.judge(self.evaluate())
+                self.save_where_due(evaluated)
+                if place.stopped_early:
+                    break
+        rows, seconds = sum(map(self.batches.rows_of_step, range(first, place.step))), time.monotonic() - began
+        self.load_best()
+        return Trained(
+            steps=place.step,
+            epochs=self.epoch,
+            train_loss=(place.loss_sum + self.mean_over_ranks()) / max(place.step, 1),
+            samples_per_second=rows / seconds,
+            best_step=place.best_step,
+            best_metric=place.best_metric,
+        )
+
+    @property
+    def epoch(self) -> float:
+        """How many times each training row was seen so far."""
+        whole, steps = divmod(self.place.step, self.batches.steps)
+        return whole + steps * self.accumulation / len(self.batches)
+
+    # Training
+
+    def batches_of(self, epoch: int, done: int) -> Iterator[Batch]:
+        """This rank's micro-batches of an epoch, without those of its first `done` steps."""
+        self.batches.set_epoch(epoch)
+        loader = self.loader(self.task.train, islice(self.batches, done * self.accumulation, None))
+        # An iterator draws a seed. Of an epoch that was begun before a kill, it was drawn then.
+        with torch.random.fork_rng(devices=[], enabled=done > 0):
+            batches = iter(loader)
+        # A user's collator sets the generators of the whole process: not while dropout draws from them.
+        return batches if isinstance(self.task.collate, drawing.TrainingCollator) else ahead(batches)
+
+    def loader(self, rows: TokenRows, batches: Iterable[list[int]]) -> DataLoader[Any]:
+        on_gpu = self.device.type == "cuda"
+        return DataLoader(rows, batch_sampler=batches, collate_fn=self.task.collate, pin_memory=on_gpu)
+
+    def step(self, batches: Iterator[Batch]) -> tuple[torch.Tensor, float]:
+        """One optimizer step; gives the norm of its gradient, on the device, and its learning rate.
+
+        Backward and DDP take means over micro-batches and ranks: weighted by their shares of the step's rows, each row
+        counts alike.
+        """
+        step = self.place.step
+        pieces = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
+        for piece in range(1, pieces + 1):
+            batch = next(batches)
+            weight = len(batch["labels"]) * pieces * self.ranks / self.batches.rows_of_step(step)
+            with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
+                loss = self.loss_and_logits(self.model, batch)[0] * weight / pieces
+                self.accelerator.backward(loss)
+            self.loss += loss.detach()
+        gradient_norm = self.accelerator.clip_grad_norm_(
+            self.model.parameters(), self.asked["max_grad_norm"] or math.inf
+        )
+        self.optimizer.step()
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        if not self.by_metric and not self.optimizer.step_was_skipped:  # skipped: a gradient too large for fp16
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return gradient_norm, learning_rate
+
+    def loss_and_logits(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss of a batch, (), and its logits (B, L)."""
+        batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+        if self.loss_of is None:
+            outputs = model(**batch)
+            return outputs["loss"], outputs["logits"]
+        labels = batch.pop("labels")
+        logits = model(**batch)["logits"]
+        return self.loss_of(logits, labels), logits
+
+    # Evaluation
+
+    def evaluation_is_due(self) -> bool:
+        """Whether the validation split is evaluated after this step; after the last one in any case."""
+        every = {"epoch": self.batches.steps, "steps": self.asked["eval_steps"]}.get(self.asked["eval_strategy"])
+        return every is not None and (self.place.step % every == 0 or self.place.step == self.last)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The loss and the metrics of the validation split, each of its rows counted once over all ranks."""
+        split, size = self.task.validation, self.asked["per_device_eval_batch_size"]
+        mine = LongestFirst(split.lengths).order[self.rank :: self.ranks]
+        loss, found = torch.zeros((), dtype=torch.float64, device=self.device), []
+        self.model.eval()
+        for batch in self.loader(split, [mine[start : start + size] for start in range(0, len(mine), size)]):
+            # Not through DDP, in which ranks wait for each other: they need not have equally many batches.
+            mean, logits = self.loss_and_logits(self.task.model, batch)
+            loss += mean * len(logits)
+            found.append(logits.float())
+            self.tell("evaluate")
+        self.model.train()
+        logits = torch.zeros(len(split), self.task.model.config.num_labels, device=self.device)  # (N, L)
+        if found:
+            logits[mine] = torch.cat(found)
+        logits, loss = self.accelerator.reduce((logits, loss), "sum")
+        values = {"loss": loss.item() / len(split)}
+        if self.rank == 0:
+            values |= self.task.metrics(logits.cpu().numpy(), split.labels)
+        values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.from_first(values).items()}
+        self.write_metrics(values)
+        return values
+
+    def judge(self, values: dict[str, float]) -> None:
+        """Remembers the best evaluation, and ends training after too many that were no better."""
+        name = (self.asked["metric_for_best_model"] or "loss").removeprefix("eval_")
+        if f"eval_{name}" not in values:
+            known = ", ".join(known.removeprefix("eval_") for known in values)
+            message = f"{name!r} is not evaluated: choose from {known}."
+            raise UserError([Problem(kind="training", where="training.metric_for_best_model", message=message)])
+        value, place, more_is_better = values[f"eval_{name}"], self.place, self.asked["greater_is_better"]
+        sign = 1 if (not name.endswith("loss") if more_is_better is None else more_is_better) else -1
+        gain = sign * (value - (-sign * math.inf if place.best_metric is None else place.best_metric))
+        place.no_better = 0 if gain > self.asked["early_stopping_threshold"] else place.no_better + 1
+        if gain > 0:
+            place.best_metric, place.best_step = value, place.step
+        place.stopped_early = 0 < (self.asked["early_stopping_patience"] or 0) <= place.no_better
+        if self.by_metric:
+            self.scheduler.step(value)
+
+    def load_best(self) -> None:
+        """Has the model take the weights of the best evaluation, where these are to be exported."""
+        if self.best_to_load not in (None, self.place.step):
+            best = self.task.checkpoints / checkpoints.name(self.best_to_load)
+            if damage := checkpoints.damage_of(best):
+                raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
+            load_model(self.task.model, best / MODEL)
+
+    @property
+    def best_to_load(self) -> int | None:
+        """The step whose weights are exported, where that is not the last one in any case."""
+        return self.place.best_step if self.asked["load_best_model_at_end"] else None
+
+    # Checkpoints
+
+    def save_where_due(self, evaluated: bool) -> None:
+        """Saves after an evaluation, after the interval, and when asked to stop, which then raises Interrupted."""
+        late = time.monotonic() - self.saved_at >= self.asked["checkpoint_interval_s"]
+        # Clocks and signals differ between ranks, and all must save at the same step.
+        late, stop = ranks.any_rank(late, stop_requested())
+        if evaluated or late or stop:
+            self.save()
+        if stop:
+            raise Interrupted(f"stopped after step {self.place.step}; the next run goes on from there")
+
+    def save(self) -> None:
+        """Writes a checkpoint of all that the steps to come hang on."""
+        step, began, scaler = self.place.step, time.monotonic(), self.accelerator.scaler
+        final = self.task.checkpoints / checkpoints.name(step)
+        needs = [checkpoints.name(self.best_to_load)] if self.best_to_load not in (None, step) else []
+        first = self.rank == 0
+        filled = checkpoints.writing(final, needs, self.ranks) if first else nullcontext(checkpoints.place_aside(final))
+        with filled as folder:
+            ranks.wait_for_all()  # the folder is there
+            if first:
+                save_model(self.task.model, str(folder / MODEL), metadata={"format": "pt"})
+                stepping = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+                torch.save(stepping | ({"scaler": scaler.state_dict()} if scaler else {}), folder / STEPPING)
+                (folder / PLACE).write_text(json.dumps(asdict(self.place)))
+            torch.save({"loss": self.loss, "random": drawing.random_states()}, folder / OF_RANK.format(self.rank))
+            ranks.wait_for_all()  # every rank's file is there
+        self.saved_at = time.monotonic()
+        if first:
+            checkpoints.rotate(final.parent)
+            self.task.events.write("checkpoint", step=step, seconds=round(self.saved_at - began, 3))
+
+    def restore(self, start: Path) -> None:
+        """Puts all of it back to where it was when this checkpoint was saved. Raises UserError for another engine's."""
+        if not (start / PLACE).exists():
+            message = (
+                f"{start.name} was not written by `engine: accelerate`: name one that was, or set training.engine."
+            )
+            raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+        self.place = Place(**json.loads((start / PLACE).read_text()))
+        load_model(self.task.model, start / MODEL)
+        stepping = torch.load(start / STEPPING, map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(stepping["optimizer"])
+        self.scheduler.load_state_dict(stepping["scheduler"])
+        if self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(stepping["scaler"])
+        own = torch.load(start / OF_RANK.format(self.rank), map_location="cpu", weights_only=True)
+        self.loss.copy_(own["loss"])
+        drawing.set_random_states(own["random"])
+
+    # What is told
+
+    def tell(self, phase: str) -> None:
+        """How far training is, about once a second and after the last step."""
+        seconds, step = time.monotonic() - self.told_at, self.place.step
+        if self.rank > 0 or (seconds < PROGRESS_EVERY_S and (phase, step) != ("train", self.last)):
+            return
+        rate = round((step - self.told_step) * self.task.rows_a_step / seconds, 2)
+        more = {"loss": self.told_loss, "samples_per_second": rate} if phase == "train" else {}
+        self.task.events.progress(done=step, total=self.last, epoch=round(self.epoch, 4), phase=phase, **more)
+        self.told_at, self.told_step = time.monotonic(), step
+
+    def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:
+        """The mean loss of the steps since the last time; between evaluations, only here the host waits for a GPU."""
+        place, loss = self.place, self.mean_over_ranks()
+        mean, norm = loss / (place.step - place.recorded), gradient_norm.item()
+        place.loss_sum, place.recorded, self.told_loss = place.loss_sum + loss, place.step, mean
+        self.loss.zero_()
+        self.write_metrics({"train_loss": mean, "learning_rate": learning_rate, "grad_norm": norm})
+
+    def mean_over_ranks(self) -> float:
+        return float(self.accelerator.reduce(self.loss, "mean").item())
+
+    def write_metrics(self, values: dict[str, float]) -> None:
+        if self.rank == 0:
+            self.task.events.metrics(self.place.step, {**values, "epoch": self.epoch})
+
+
+def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each made in a thread while the one before it is trained on."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
