@@ -98,7 +98,8 @@ def die_in(job_dir: Path, phase: str, step: int, victim: int = 0) -> None:
 
 def started_from(job_dir: Path) -> list[int]:
     """The steps of the checkpoints that its tries went on from."""
-    return [int(event["message"].rpartition("-")[2]) for event in events(job_dir, "note")]
+    notes = [event["message"] for event in events(job_dir, "note")]
+    return [int(note.rpartition("-")[2]) for note in notes if note.startswith("going on from")]
 
 
 def finished(job_dir: Path) -> dict[str, Any]:
