@@ -65,8 +65,9 @@ class Terminal:
             return
         self._shown_at = now
         # Counted from the first sign of progress: imports take seconds, and a resumed training starts in the middle.
-        left = f"  {(now - since) / (done - before) * (total - done):.0f} s left" if done > before else ""
+        left = _left((now - since) / (done - before) * (total - done)) if done > before else ""
         loss = f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
+        loss += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
         bar = "█" * round(20 * done / total)
         text = f"  {stage:<11}{bar:░<20} {done:,}/{total:,}{loss}{left}"
         self._err.write(f"\r\033[K{text}" if self._live else f"{text}\n")
@@ -86,6 +87,12 @@ class Terminal:
         if self._live:
             self._err.write("\r\033[K")
             self._err.flush()
+
+
+def _left(seconds: float) -> str:
+    """How long it still takes, and until what time of the clock."""
+    end = time.localtime(time.time() + seconds)
+    return f"  {seconds:,.0f} s left, until {time.strftime('%H:%M' if seconds < 12 * 3600 else '%a %H:%M', end)}"
 
 
 def line(name: str, state: str, middle: str, end: str) -> str:

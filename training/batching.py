@@ -148,7 +148,7 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         self._last = len(lengths) - (self.steps - 1) * rows_a_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        micros = (micro for step in self._steps() for micro in np.array_split(step, self._pieces(len(step))))
+        micros = (micro for step in self._steps(self.epoch) for micro in np.array_split(step, self._pieces(len(step))))
         for number, micro in enumerate(micros):
             yield Numbered(micro[self.rank :: self.dp_size].tolist(), (self.seed, self.epoch, self.rank, number))
 
@@ -160,13 +160,18 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         """The rows of an optimizer step, counted from 0 and on through the epochs, over all ranks."""
         return self._last if (step + 1) % self.steps == 0 else self.effective_batch_size
 
+    def tokens_of_steps(self, epoch: int) -> tuple[list[int], list[int]]:
+        """The tokens of each of an epoch's optimizer steps over all ranks, and the pairs of tokens within its rows."""
+        lengths = [self._lengths[rows].astype(np.int64) for rows in self._steps(epoch)]
+        return [int(step.sum()) for step in lengths], [int((step * step).sum()) for step in lengths]
+
     def _pieces(self, rows: int) -> int:
         """The micro-batches of a step: no more than needed, and a row for every rank in each."""
         return min(self.grad_accum, -(-rows // self._micro), rows // self.dp_size)
 
-    def _steps(self) -> list[npt.NDArray[np.int64]]:
-        """The epoch's optimizer steps, each the numbers of its rows, longest row first."""
-        random = np.random.default_rng([self.seed, self.epoch])
+    def _steps(self, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """An epoch's optimizer steps, each the numbers of its rows, longest row first."""
+        random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self._lengths))
         for stretch in _cut(order, MEGABATCH * self.effective_batch_size):
             stretch[:] = stretch[np.argsort(-self._lengths[stretch], kind="stable")]

@@ -16,6 +16,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from training import ranks
 from training.named import Place
 from training.protocol import Events, Interrupted, stop_requested
+from training.speed import ExpectedEnd
 
 if TYPE_CHECKING:
     from training.trainer import ExactTrainer
@@ -79,29 +80,43 @@ class Saves(TrainerCallback):
 
 
 class Reports(TrainerCallback):
-    """Writes progress about once a second and every logged figure with its step to the job's events."""
+    """Writes progress about once a second, every logged figure with its step, and how fast it goes, to the events."""
 
-    def __init__(self, events: Events, rows_a_step: int) -> None:
+    def __init__(self, events: Events, trainer: ExactTrainer) -> None:
         self._events = events
-        self._rows_a_step = rows_a_step
+        self._trainer = trainer
         self._told_at = 0.0
-        self._told_step = 0
+        self._told_rows = 0
+        self._rows = 0
         self._loss: float | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._told_at, self._told_step = time.monotonic(), state.global_step
+        self._speed = self._trainer.speed()
+        self._end = ExpectedEnd(self._events)
+        self._told_at = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._rows += self._speed.stepped(state.global_step)
         seconds = time.monotonic() - self._told_at
         if seconds >= PROGRESS_EVERY_S or state.global_step == state.max_steps:
-            rows = (state.global_step - self._told_step) * self._rows_a_step
+            rows = self._rows - self._told_rows
             self._tell(state, phase="train", loss=self._loss, samples_per_second=round(rows / seconds, 2))
+        self._end.stepped(state.global_step, state.max_steps)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
             self._tell(state, phase="evaluate")
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._speed.paused()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._speed.paused()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._speed.tell(state.global_step)
 
     def on_log(
         self,
@@ -116,13 +131,14 @@ class Reports(TrainerCallback):
             self._loss = logs["loss"]
             values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
             values |= {name: logs[name] for name in ("grad_norm", "num_input_tokens_seen") if name in logs}
+            self._speed.tell(state.global_step)
         if values:
             self._events.metrics(state.global_step, {**values, "epoch": logs["epoch"]})
 
     def _tell(self, state: TrainerState, **more: Any) -> None:
         epoch = round(state.epoch or 0.0, 4)
         self._events.progress(done=state.global_step, total=state.max_steps, epoch=epoch, **more)
-        self._told_at, self._told_step = time.monotonic(), state.global_step
+        self._told_at, self._told_rows = time.monotonic(), self._rows
 
 
 def is_timing(name: str) -> bool:

@@ -5,7 +5,9 @@ settings   kind, labels, training (the recipe's), compute (the recipe's, with wh
            num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
            they fit into memory)
 output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves
-figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows)
+figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows);
+           train_tokens_per_second and hardware_share as training.speed has them; estimated_memory_mb and
+           peak_memory_mb of the process that took most, in 10^6 bytes
 """
 
 from __future__ import annotations
@@ -25,15 +27,20 @@ if TYPE_CHECKING:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
-    from training import curves, engines, model, ranks
+    from training import curves, engines, estimate, model, ranks, speed
 
     model.make_deterministic()
     task = make_task(job_dir, job, events)
-    trained = engines.load(task.training["engine"])(task)
+    train = engines.load(task.training["engine"])
+    estimate.tell_first(task, job_dir)
+    trained = train(task)
     require_more_steps(task, trained.steps)
     if rank() == 0:
         model.export(task.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model", trained.weights)
-        curves.draw_curves(read_events(job_dir / EVENTS, 0)[0], job_dir / OUTPUT / "log" / "loss.png")
+    told = read_events(job_dir / EVENTS, 0)[0]
+    if rank() == 0:
+        curves.draw_curves(told, job_dir / OUTPUT / "log" / "loss.png")
+    peak = max(ranks.from_all(estimate.peak_bytes()))
     ranks.part()
     return {
         "micro_batch": task.training["per_device_train_batch_size"],
@@ -43,6 +50,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         "best_step": trained.best_step,
         "best_metric": trained.best_metric,
         "train_samples_per_second": round(trained.samples_per_second, 3),
+        "estimated_memory_mb": estimate.told_before(told).get("memory_mb"),
+        "peak_memory_mb": round(peak / 1e6),
+        **speed.overall(told),
     }
 
 

@@ -367,7 +367,7 @@ def _failure(error: BaseException) -> Failure:
     kind: FailureKind = "internal"
     if isinstance(error, KeyboardInterrupt):
         kind, message = "interrupted", str(error) or "The program was asked to stop."
-    elif _is_out_of_memory(error):
+    elif short_of_memory(error):
         kind = "out_of_memory"
     elif _is_lost_rank(error):
         kind = "lost_rank"
@@ -375,7 +375,8 @@ def _failure(error: BaseException) -> Failure:
     return Failure(kind=kind, message=message, traceback=text, rank=rank())
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def short_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, the machine's or a GPU's."""
     # torch is not imported here: its error is known by name, and those of allocators and drivers by their words.
     names = {cls.__name__ for cls in type(error).__mro__}
     words = ("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")

@@ -32,6 +32,15 @@ def from_first(value: T) -> T:
     return held[0]
 
 
+def from_all(value: T) -> list[T]:
+    """Every rank's value, on every rank."""
+    if _alone():
+        return [value]
+    held: list[T] = [value] * distributed.get_world_size()
+    distributed.all_gather_object(held, value, group=_talk())
+    return held
+
+
 def wait_for_all() -> None:
     """Returns when every rank has come here."""
     if not _alone():

@@ -25,36 +25,48 @@ class Optimizer:
     """What optim_args may set."""
     schedules_itself: bool = False
     """Whether it does without a schedule of the learning rate."""
+    state_bytes: float = 8
+    """What it remembers of each number that it trains; momentum and the like, where optim_args asks, not counted."""
 
 
-def _bitsandbytes(settings: tuple[str, ...] = _ADAM, args: tuple[str, ...] = ()) -> Optimizer:
-    return Optimizer("bitsandbytes", "bitsandbytes", settings, args)
+def _bitsandbytes(state: float, settings: tuple[str, ...] = _ADAM, args: tuple[str, ...] = ()) -> Optimizer:
+    return Optimizer("bitsandbytes", "bitsandbytes", settings, args, state_bytes=state)
 
 
-def _schedule_free(settings: tuple[str, ...] = _ADAM) -> Optimizer:
-    return Optimizer("schedulefree", "schedulefree", settings, ("weight_lr_power", "r"), schedules_itself=True)
+def _schedule_free(state: float = 8, settings: tuple[str, ...] = _ADAM) -> Optimizer:
+    args = ("weight_lr_power", "r")
+    return Optimizer("schedulefree", "schedulefree", settings, args, schedules_itself=True, state_bytes=state)
 
 
-_ADEMAMIX = _bitsandbytes(args=("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3"))
+def _ademamix(state: float) -> Optimizer:
+    return _bitsandbytes(state, args=("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3"))
+
+
+def _torchao(state: float) -> Optimizer:
+    return Optimizer("torchao", "torchao", _ADAM, ("bf16_stochastic_round",), state_bytes=state)
+
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch_fused": Optimizer(settings=_ADAM),
     "adamw_torch": Optimizer(settings=_ADAM),
-    "adafactor": Optimizer(),
-    "sgd": Optimizer(args=("momentum", "dampening", "nesterov")),
-    "adagrad": Optimizer(args=("lr_decay", "eps")),
-    "rmsprop": Optimizer(args=("momentum", "alpha", "eps", "centered")),
+    "adafactor": Optimizer(state_bytes=0.1),  # a number a row and a column
+    "sgd": Optimizer(args=("momentum", "dampening", "nesterov"), state_bytes=0),
+    "adagrad": Optimizer(args=("lr_decay", "eps"), state_bytes=4),
+    "rmsprop": Optimizer(args=("momentum", "alpha", "eps", "centered"), state_bytes=4),
     "schedule_free_adamw": _schedule_free(),
-    "schedule_free_sgd": _schedule_free(settings=()),
+    "schedule_free_sgd": _schedule_free(4, settings=()),
     "schedule_free_radam": _schedule_free(),
     "stable_adamw": Optimizer("optimi", "torch-optimi", _ADAM, ("max_lr",)),
-    **dict.fromkeys(("lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"), _bitsandbytes(_ADAM[:2])),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"), _bitsandbytes()),
-    **dict.fromkeys(("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"), _ADEMAMIX),
-    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"), _bitsandbytes(())),
-    **dict.fromkeys(
-        ("adamw_torch_4bit", "adamw_torch_8bit"), Optimizer("torchao", "torchao", _ADAM, ("bf16_stochastic_round",))
-    ),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), _bitsandbytes(4, _ADAM[:2])),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), _bitsandbytes(1, _ADAM[:2])),
+    "paged_adamw_32bit": _bitsandbytes(8),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), _bitsandbytes(2)),
+    **dict.fromkeys(("ademamix", "paged_ademamix_32bit"), _ademamix(12)),
+    **dict.fromkeys(("ademamix_8bit", "paged_ademamix_8bit"), _ademamix(3)),
+    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), _bitsandbytes(4, ())),
+    "rmsprop_bnb_8bit": _bitsandbytes(1, ()),
+    "adamw_torch_4bit": _torchao(1),
+    "adamw_torch_8bit": _torchao(2),
 }
 """By their names in transformers: those that a recipe may ask for."""
 

@@ -30,6 +30,7 @@ from training.losses import Loss
 from training.named import Place
 from training.problems import Problem, UserError
 from training.protocol import Events, rank
+from training.speed import DTYPES, Speed, flops, hardware_limit
 
 LOSS_SUM = "loss_sum.rank{}.json"
 # What a TrainerState has lived through, beside what it was set to and where its checkpoints lie.
@@ -153,7 +154,8 @@ class ExactTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
-            self.add_callback(callbacks.Reports(events, rows_a_step))
+            self.add_callback(callbacks.Reports(events, self))
+            self._arithmetic = flops(self.model)
         self.add_callback(callbacks.Saves(self, checkpoint_interval_s))
         self._events = events
         self._resumed_from: Path | None = None
@@ -210,6 +212,11 @@ class ExactTrainer(Trainer):
     def epoch_ends_at(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""
         return step % self._batches.steps == 0 or step >= self.state.max_steps
+
+    def speed(self) -> Speed:
+        """What measures the steps of this try, for rank 0."""
+        limit = hardware_limit(self.args.device, DTYPES[self._compute["mixed_precision"]])
+        return Speed(self._events, self._batches, self._arithmetic, self.args.world_size * limit)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
         """The loss; while training, weighted so that every row of an optimizer step counts alike.

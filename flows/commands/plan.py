@@ -1,4 +1,4 @@
-"""`finetune plan FILE`: what is cached, what would run, and why. Starts nothing and downloads nothing."""
+"""`finetune plan FILE`: what is cached, what would run, and why, and what training would need. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import yaml
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
 from flows.pipeline import pipeline
 from flows.terminal import line
-from tasks.fit import launch
+from tasks.fit import foreseen, launch
 from tasks.runtime import settings
 from tasks.runtime.looking import Foreseen, Looking
 from tasks.runtime.refs import Pins
+from tasks.runtime.stage import Stage
 from training.recipe import Recipe
 
 
@@ -29,10 +30,18 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def act(arguments: argparse.Namespace) -> int:
     """Prints a line a stage. Raises UserError for mistakes in the file and the names in the recipe."""
     recipe = chosen_recipe(arguments)
-    looking = Looking(recipe.name)
-    pins = pipeline(looking, recipe).pins
+    looking, inputs = Looking(recipe.name), {}
+
+    def look(stage: Stage[Any], *given: Any) -> Any:
+        inputs[stage.name] = given
+        return looking(stage, *given)
+
+    pins = pipeline(look, recipe).pins
     for row in looking.rows:
-        print(line(row.name, row.state, "", "; ".join(row.reasons)))
+        print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
+    if any((row.name, row.state) == ("fit", "will run") for row in looking.rows):
+        for needs in foreseen(*inputs["fit"]):
+            print(f"  fit: {needs}")
     print(_summary(looking.rows))
     if arguments.show_launch:
         print(_launch(recipe, pins, next(row.key for row in looking.rows if row.name == "fit")))

@@ -27,12 +27,15 @@ OWN_PACKAGES = ("flows", "tasks", "training")
 NOT_INGREDIENTS = (
     "flows",
     "tasks.runtime",
+    "training.estimate",
     "training.pictures",
     "training.problems",
     "training.processes",
     "training.protocol",
     "training.recipe",
     "training.recipe_optimizers",
+    "training.room",
+    "training.speed",
     "training.supervise",
 )
 

@@ -43,6 +43,11 @@ def memory() -> list[str]:
     return gpus or [str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
 
 
+def free_gpu_memory() -> list[int]:
+    """The bytes of each GPU that programs here see which nothing has taken."""
+    return _ask_gpus(lambda nvml, gpu, name: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
+
+
 def _ask_gpus(question: Callable[[Any, Any, str], Answer]) -> list[Answer]:
     try:
         import pynvml as nvml

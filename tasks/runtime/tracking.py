@@ -88,11 +88,12 @@ class Tracker:
         """Nothing to track."""
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Passes a child's figures on, under the stage's name and with their own times."""
+        """Passes a child's figures on, under the stage's name and with their own times; its speed apart from them."""
+        prefixes = {"metrics": stage, "speed": f"{stage}/speed"}
         points = [
-            [f"{stage}/{name}", value, int(event["time"] * 1000), event["step"]]
+            [f"{prefixes[event['kind']]}/{name}", value, int(event["time"] * 1000), event["step"]]
             for event in events
-            if event["kind"] == "metrics"
+            if event["kind"] in prefixes
             for name, value in event["values"].items()
         ]
         if points:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands.main import main
+from tasks.runtime import estimates
 from tests.flows.small import FinishedRun, command, environment, write_project
 
 ROOT = Path(__file__).parents[2]
@@ -44,15 +46,29 @@ def test_the_same_content_in_another_folder_is_cached(project: Path, capsys: pyt
     assert plan(capsys, project) == {}
 
 
-def test_a_learning_rate_leaves_data_model_and_tokens_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reasons = plan(capsys, project, "--set", "training.learning_rate=1e-3")
+def test_a_learning_rate_leaves_data_model_and_tokens_cached(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What training needs is found by a child program, and remembered: it does not hang on the learning rate."""
+    assert main(["plan", str(project), "--set", "training.learning_rate=1e-3"]) == 0
+    printed = capsys.readouterr().out
+    reasons = _reasons(printed)
     assert list(reasons) == BELOW_TOKENS
     assert reasons["fit"] == "training.learning_rate 0.005 → 0.001"
     assert reasons["predict"] == "fit runs before it"
+    said = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens an epoch; about .* of disk\n"
+    assert re.search(said, printed)
+
+    monkeypatch.setattr(estimates, "run_job", None)
+    assert main(["plan", str(project), "--set", "training.learning_rate=1e-4"]) == 0
+    assert re.search(said, capsys.readouterr().out)
 
 
 def test_a_length_leaves_data_and_model_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reasons = plan(capsys, project, "--set", "tokens.max_length=16")
+    assert main(["plan", str(project), "--set", "tokens.max_length=16"]) == 0
+    printed = capsys.readouterr().out
+    assert "  fit: steps, tokens, memory and disk: ?, until the stages before it have run\n" in printed
+    reasons = _reasons(printed)
     assert list(reasons) == ["tokenize", *BELOW_TOKENS]
     assert reasons["tokenize"] == "tokens.max_length 32 → 16"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,5 +60,8 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
     assert (figures["micro_batch"], figures["steps"]) == (32, 3)  # 150 rows, 64 a step
     assert json.loads((work.job / "job.json").read_text())["settings"]["batch_division"] == 2
     warnings = [event["message"] for event in said if event["kind"] == "warning"]
-    assert len(warnings) == 1 and warnings[0].endswith("Going on with at most 32 rows at a time.")
+    would_fit = re.search(r"for 64 rows at a time.* training.per_device_train_batch_size (\d+) would fit", warnings[0])
+    assert would_fit is not None and 1 <= int(would_fit[1]) <= 32
+    assert warnings[1].endswith("Going on with at most 32 rows at a time.")
+    assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
     assert Fits(64, world / "base/model").rows == 32

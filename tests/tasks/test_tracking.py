@@ -118,8 +118,9 @@ def test_a_childs_figures_keep_their_own_times_and_steps_and_a_replay_adds_nothi
     for status in ("FAILED", "FINISHED"):
         tracker = Tracker("recipe", "flow-1")
         tracker.stage_events("fit", EVENTS[:1])
-        tracker.stage_events("fit", EVENTS)
+        tracker.stage_events("fit", [*EVENTS, EVENTS[0] | {"kind": "speed", "values": {"tokens_per_second": 9.0}}])
         tracker.end(status)
+    assert history("fit/speed/tokens_per_second") == [(9.0, 1_000_500, 10)]
     assert history("fit/loss") == [(0.5, 1_000_500, 10), (0.25, 1_002_500, 20)]
     assert history("fit/learning_rate") == [(1e-5, 1_000_500, 10)]
 

@@ -126,6 +126,14 @@ def run_fit_on_disk(job_dir: str, holder: int) -> None:
     run_fit(job_dir, {})
 
 
+def problem_on(disk: SmallDisk, job_dir: Path, folder: Path) -> str:
+    failure = finish_on(disk, job_dir).failure
+    assert failure is not None and failure.kind == "user_error"
+    (problem,) = failure.problems
+    assert problem.where == str(folder)
+    return problem.message
+
+
 def finish_on(disk: SmallDisk, job_dir: Path) -> Outcome:
     process = FORKS.Process(target=run_fit_on_disk, args=(str(job_dir), disk.holder))
     process.start()
@@ -134,18 +142,18 @@ def finish_on(disk: SmallDisk, job_dir: Path) -> Outcome:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
-def test_a_disk_that_fills_up_ends_training_with_one_message_and_with_room_again_it_ends_with_the_same_bytes(
+def test_a_disk_too_small_or_full_ends_training_with_one_message_and_with_room_again_it_ends_with_the_same_bytes(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "full", **EPOCHS)
     folder = job_dir / "checkpoints"
     folder.mkdir()
     with SmallDisk(folder, megabytes=1) as disk:
-        failure = finish_on(disk, job_dir).failure
-        assert failure is not None and failure.kind == "user_error"
-        (problem,) = failure.problems
-        assert problem.where == str(folder)
-        assert problem.message.startswith("the disk is full: 0 of 1 MB are free. Make room")
+        assert problem_on(disk, job_dir, folder).startswith("checkpoints and the model need about 1.2 MB, and 1.0 MB")
+        assert not list(disk.seen.iterdir()) and not events(job_dir, "progress")
+        # As if there had been room when it began.
+        (job_dir / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
+        assert problem_on(disk, job_dir, folder).startswith("the disk is full: 0 of 1 MB are free. Make room")
         kept = sorted(disk.seen.iterdir(), key=step)  # and nothing that is half written
         assert kept and all(damage_of(checkpoint) is None for checkpoint in kept)
         disk.resize(megabytes=50)
@@ -304,3 +312,36 @@ def test_value_that_training_arguments_refuses_is_the_users_mistake(world: Path,
     outcome = finish(tiny.fit_job(world, tmp_path / "wrong", extra={"torch_empty_cache_steps": -1}))
     assert outcome.failure is not None and outcome.failure.kind == "user_error"
     assert "torch_empty_cache_steps" in outcome.failure.problems[0].message
+
+
+def test_what_is_said_before_the_first_step_leaves_no_trace_in_the_weights_and_the_curve(
+    world: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    without = tiny.fit_job(world, tmp_path / "without", **EPOCHS)
+    # As if an earlier try had said it, and was killed before its first checkpoint.
+    (without / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
+    assert finish(without).state == "finished"
+    assert (len(events(undisturbed, "estimate")), len(events(without, "note"))) == (1, 0)
+    assert_same(without, undisturbed)
+
+
+def test_what_is_said_before_the_first_step_comes_true(undisturbed: Path) -> None:
+    (said,), figures = events(undisturbed, "estimate"), (read_outcome(undisturbed) or Outcome(state="failed")).figures
+    assert (said["steps"], said["micro_batch"]) == (figures["steps"], figures["micro_batch"])
+    assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
+    model = (undisturbed / "output/model/model.safetensors").stat().st_size
+    assert said["parameters"] == said["trainable"] == pytest.approx(model / 4, rel=0.05)
+    checkpoints = sum(path.stat().st_size for path in (undisturbed / "checkpoints").rglob("*") if path.is_file())
+    assert checkpoints + model <= said["disk_mb"] * 1e6
+    (note,) = (event["message"] for event in events(undisturbed, "note"))
+    assert note.startswith(f"{said['parameters']:,} parameters, all trained; 21 steps, ")
+
+
+def test_speed_counts_each_row_and_its_tokens_once_and_is_told_as_often_as_the_loss(undisturbed: Path) -> None:
+    told, (said,) = events(undisturbed, "speed"), events(undisturbed, "estimate")
+    assert [event["step"] for event in told] == [4, 8, 12, 16, 20, 21]
+    rows, tokens, seconds = (sum(event[name] for event in told) for name in ("rows", "tokens", "seconds"))
+    assert (rows, tokens) == (3 * 150, 3 * said["tokens_an_epoch"])
+    figures = (read_outcome(undisturbed) or Outcome(state="failed")).figures
+    assert figures["train_tokens_per_second"] == pytest.approx(tokens / seconds, rel=1e-3)
+    assert 0 < figures["hardware_share"] < 1

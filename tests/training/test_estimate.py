@@ -1,0 +1,117 @@
+"""What is found out before a training starts, and when it will end."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.forks import events
+from training import estimate, room, speed
+from training.engines import Task
+from training.protocol import Events
+
+SAID = {"micro_batch": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_an_epoch": 7, "disk_mb": 2}
+
+
+class Normed(torch.nn.Module):
+    """Draws, counts batches in its buffers, and runs out of memory where a batch has more rows than fit."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fits = torch.nn.BatchNorm1d(2), 2
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> Any:
+        if len(inputs) > self.fits:
+            raise MemoryError
+        random.random(), np.random.random()
+        return type("Output", (), {"loss": (self.norm(inputs) * torch.rand(2)).sum()})
+
+
+class Rows(list[int]):
+    def __getitems__(self, rows: list[int]) -> list[int]:
+        return rows
+
+
+def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_back() -> None:
+    from training.drawing import Numbered
+
+    model = Normed().eval()
+    task = Task(
+        **dict.fromkeys(("validation", "metrics", "rows_a_step", "checkpoints", "named_checkpoint", "events")),
+        model=model,  # type: ignore[arg-type]
+        train=Rows(),  # type: ignore[arg-type]
+        collate=lambda rows: {"inputs": torch.ones(len(rows), 2), "labels": torch.zeros(len(rows))},
+        loss=None,
+        training={"extra": {}},
+        compute={"mixed_precision": "no"},
+    )
+    kept = [tensor.clone() for tensor in model.state_dict().values()]
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    trial = estimate._trial(task, Numbered(range(9), [0]))
+    assert trial is not None and trial.rows == 2
+    assert all(torch.equal(*pair) for pair in zip(kept, model.state_dict().values(), strict=True))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+    assert not model.training and all(weight.grad is None for weight in model.parameters())
+    model.fits = 0
+    assert estimate._trial(task, Numbered(range(9), [0])) is None
+
+
+def test_too_little_memory_names_the_rows_that_would_fit() -> None:
+    said = SAID | {"memory_mb": 1000, "memory_a_row_mb": 50.0}
+    assert estimate.too_little(said, 1_000_000_000) is None and estimate.too_little(said, None) is None
+    warning = estimate.too_little(said, 840_000_000)
+    assert warning is not None and "training.per_device_train_batch_size 4 would fit" in warning
+    assert "not even single rows would fit" in str(estimate.too_little(said, 500_000_000))
+    assert "about 1.0 GB of memory a process (of 840 MB), 2.0 MB of disk" in estimate.sentence(said, 840_000_000)
+
+
+@pytest.mark.parametrize(
+    ("mount", "files"),
+    [
+        ("", {"memory.max": "700000000", "memory.current": "300000000", "memory.stat": "inactive_file 100000000\n"}),
+        (
+            "memory",
+            {
+                "memory.limit_in_bytes": "700000000",
+                "memory.usage_in_bytes": "300000000",
+                "memory.stat": "total_inactive_file 100000000\n",
+            },
+        ),
+    ],
+)
+def test_a_control_group_limits_memory_and_its_processes_share_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: str, files: dict[str, str]
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  10000000 kB\n")
+    (tmp_path / "self/cgroup").write_text(f"4:{mount}:/outer/inner\n")
+    inner = tmp_path / "groups" / mount / "outer" / "inner"
+    inner.mkdir(parents=True)
+    monkeypatch.setattr(room, "PROC", tmp_path)
+    monkeypatch.setattr(room, "CGROUPS", tmp_path / "groups")
+    assert room.memory_left(2) == 10_000_000 * 1024 // 2
+    for name, content in files.items():
+        (inner.parent / name).write_text(content)
+    assert room.memory_left(1) == 500_000_000
+    assert room.memory_left(2) == 250_000_000
+
+
+def test_the_expected_end_is_told_once_as_a_time_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "FIRST_STEPS_S", 0.0)
+    monkeypatch.setattr(speed, "SOON_S", 0.0)
+    said = Events(tmp_path / "events.jsonl")
+    end = speed.ExpectedEnd(said)
+    for step in range(1, 5):
+        end.stepped(step, 4)
+    said.close()
+    (note,) = (event["message"] for event in events(tmp_path, "note"))
+    assert re.fullmatch(r"0 minutes to go at this speed: it ends about \d\d:\d\d", note)
