@@ -67,12 +67,16 @@ def state_of(
 def marked(collate: Collate) -> Collate:
     """A collator whose batches of training have their row numbers, (B,) int64, until `Oracle.trains` takes them out;
     the same one where the mode is off."""
+    return _Marked(collate) if watches() else collate
 
-    def collated(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = collate(features)
+
+class _Marked:
+    def __init__(self, collate: Collate) -> None:
+        self._collate = collate
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = self._collate(features)
         return {**batch, ROWS: torch.tensor(features.rows)} if isinstance(features, Numbered) else batch
-
-    return collated if watches() else collate
 
 
 class Oracle:
