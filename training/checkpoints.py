@@ -96,8 +96,11 @@ def require_good(named: Path) -> None:
 
 
 def adopt(named: Path, folder: Path) -> None:
-    """Copy a good checkpoint that lies elsewhere, with those that it needs, to a folder of checkpoints."""
+    """Copy a good checkpoint that lies elsewhere, with those that it needs and that are not there yet, to a folder of
+    checkpoints."""
     for source in [*(named.with_name(other) for other in _needs(named)), named]:
+        if (folder / source.name).exists():
+            continue
         aside = place_aside(folder / source.name)
         shutil.copytree(source, aside)
         for path in aside.rglob("*"):

@@ -105,9 +105,9 @@ class Task:
 
     def _newest(self) -> tuple[Path | None, int | None]:
         """The checkpoint to go on from, and the number of threads to take over from it."""
-        found = checkpoints.newest_good(self.checkpoints, self.events.warning)
-        named = self.named_checkpoint
-        if found is not None:
+        found, named = checkpoints.newest_good(self.checkpoints, self.events.warning), self.named_checkpoint
+        # One before the named checkpoint is only what that needs: its copy was cut short, or damaged since.
+        if found is not None and (named is None or checkpoints.step_of(found) >= checkpoints.step_of(named)):
             return found, self._threads_for(found, circumstances.ACCEPTED)
         if named is None:
             return None, None
@@ -122,6 +122,8 @@ class Task:
         Raises UserError where it was written under what cannot be gone on from here, or is not accepted.
         """
         written, accepted = checkpoints.written_by(checkpoint), self.training["inexact_resume"]
+        if not written and self.training["engine"] in ENGINES:
+            written = {"engine": "trainer"}  # before checkpoints told, there was no other
         here = {**self.circumstances(), "accepted": accepted}
         if told := circumstances.require_exact(checkpoint, where, written, here):
             self.events.warning(f"{checkpoint.name} was written with {told}: this run ends with other bytes.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -316,7 +317,12 @@ def test_a_checkpoint_of_the_other_engine_is_refused(world: Path, tmp_path: Path
     shared = {"max_steps": 2, "logging_steps": 1}
     theirs = tiny.fit_job(world, tmp_path / "theirs", **shared)
     finished(theirs)
-    named = {"engine": "accelerate", "resume_from_checkpoint": str(theirs / "checkpoints/checkpoint-2")}
-    failure = finish(tiny.fit_job(world, tmp_path / "ours", **shared | named)).failure
-    assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
-    assert "engine trainer (here accelerate)" in failure.message
+    checkpoint = theirs / "checkpoints/checkpoint-2"
+    named = {"engine": "accelerate", "resume_from_checkpoint": str(checkpoint)}
+    ours = tiny.fit_job(world, tmp_path / "ours", **shared | named)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for written_by in (manifest["written_by"], {}):  # as of old, when the Trainer's did not say
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"written_by": written_by}))
+        failure = finish(ours).failure
+        assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
+        assert "engine trainer (here accelerate)" in failure.message
