@@ -30,6 +30,7 @@ def training_arguments(task: Task) -> TrainingArguments:
         "remove_unused_columns": False,
         "restore_callback_states_from_checkpoint": True,
     }
+    theirs["logging_nan_inf_filter"] = False  # by its own choice it tells of a loss that is no number as of 0
     if training["eval_strategy"] != "no":
         theirs.setdefault("metric_for_best_model", "loss")  # early stopping asks for it
     if training["eval_strategy"] == "steps":

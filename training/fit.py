@@ -12,17 +12,18 @@ figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, nearest
 from training.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, read_events, run_program
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from training.engines import Task
+    from training.engines import Task, Trained
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     estimate.tell_first(task, job_dir)
     trained = train(task)
     require_more_steps(task, trained.steps)
+    require_numbers(task, trained)
     if rank() == 0:
         model.export(task.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model", trained.weights)
     told = read_events(job_dir / EVENTS, 0)[0]
@@ -74,7 +76,9 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         dropout.cheapen(network)
 
     def computed(logits: npt.NDArray[np.float32], labels_of_rows: npt.NDArray[np.int64]) -> dict[str, float]:
-        return metrics.compute(settings["metrics"], kind.predictions(logits), labels_of_rows, labels)
+        found = metrics.compute(settings["metrics"], kind.predictions(logits), labels_of_rows, labels)
+        require_metric(asked["metric_for_best_model"], found)
+        return found
 
     tokens, named = Path(job.inputs["tokens"]), job.inputs.get("checkpoint")
     rows = TokenRows(tokens / "train.arrow")
@@ -96,6 +100,15 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     )
 
 
+def require_metric(name: str | None, found: Mapping[str, float]) -> None:
+    """Raises UserError where what chooses the best model is not evaluated: what metrics of the recipe's own give is
+    known only now."""
+    known = [*found, "loss"]
+    if name is not None and name.removeprefix("eval_") not in known:
+        message = f"{name!r} is not evaluated: choose from {', '.join(known)}.{nearest(name, known)}"
+        raise UserError([Problem(kind="training", where="training.metric_for_best_model", message=message)])
+
+
 def require_more_steps(task: Task, steps: int) -> None:
     """Raises UserError where a checkpoint that the recipe names was at the end of this training already."""
     from training import checkpoints
@@ -104,6 +117,19 @@ def require_more_steps(task: Task, steps: int) -> None:
     if named is not None and checkpoints.step_of(named) >= steps:
         message = f"{named.name} is where this training ends, after {steps} steps: raise num_train_epochs."
         raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+
+
+def require_numbers(task: Task, trained: Trained) -> None:
+    """Raises UserError on every rank where weights to be exported are no numbers any more."""
+    from training import ranks
+
+    own = dict(task.model.named_parameters())
+    weights = own if trained.weights is None else trained.weights
+    lost = [name for name in own if name in weights and not weights[name].isfinite().all()] if rank() == 0 else []
+    if lost := ranks.from_first(lost):
+        message = f"{task.training['learning_rate']:g} made {len(lost)} of the model's {len(own)} tensors hold values "
+        message += f"that are no numbers, {lost[0]} first: lower it, or raise training.warmup_steps."
+        raise UserError([Problem(kind="training", where="training.learning_rate", message=message)])
 
 
 def divided(training: dict[str, Any], by: int) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from transformers import enable_full_determinism, set_seed
 from training import checkpoints, drawing, oracle, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
 from training.engines import Task, Trained, require_as_asked
-from training.problems import Problem, UserError
 from training.protocol import Interrupted, stop_requested
 from training.reporter import Reporter
 from training.speed import DTYPES, Speed, flops, hardware_limit
@@ -233,10 +232,6 @@ class Loop:
     def judge(self, values: dict[str, float]) -> None:
         """Remembers the best evaluation, and ends training after too many that were no better."""
         name = (self.asked["metric_for_best_model"] or "loss").removeprefix("eval_")
-        if f"eval_{name}" not in values:
-            known = ", ".join(known.removeprefix("eval_") for known in values)
-            message = f"{name!r} is not evaluated: choose from {known}."
-            raise UserError([Problem(kind="training", where="training.metric_for_best_model", message=message)])
         value, place, more_is_better = values[f"eval_{name}"], self.place, self.asked["greater_is_better"]
         sign = 1 if (not name.endswith("loss") if more_is_better is None else more_is_better) else -1
         gain = sign * (value - (-sign * math.inf if place.best_metric is None else place.best_metric))

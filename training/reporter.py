@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -22,6 +23,7 @@ class Reporter:
         self._events, self._speed, self._total = events, speed, total
         self._end = ExpectedEnd(events)
         self._loss: float | None = None
+        self._diverged = False
         self._told_at = time.monotonic()
         self._told_rows = self._rows = 0
 
@@ -46,6 +48,9 @@ class Reporter:
     def trained(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
         """Figures of the training since the last time, `train_loss` among them."""
         self._loss = values["train_loss"]
+        if not self._diverged and not math.isfinite(self._loss):
+            self._diverged = True
+            self._events.warning(f"The training loss is {self._loss} at step {step}: lower training.learning_rate.")
         self._speed.tell(step)
         self.figures(step, epoch, values)
 

@@ -219,6 +219,23 @@ def test_two_ranks_stopped_or_killed_end_with_the_same_bytes(world: Path, two_ra
     assert_same(job_dir, two_ranks)
 
 
+@pytest.mark.parametrize("engine", ["trainer", "accelerate"])
+def test_what_both_engines_refuse_while_they_train(world: Path, tmp_path: Path, engine: str) -> None:
+    asked = {"engine": engine, "max_steps": 3, "logging_steps": 1, "per_device_eval_batch_size": 60}
+    diverges = {"optim": "sgd", "learning_rate": 1e30, "max_grad_norm": 0.0}
+    for wrong, where, message in (
+        (diverges, "learning_rate", "that are no numbers, "),
+        ({"metric_for_best_model": "f2"}, "metric_for_best_model", "'f2' is not evaluated: choose from accuracy, f1,"),
+    ):
+        job_dir = tiny.fit_job(world, tmp_path / where, **asked | wrong)
+        failure = finish(job_dir).failure
+        assert failure is not None and failure.kind == "user_error", failure
+        (problem,) = failure.problems
+        assert problem.where == f"training.{where}" and message in problem.message
+    (warning,) = events(tmp_path / "learning_rate", "warning")  # and only once
+    assert warning["message"].startswith("The training loss is nan at step ")
+
+
 # What it takes notice of
 
 

@@ -124,7 +124,7 @@ NUMBERS: dict[str, Any] = {
     "eval_delay": 2,
     "logging_strategy": "epoch",
     "logging_first_step": True,
-    "logging_nan_inf_filter": False,
+    "logging_nan_inf_filter": True,
     "include_num_input_tokens_seen": "non_padding",
     "full_determinism": True,
     "adam_beta1": 0.8,
