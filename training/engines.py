@@ -79,13 +79,16 @@ class Task:
     def begin(self) -> Path | None:
         """The job's newest good checkpoint; before there is one, that of another job which the recipe names; else None.
 
-        Every rank calls it, and gets the same. Raises UserError where the named one cannot be gone on from, Interrupted
-        where a rank was asked to stop meanwhile.
+        Every rank calls it, and gets the same. Raises UserError where the named one cannot be gone on from, or the
+        processes have not found each other, Interrupted where a rank was asked to stop meanwhile.
         """
         import torch
 
         from training import ranks
 
+        if (processes := self.compute["num_processes"]) != ranks.joined():
+            message = f"{self.training['engine']!r} would train alone in each of {processes} processes: have it make "
+            raise _PLACE.refused(f"{message}accelerate.PartialState() first, or set compute.num_processes to 1.")
         start, threads = ranks.from_first(self._newest() if rank() == 0 else (None, None))
         if start is not None and rank() == 0:
             self.events.note(f"going on from {start.name}")

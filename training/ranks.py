@@ -55,8 +55,13 @@ def part() -> None:
         distributed.destroy_process_group()
 
 
+def joined() -> int:
+    """How many processes have found each other."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
 def _alone() -> bool:
-    return not distributed.is_initialized() or distributed.get_world_size() == 1
+    return joined() == 1
 
 
 @cache

@@ -58,10 +58,12 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
         ("my_mistakes:Train", "'my_mistakes:Train' is the class Train: it must be a function that takes a training."),
         ("my_mistakes:two", "'my_mistakes:two' is of type function: it must be a function that takes a training.eng"),
         ("my_mistakes:nothing", "'my_mistakes:nothing' gave NoneType: it must give a training.engines.Trained."),
+        ("my_engine:train", "'my_engine:train' would train alone in each of 2 processes: have it make accelerate."),
     ],
 )
 def test_what_is_wrong_with_an_engine_is_one_message(world: Path, mine: Path, engine: str, message: str) -> None:
-    failure = finish(tiny.fit_job(world, mine / "wrong", engine=engine)).failure
+    processes = 2 if engine == "my_engine:train" else 1  # it is written for one
+    failure = finish(tiny.fit_job(world, mine / "wrong", engine=engine, processes=processes)).failure
     assert failure is not None and failure.kind == "user_error"
     (problem,) = failure.problems
     assert problem.where == "training.engine" and problem.message.startswith(message)
