@@ -110,12 +110,15 @@ def require_metric(name: str | None, found: Mapping[str, float]) -> None:
 
 
 def require_more_steps(task: Task, steps: int) -> None:
-    """Raises UserError where a checkpoint that the recipe names was at the end of this training already."""
+    """Raises UserError where a checkpoint that the recipe names was at the end of this training already, or at that of
+    one that was stopped early."""
     from training import checkpoints
 
     named = task.named_checkpoint
     if named is not None and checkpoints.step_of(named) >= steps:
-        message = f"{named.name} is where this training ends, after {steps} steps: raise num_train_epochs."
+        more = "max_steps" if task.training["max_steps"] > 0 else "num_train_epochs"
+        message = f"{named.name} is where this training ends, after {steps} steps: raise {more}, or where it had been "
+        message += "stopped early, name an earlier checkpoint."
         raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
 
 

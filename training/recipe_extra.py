@@ -71,7 +71,7 @@ ACCEPTED = {
     "torch_empty_cache_steps": "on a GPU",
     "logging_strategy": "when a training loss is recorded",
     "logging_first_step": "that of the first step, too",
-    "logging_nan_inf_filter": "whether losses that are no numbers are left out of what is recorded; false, where TrainingArguments has true",
+    "logging_nan_inf_filter": "whether losses that are no numbers are left out of what is recorded; by default not",
     "include_num_input_tokens_seen": "recorded beside the loss",
     "log_level": "of transformers, in the job's log",
     "log_level_replica": "the same for the other processes, each in a log of its own",

@@ -7,6 +7,7 @@ running sum of the loss, length groups that differ from run to run, and being as
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -64,21 +65,27 @@ def make_trainer(task: Task) -> ExactTrainer:
     """The task's Trainer, of the class that the recipe names. Raises UserError where something that it names is not
     there, or is not accepted."""
     asked = task.training
-    return (ExactTrainer if asked["trainer"] is None else _CLASS.load(asked["trainer"]))(
-        model=task.model,
-        args=training_arguments(task),
-        rows_a_step=task.rows_a_step,
-        train_dataset=task.train,
-        eval_dataset=task.validation,
-        data_collator=task.collate,
-        compute_metrics=lambda evaluated: task.metrics(evaluated.predictions, evaluated.label_ids),
-        callbacks=callbacks.asked_for(asked),
-        loss=task.loss,
-        events=task.events,
-        compute=task.compute,
-        checkpoint_interval_s=asked["checkpoint_interval_s"],
-        written_by=task.circumstances,
-    )
+    kind = ExactTrainer if asked["trainer"] is None else _CLASS.load(asked["trainer"])
+    given = {
+        "model": task.model,
+        "args": training_arguments(task),
+        "rows_a_step": task.rows_a_step,
+        "train_dataset": task.train,
+        "eval_dataset": task.validation,
+        "data_collator": task.collate,
+        "compute_metrics": lambda evaluated: task.metrics(evaluated.predictions, evaluated.label_ids),
+        "callbacks": callbacks.asked_for(asked),
+        "loss": task.loss,
+        "events": task.events,
+        "compute": task.compute,
+        "checkpoint_interval_s": asked["checkpoint_interval_s"],
+        "written_by": task.circumstances,
+    }
+    try:
+        inspect.signature(kind).bind(**given)
+    except TypeError as error:
+        raise _CLASS.refused(f"{asked['trainer']!r} is not made as ExactTrainer is: {error}.") from error
+    return kind(**given)
 
 
 class ExactTrainer(Trainer):

@@ -12,9 +12,10 @@ from typing import Any
 from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.launch import accelerate_argv, accelerate_environment, run_job
 from tests.training import tiny
+from tests.training.forks import curve
 from training.engines import ENGINES
 from training.problems import UserError
-from training.protocol import EVENTS, OUTPUT, Outcome, read_events, sha256
+from training.protocol import OUTPUT, Outcome, sha256
 from training.recipe import parse
 from training.strategies import STRATEGIES
 
@@ -163,7 +164,7 @@ class _Victim:
 
 
 def _trains(job: Path, outcome: Outcome) -> str:
-    losses = [point["train_loss"] for point in _curve(job).values() if "train_loss" in point]
+    losses = [point["train_loss"] for point in curve(job).values() if "train_loss" in point]
     if len(losses) != outcome.figures["steps"] or losses[-1] > losses[0] / 2:
         return f"no: {outcome.figures['steps']} steps, loss {losses[0]:.3g} to {losses[-1]:.3g}"
     return "yes"
@@ -174,7 +175,7 @@ def _resumes(whole: Path, killed: Path, outcome: Outcome, kills: int) -> str:
         return f"no: {outcome.failure.message}"
     if kills < KILLS:
         return f"no: it ended after {kills} kills"
-    if sha256(_model(whole)) != sha256(_model(killed)) or _curve(whole) != _curve(killed):
+    if sha256(_model(whole)) != sha256(_model(killed)) or curve(whole) != curve(killed):
         return "no: other bytes"
     return f"yes, {kills} kills"
 
@@ -210,11 +211,3 @@ def _reloads(job: Path, outcome: Outcome, world: Path) -> str:
 
 def _model(job: Path) -> Path:
     return job / OUTPUT / "model" / "model.safetensors"
-
-
-def _curve(job: Path) -> dict[int, dict[str, float]]:
-    points: dict[int, dict[str, float]] = {}
-    for event in read_events(job / EVENTS, 0)[0]:
-        if event["kind"] == "metrics":
-            points.setdefault(event["step"], {}).update(event["values"])
-    return points

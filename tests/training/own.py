@@ -98,6 +98,11 @@ class Doubled(ExactTrainer):
         return (found[0] * 2, found[1]) if isinstance(found, tuple) else found * 2
 
 
+class Lonely(ExactTrainer):
+    def __init__(self) -> None:
+        """Takes none of what a Trainer is made of."""
+
+
 class Places(LabelMetric):
     """Changes with any row that is missing, comes twice, or lies elsewhere, on the side of predictions or labels."""
 
