@@ -338,7 +338,7 @@ def _untold(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
 def _failed(kind: FailureKind, message: str, handle: Handle, where: str = "") -> Outcome:
     log = logs(handle)
     lines = log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:]
-    tail = "\n".join([f"{message} The end of {log}:", *lines]) if lines else message
+    tail = "\n".join([message, f"The end of {log}:", *lines]) if lines else message
     return Outcome(state="failed", failure=Failure(kind=kind, message=tail, traceback=where))
 
 
