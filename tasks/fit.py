@@ -8,22 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.code import here_or_installed, library_versions
-from tasks.runtime.estimates import estimate
-from tasks.runtime.hardware import free_gpu_memory, memory, visible_gpus
+from tasks.runtime.code import here_or_installed
+from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import JobFailed, Launch, accelerate_argv, accelerate_environment, python_argv
+from tasks.runtime.launch import Launch, accelerate_argv, accelerate_environment
 from tasks.runtime.machines import gather, machines_of
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
-from training import estimate as estimating
-from training import room, strategies
+from training import strategies
 from training.engines import ENGINES
 from training.kinds import KINDS
 from training.problems import Problem, UserError
-from training.protocol import Job, sha256
+from training.protocol import sha256
 from training.recipe import Recipe
 from training.recipe_optimizers import OPTIMIZERS
 
@@ -36,12 +34,6 @@ NOT_LEARNT_FROM: dict[str, Any] = {
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
 NEED_MEMORY = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
-}
-# What it does not hang on: how much is learnt from a step, and when something is written or compared.
-NOT_NEEDED_FOR = {
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor"),
-    *("logging_steps", "checkpoint_interval_s", "report_to", "eval_steps", "metric_for_best_model"),
-    *("greater_is_better", "early_stopping_patience", "early_stopping_threshold", "class_weights", "focal_gamma"),
 }
 
 
@@ -80,8 +72,8 @@ def _compute(recipe: Recipe, pins: Pins) -> dict[str, Any]:
     return {**recipe.compute.learnt_by(), **resolved}
 
 
-def launch(recipe: Recipe, pins: Pins) -> Launch:
-    """How training is launched on this machine. Raises UserError as `machines_of` does."""
+def launch(recipe: Recipe, pins: Pins, key: str) -> Launch:
+    """How the job of this key is launched on this machine. Raises UserError as `machines_of` does."""
     use_cpu, machines = not visible_gpus(), machines_of(recipe.compute)
     argv = accelerate_argv(
         "training.fit",
@@ -94,6 +86,9 @@ def launch(recipe: Recipe, pins: Pins) -> Launch:
     env = accelerate_environment(
         num_processes=pins.num_processes, use_cpu=use_cpu, strategy=strategy, machines=machines
     )
+    if "tensorboard" in recipe.training.report_to:  # unless the user says, to where it stays when the job's folder goes
+        place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
+        env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
     return Launch(argv, env, strategies.load(strategy).configuration(_compute(recipe, pins)))
 
 
@@ -135,19 +130,15 @@ def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
         raise UserError([Problem(kind="training", where=where, message=message)]) from error
 
 
-def _reporting(work: Work, recipe: Recipe) -> dict[str, str]:
-    """Where TensorBoard's files go unless the user says: to where they stay when the job's folder goes."""
-    place = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(home() / "tensorboard" / f"{recipe.name}-{work.key[:8]}")
-    return {"TENSORBOARD_LOGGING_DIR": place} if "tensorboard" in recipe.training.report_to else {}
-
-
-def _inputs(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
+def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
+    """What training.fit reads, by the names that it has for it."""
     inputs = {"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path}
     named = recipe.training.resume_from_checkpoint
     return inputs if named is None else {**inputs, "checkpoint": Path(named).absolute()}
 
 
-def _settings(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
+def settings_of(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
+    """The settings of training.fit, but for how its batches are divided."""
     return {
         "kind": recipe.kind,
         "labels": json.loads((data.path / "labels.json").read_text()),
@@ -157,7 +148,8 @@ def _settings(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
     }
 
 
-def _fits(recipe: Recipe, pins: Pins, model: Ref) -> Fits:
+def fits_of(recipe: Recipe, pins: Pins, model: Ref) -> Fits:
+    """How large its batches may be here."""
     return Fits(
         max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
         model.path / "model",
@@ -174,8 +166,7 @@ def _fits(recipe: Recipe, pins: Pins, model: Ref) -> Fits:
 def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
     machines, stall_timeout_s = machines_of(recipe.compute), recipe.compute.stall_timeout_s
-    plain = launch(recipe, pins)
-    launched = plain._replace(env=plain.env | _reporting(work, recipe))
+    launched = launch(recipe, pins, work.key)
 
     def before_try() -> None:
         launched.keep(work.job)
@@ -187,46 +178,9 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
         "training.fit",
         launched.argv,
         env=launched.env,
-        settings=_settings(recipe, pins, data),
-        inputs=_inputs(recipe, model, tokens),
-        fits=_fits(recipe, pins, model),
+        settings=settings_of(recipe, pins, data),
+        inputs=inputs_of(recipe, model, tokens),
+        fits=fits_of(recipe, pins, model),
         stall_timeout_s=stall_timeout_s,
         before_try=before_try,
     )
-
-
-def foreseen(recipe: Recipe, pins: Pins, *artifacts: Any) -> list[str]:
-    """What a training that has not begun will need, in lines; the artifacts are the stage's other inputs, as far as
-    they are there. Raises UserError for what the recipe names and is not there.
-    """
-    if not all(isinstance(artifact, Ref) for artifact in artifacts):
-        return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
-    data, model, tokens = artifacts
-    inputs = {name: str(path) for name, path in _inputs(recipe, model, tokens).items()}
-    asked = _settings(recipe, pins, data) | {"batch_division": _fits(recipe, pins, model).division}
-    hangs_on = {
-        **{name: asked[name] for name in ("kind", "labels", "compute", "batch_division")},
-        "training": {name: value for name, value in asked["training"].items() if name not in NOT_NEEDED_FOR},
-        "upstream": [model.digest, tokens.digest],
-        "memory": memory(),
-        "code": sha256(Path(estimating.__file__)),
-        "libraries": library_versions(("torch", "transformers")),
-    }
-    job = Job(program="training.estimate", key=model.key, settings=asked, inputs=inputs)
-    env = accelerate_environment(num_processes=1, use_cpu=not visible_gpus())
-    try:
-        found = estimate(job, python_argv("training.estimate"), env, hangs_on)
-    except JobFailed as error:
-        return [f"steps, tokens, memory and disk: ? ({str(error).splitlines()[0]})"]
-    return _told(found, pins.num_processes // machines_of(recipe.compute).count)
-
-
-def _told(found: Mapping[str, Any], processes: int) -> list[str]:
-    gpus = free_gpu_memory()[:processes]
-    may_take = min(gpus) if gpus else room.memory_left(processes)
-    lines = [estimating.sentence(found, may_take), estimating.too_little(found, may_take)]
-    try:
-        room.require_disk(home(), found["disk_mb"] * 10**6)
-    except UserError as error:
-        lines.append(str(error))
-    return [line for line in lines if line]

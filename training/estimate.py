@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import room
+from training.engines import ENGINES
 from training.protocol import EVENTS, Events, Job, rank, read_events, run_program, short_of_memory
 from training.recipe_optimizers import OPTIMIZERS
 
@@ -81,7 +82,7 @@ def tell_first(task: Task, job_dir: Path) -> None:
         or told.get("micro_batch") == task.training["per_device_train_batch_size"]
     ):
         return
-    room.require_disk(task.checkpoints, _disk(task, sizes(task)))
+    require_disk(task.training["engine"], task.checkpoints, _disk(task, sizes(task)))
     if rank() > 0:
         return
     memory = memory_of_a_process(int(os.environ.get("LOCAL_WORLD_SIZE") or task.compute["num_processes"]))
@@ -90,6 +91,13 @@ def tell_first(task: Task, job_dir: Path) -> None:
     if warning := too_little(made, memory):
         task.events.warning(warning)
     task.events.write("estimate", **made)
+
+
+def require_disk(engine: str, folder: Path, needed: float) -> None:
+    """Raises UserError where the folder's disk has less than `needed` bytes free. What an engine of the recipe's own
+    keeps is for it to know: it is refused nothing."""
+    if engine in ENGINES:
+        room.require_disk(folder, needed)
 
 
 def told_before(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands.main import main
-from tasks.runtime import estimates
+from tasks import estimate
 from tests.flows.small import FinishedRun, command, environment, write_project
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     said = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens an epoch; about .* of disk\n"
     assert re.search(said, printed)
 
-    monkeypatch.setattr(estimates, "run_job", None)
+    monkeypatch.setattr(estimate, "run_job", None)
     assert main(["plan", str(project), "--set", "training.learning_rate=1e-4"]) == 0
     assert re.search(said, capsys.readouterr().out)
 

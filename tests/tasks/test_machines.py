@@ -105,7 +105,6 @@ def test_a_helper_ends_when_machine_0s_run_was_killed() -> None:
     leader = Leader(FIRST, "run")
     helper = Helper(SECOND)
     os.close(leader._lock)  # as the system does for a process that ends
-    helper._over = None
     assert helped(helper).message == "machine 0's run was killed."
 
 
