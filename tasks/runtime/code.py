@@ -48,6 +48,7 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     waiting = list(roots)
+    seen: set[str] = set()
     for root in waiting:
         if _source(root) is None:
             message = (
@@ -57,7 +58,8 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
             raise UserError([Problem(kind="recipe", where=root, message=message)])
     while waiting:
         name = waiting.pop()
-        source = _source(name)
+        source = None if name in seen else _source(name)
+        seen.add(name)
         if source is None or _is_left_out(name):
             continue
         base, path = source
@@ -103,7 +105,7 @@ def _is_left_out(name: str) -> bool:
 def _source(name: str) -> tuple[Path, Path] | None:
     """The folder that the name is looked up in, and the module's file; None where it is not ours or the user's."""
     # Installed as a wheel, the project lies beside every library: only its own packages are looked up there.
-    bases = (PROJECT,) if name.partition(".")[0] in OWN_PACKAGES else (Path.cwd(), *_users_folders())
+    bases = (PROJECT,) if name.partition(".")[0] in OWN_PACKAGES else (Path.cwd(), *_users_folders(tuple(sys.path)))
     for base in bases:
         stem = base.joinpath(*name.split("."))
         for path in (stem.with_name(stem.name + ".py"), stem / "__init__.py"):
@@ -112,13 +114,16 @@ def _source(name: str) -> tuple[Path, Path] | None:
     return None
 
 
-def _users_folders() -> Iterable[Path]:
+@cache
+def _users_folders(searched: tuple[str, ...]) -> tuple[Path, ...]:
     """Where Python looks for modules, the folders of libraries and of this project's packages apart."""
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    for folder in dict.fromkeys(map(Path, filter(None, sys.path))):
+
+    def is_users(folder: Path) -> bool:
         inside = folder != PROJECT and folder.is_relative_to(PROJECT)  # Prefect puts the flow's own folder there
-        if folder.is_dir() and not inside and not any(folder.is_relative_to(library) for library in libraries):
-            yield folder
+        return folder.is_dir() and not inside and not any(folder.is_relative_to(library) for library in libraries)
+
+    return tuple(filter(is_users, dict.fromkeys(map(Path, filter(None, searched)))))
 
 
 @cache
