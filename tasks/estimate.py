@@ -75,9 +75,10 @@ def _found(flat: Mapping[str, Any], recipe: Recipe, pins: Pins, data: Ref, model
             Path(folder), python_argv(job.program), env=env, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S
         )
     found = dict(require_finished(ended).figures)
-    with contextlib.suppress(OSError):  # a disk without room for it is what is to be told
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(file, json.dumps(found, indent=1).encode())
+    if found["memory_mb"] is not None:  # else memory ran out, which there may be more of the next time
+        with contextlib.suppress(OSError):  # a disk without room for it is what is to be told
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_atomically(file, json.dumps(found, indent=1).encode())
     return found
 
 

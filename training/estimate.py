@@ -40,6 +40,7 @@ ZERO3_BUFFERS = 3
 """Of a bucket each: DeepSpeed sets them aside to fetch weights ahead, and to gather and to average gradients."""
 SPREAD = 1.1
 """Batches of other shapes leave gaps between what was freed and what is needed next: by so much, as measured."""
+_SMALLER = "lower tokens.max_length, or choose a smaller model"
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,15 @@ def sentence(estimate: Mapping[str, Any], memory: int | None) -> str:
 def too_little(estimate: Mapping[str, Any], memory: int | None) -> str | None:
     """What to say where a process may take fewer bytes than it needs; None where all is well, or not known."""
     needs, rows, a_row = (estimate[name] for name in ("memory_mb", "micro_batch", "memory_a_row_mb"))
-    if needs is None or memory is None or needs * 1e6 <= memory:
+    if needs is None:
+        return f"memory ran out when a single row was tried: {_SMALLER}."
+    if memory is None or needs * 1e6 <= memory:
         return None
     fit = rows - ceil((needs - memory / 1e6) / a_row) if a_row else 0
     would = (
         f"training.per_device_train_batch_size {fit} would fit"
         if fit >= 1
-        else "not even single rows would fit: lower tokens.max_length, or choose a smaller model"
+        else f"not even single rows would fit: {_SMALLER}"
     )
     return (
         f"a process needs about {room.told(needs * 1e6)} of memory for {rows} rows at a time, and may take "

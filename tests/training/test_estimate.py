@@ -71,6 +71,8 @@ def test_too_little_memory_names_the_rows_that_would_fit() -> None:
     warning = estimate.too_little(said, 840_000_000)
     assert warning is not None and "training.per_device_train_batch_size 4 would fit" in warning
     assert "not even single rows would fit" in str(estimate.too_little(said, 500_000_000))
+    untried = SAID | {"memory_mb": None, "memory_a_row_mb": 0.0}
+    assert str(estimate.too_little(untried, 10**12)).startswith("memory ran out when a single row was tried: lower to")
     assert "about 1.0 GB of memory a process (of 840 MB), 2.0 MB of disk" in estimate.sentence(said, 840_000_000)
 
 
