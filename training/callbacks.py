@@ -15,13 +15,10 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 
 from training import ranks
 from training.named import Place
-from training.protocol import Events, Interrupted, stop_requested
-from training.speed import ExpectedEnd
+from training.protocol import Interrupted, stop_requested
 
 if TYPE_CHECKING:
     from training.trainer import ExactTrainer
-
-PROGRESS_EVERY_S = 1.0
 
 
 def asked_for(training: Mapping[str, Any]) -> list[TrainerCallback]:
@@ -80,43 +77,30 @@ class Saves(TrainerCallback):
 
 
 class Reports(TrainerCallback):
-    """Writes progress about once a second, every logged figure with its step, and how fast it goes, to the events."""
+    """Hands on to the reporter what goes on."""
 
-    def __init__(self, events: Events, trainer: ExactTrainer) -> None:
-        self._events = events
+    def __init__(self, trainer: ExactTrainer) -> None:
         self._trainer = trainer
-        self._told_at = 0.0
-        self._told_rows = 0
-        self._rows = 0
-        self._loss: float | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._speed = self._trainer.speed()
-        self._end = ExpectedEnd(self._events)
-        self._told_at = time.monotonic()
+        self._reporter = self._trainer.reporter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._rows += self._speed.stepped(state.global_step)
-        seconds = time.monotonic() - self._told_at
-        if seconds >= PROGRESS_EVERY_S or state.global_step == state.max_steps:
-            rows = self._rows - self._told_rows
-            self._tell(state, phase="train", loss=self._loss, samples_per_second=round(rows / seconds, 2))
-        self._end.stepped(state.global_step, state.max_steps)
+        self._reporter.stepped(state.global_step, state.epoch or 0.0)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
-            self._tell(state, phase="evaluate")
+        self._reporter.evaluating(state.global_step, state.epoch or 0.0)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._speed.paused()
+        self._reporter.paused()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._speed.paused()
+        self._reporter.paused()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._speed.tell(state.global_step)
+        self._reporter.ended(state.global_step)
 
     def on_log(
         self,
@@ -126,19 +110,14 @@ class Reports(TrainerCallback):
         logs: dict[str, float],
         **_: Any,
     ) -> None:
-        values = {name: value for name, value in logs.items() if name.startswith("eval_") and not is_timing(name)}
+        step, epoch = state.global_step, logs.get("epoch", 0.0)
         if "loss" in logs:
-            self._loss = logs["loss"]
-            values |= {"train_loss": logs["loss"], "learning_rate": logs["learning_rate"]}
-            values |= {name: logs[name] for name in ("grad_norm", "num_input_tokens_seen") if name in logs}
-            self._speed.tell(state.global_step)
-        if values:
-            self._events.metrics(state.global_step, {**values, "epoch": logs["epoch"]})
-
-    def _tell(self, state: TrainerState, **more: Any) -> None:
-        epoch = round(state.epoch or 0.0, 4)
-        self._events.progress(done=state.global_step, total=state.max_steps, epoch=epoch, **more)
-        self._told_at, self._told_rows = time.monotonic(), self._rows
+            more = ("learning_rate", "grad_norm", "num_input_tokens_seen")
+            figures = {name: logs[name] for name in more if name in logs}
+            self._reporter.trained(step, epoch, {"train_loss": logs["loss"], **figures})
+        evaluated = {name: value for name, value in logs.items() if name.startswith("eval_") and not is_timing(name)}
+        if evaluated:
+            self._reporter.figures(step, epoch, evaluated)
 
 
 def is_timing(name: str) -> bool:

@@ -89,6 +89,10 @@ class Task:
         start, threads = ranks.from_first(self._newest() if rank() == 0 else (None, None))
         if start is not None and rank() == 0:
             self.events.note(f"going on from {start.name}")
+        if rank() == 0 and torch.cuda.is_available() and not self.training["extra"].get("full_determinism"):
+            self.events.note(
+                "killed and gone on with, it ends with the same bytes only by extra.full_determinism: true"
+            )
         if threads is not None:
             torch.set_num_threads(threads)
         if any(ranks.any_rank(stop_requested())):

@@ -84,7 +84,8 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         train=rows,
         validation=TokenRows(tokens / "validation.arrow"),
         collate=drawing.collator(asked["collator"], kind, tokenizer, model.padding_multiple()),
-        loss=losses.make(training, labels, rows.labels),
+        # What a model computes inside is in the lower precision where it is shared, its loss too.
+        loss=losses.make(training, labels, rows.labels, outside=compute["strategy"] != "ddp"),
         metrics=computed,
         training=training,
         compute=compute,

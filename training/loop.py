@@ -27,18 +27,19 @@ from safetensors.torch import load_model, save_model
 from torch.utils.data import DataLoader
 from transformers import enable_full_determinism, set_seed
 
-from training import checkpoints, drawing, ranks, strategies
+from training import checkpoints, drawing, oracle, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
 from training.engines import Task, Trained, require_as_asked
 from training.problems import Problem, UserError
 from training.protocol import Interrupted, stop_requested
+from training.reporter import Reporter
+from training.speed import DTYPES, Speed, flops, hardware_limit
 from training.stepping import arguments, loss_function, make_optimizer, make_scheduler
 
 Batch = dict[str, torch.Tensor]
 
 MODEL, STEPPING, PLACE, OF_RANK = "model.safetensors", "stepping.pt", "place.json", "rank{}.pt"
 """The files of a checkpoint: weights, what steps them, the place in training, and what each rank has for itself."""
-PROGRESS_EVERY_S = 1.0
 
 
 def train(task: Task) -> Trained:
@@ -85,6 +86,9 @@ class Loop:
             rank=self.rank,
             seed=seed,
         )
+        self.oracle = oracle.Oracle(task.checkpoints.parent, self.batches, self.watched)
+        self.collate = oracle.marked(task.collate)
+        self.arithmetic = flops(task.model)
         steps, epochs = self.asked["max_steps"], self.asked["num_train_epochs"]
         self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
         self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
@@ -94,15 +98,16 @@ class Loop:
         self.by_metric = self.asked["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
         self.loss_of = loss_function(task)
         self.loss = torch.zeros((), device=self.device)  # of this rank's steps since one was recorded
-        self.told_loss: float | None = None
-        self.told_step, self.told_at, self.saved_at = 0, 0.0, 0.0
+        self.saved_at = 0.0
 
     def run(self) -> Trained:
         """Trains to the end, from a checkpoint where there is one, and leaves the weights to export in the model."""
         if start := self.task.begin():
             self.restore(start)
         place, began, first = self.place, time.monotonic(), self.place.step
-        self.told_at, self.saved_at, self.told_step = began, began, first
+        self.saved_at = began
+        if self.rank == 0:
+            self.reporter = self.make_reporter()
         self.model.train()
         while place.step < self.last and not place.stopped_early:
             epoch, done = divmod(place.step, self.batches.steps)
@@ -110,7 +115,8 @@ class Loop:
             for _ in range(done, min(self.batches.steps, self.last - epoch * self.batches.steps)):
                 gradient_norm, learning_rate = self.step(batches)
                 place.step += 1
-                self.tell("train")
+                if self.rank == 0:
+                    self.reporter.stepped(place.step, self.epoch)
                 if place.step % self.asked["logging_steps"] == 0:
                     self.record(gradient_norm, learning_rate)
                 if evaluated := self.evaluation_is_due():
@@ -118,6 +124,8 @@ class Loop:
                 self.save_where_due(evaluated)
                 if place.stopped_early:
                     break
+        if self.rank == 0:
+            self.reporter.ended(place.step)
         rows, seconds = sum(map(self.batches.rows_of_step, range(first, place.step))), time.monotonic() - began
         self.load_best()
         return Trained(
@@ -149,7 +157,7 @@ class Loop:
 
     def loader(self, rows: TokenRows, batches: Iterable[list[int]]) -> DataLoader[Any]:
         on_gpu = self.device.type == "cuda"
-        return DataLoader(rows, batch_sampler=batches, collate_fn=self.task.collate, pin_memory=on_gpu)
+        return DataLoader(rows, batch_sampler=batches, collate_fn=self.collate, pin_memory=on_gpu)
 
     def step(self, batches: Iterator[Batch]) -> tuple[torch.Tensor, float]:
         """One optimizer step; gives the norm of its gradient, on the device, and its learning rate.
@@ -161,6 +169,7 @@ class Loop:
         pieces = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
         for piece in range(1, pieces + 1):
             batch = next(batches)
+            self.oracle.trains(step, batch)
             weight = len(batch["labels"]) * pieces * self.ranks / self.batches.rows_of_step(step)
             with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
                 loss = self.loss_and_logits(self.model, batch)[0] * weight / pieces
@@ -205,7 +214,8 @@ class Loop:
             mean, logits = self.loss_and_logits(self.task.model, batch)
             loss += mean * len(logits)
             found.append(logits.float())
-            self.tell("evaluate")
+            if self.rank == 0:
+                self.reporter.evaluating(self.place.step, self.epoch)
         self.model.train()
         logits = torch.zeros(len(split), self.task.model.config.num_labels, device=self.device)  # (N, L)
         if found:
@@ -215,7 +225,9 @@ class Loop:
         if self.rank == 0:
             values |= self.task.metrics(logits.cpu().numpy(), split.labels)
         values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.from_first(values).items()}
-        self.write_metrics(values)
+        if self.rank == 0:
+            self.reporter.figures(self.place.step, self.epoch, values)
+            self.reporter.paused()
         return values
 
     def judge(self, values: dict[str, float]) -> None:
@@ -274,12 +286,14 @@ class Loop:
                 stepping = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
                 torch.save(stepping | ({"scaler": scaler.state_dict()} if scaler else {}), folder / STEPPING)
                 (folder / PLACE).write_text(json.dumps(asdict(self.place)))
+            self.oracle.saves(folder, step)
             torch.save({"loss": self.loss, "random": drawing.random_states()}, folder / OF_RANK.format(self.rank))
             ranks.wait_for_all()  # every rank's file is there
         self.saved_at = time.monotonic()
         if first:
             checkpoints.rotate(final.parent)
             self.task.events.write("checkpoint", step=step, seconds=round(self.saved_at - began, 3))
+            self.reporter.paused()
 
     def restore(self, start: Path) -> None:
         """Puts all of it back to where it was when this checkpoint was saved."""
@@ -293,33 +307,36 @@ class Loop:
         own = torch.load(start / OF_RANK.format(self.rank), map_location="cpu", weights_only=True)
         self.loss.copy_(own["loss"])
         drawing.set_random_states(own["random"])
+        self.oracle.restored(start)
+
+    def watched(self) -> oracle.State:
+        """What the oracle compares after a restore with what was saved."""
+        return oracle.state_of(
+            model=self.task.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scaler=self.accelerator.scaler,
+            trainer=asdict(self.place) | {"loss": self.loss},
+        )
 
     # What is told
 
-    def tell(self, phase: str) -> None:
-        """How far training is, about once a second and after the last step."""
-        seconds, step = time.monotonic() - self.told_at, self.place.step
-        if self.rank > 0 or (seconds < PROGRESS_EVERY_S and (phase, step) != ("train", self.last)):
-            return
-        rate = round((step - self.told_step) * self.task.rows_a_step / seconds, 2)
-        more = {"loss": self.told_loss, "samples_per_second": rate} if phase == "train" else {}
-        self.task.events.progress(done=step, total=self.last, epoch=round(self.epoch, 4), phase=phase, **more)
-        self.told_at, self.told_step = time.monotonic(), step
+    def make_reporter(self) -> Reporter:
+        limit = self.ranks * hardware_limit(self.device, DTYPES[self.task.compute["mixed_precision"]])
+        return Reporter(self.task.events, Speed(self.task.events, self.batches, self.arithmetic, limit), self.last)
 
     def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:
         """The mean loss of the steps since the last time; between evaluations, only here the host waits for a GPU."""
         place, loss = self.place, self.mean_over_ranks()
         mean, norm = loss / (place.step - place.recorded), gradient_norm.item()
-        place.loss_sum, place.recorded, self.told_loss = place.loss_sum + loss, place.step, mean
+        place.loss_sum, place.recorded = place.loss_sum + loss, place.step
         self.loss.zero_()
-        self.write_metrics({"train_loss": mean, "learning_rate": learning_rate, "grad_norm": norm})
+        if self.rank == 0:
+            values = {"train_loss": mean, "learning_rate": learning_rate, "grad_norm": norm}
+            self.reporter.trained(place.step, self.epoch, values)
 
     def mean_over_ranks(self) -> float:
         return float(self.accelerator.reduce(self.loss, "mean").item())
-
-    def write_metrics(self, values: dict[str, float]) -> None:
-        if self.rank == 0:
-            self.task.events.metrics(self.place.step, {**values, "epoch": self.epoch})
 
 
 def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:

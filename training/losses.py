@@ -46,14 +46,17 @@ def focal(logits: torch.Tensor, labels: torch.Tensor, gamma: float = FOCAL_GAMMA
     return (1 - torch.exp(-loss)).clamp(min=torch.finfo(loss.dtype).tiny) ** gamma * loss
 
 
-def make(training: Mapping[str, Any], labels: Sequence[str], train_labels: npt.NDArray[np.int64]) -> Loss | None:
-    """The loss that the recipe's training section asks for, as the mean of a batch; None for the model's own.
+def make(
+    training: Mapping[str, Any], labels: Sequence[str], train_labels: npt.NDArray[np.int64], *, outside: bool
+) -> Loss | None:
+    """The loss that the recipe's training section asks for, as the mean of a batch; None for the model's own, unless
+    it is to be computed `outside` of the model in any case.
 
     `labels` are the names in the order of their indices, `train_labels` (N,) those of the training rows. Raises
     UserError where the loss cannot be found, or where the weights name labels that the data does not have.
     """
     name, asked = training["loss"], training["class_weights"]
-    if name == "cross_entropy" and asked is None:
+    if name == "cross_entropy" and asked is None and not outside:
         return None
     if name == "cross_entropy":
         loss: Loss = partial(cross_entropy, smoothing=training["label_smoothing_factor"])

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -61,50 +61,16 @@ def state_of(
         "rng": _generators(),
         **more,
     }
-    return {part: digests(values) for part, values in parts.items()}
+    return {part: _digests(values) for part, values in parts.items()}
 
 
-def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of each piece of a part."""
-    return {name: _digest(value) for name, value in values.items()}
+def marked(collate: Collate) -> Collate:
+    """A collator whose batches of training have their row numbers, (B,) int64, until `Oracle.trains` takes them out;
+    the same one where the mode is off."""
+    return _Marked(collate) if watches() else collate
 
 
-def next_batch(batches: LengthGroupedBatches, step: int) -> dict[str, Any]:
-    """The sampler's part of the state after so many optimizer steps: this rank's next row numbers, by its own rule."""
-    epoch, within = divmod(step, batches.steps)
-    there = copy.copy(batches)
-    there.set_epoch(epoch)
-    rows = next(islice(there, within * batches.grad_accum, None))
-    return {"epoch": epoch, "seed": batches.seed, "rows": list(rows)}
-
-
-def record(checkpoint: Path, state: State) -> None:
-    """Writes this rank's state into a checkpoint that is being written."""
-    (checkpoint / STATE.format(rank())).write_text(json.dumps(state, indent=1))
-
-
-def require_same(checkpoint: Path, live: State) -> None:
-    """Raises RuntimeError, naming the parts, where the live state is not the one that this checkpoint records.
-
-    Parts that are not given are not compared, nor is anything where the mode was off when it was written.
-    """
-    file = checkpoint / STATE.format(rank())
-    if not file.exists():
-        return
-    saved = json.loads(file.read_text())
-    told = []
-    for part, pieces in live.items():
-        both = {**saved[part], **pieces}
-        if others := [name for name in both if saved[part].get(name) != pieces.get(name)]:
-            told.append(f"{part} ({len(others)} of {len(both)}, first {others[0]})")
-    if told:
-        where = f"what rank {rank()} restored from {checkpoint.name} is not what it had saved"
-        raise RuntimeError(f"{where}: {', '.join(told)}")
-
-
-class Marked:
-    """A collator whose batches of training have their row numbers, (B,) int64, until `Batches.take` takes them out."""
-
+class _Marked:
     def __init__(self, collate: Collate) -> None:
         self._collate = collate
 
@@ -113,21 +79,72 @@ class Marked:
         return {**batch, ROWS: torch.tensor(features.rows)} if isinstance(features, Numbered) else batch
 
 
-class Batches:
-    """The list of this rank's micro-batches, in the job's logs."""
+class Oracle:
+    """Looks at one rank's training; where the mode is off, at nothing.
 
-    def __init__(self, job_dir: Path) -> None:
-        self._file = os.open(job_dir / LOGS / BATCHES.format(rank()), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    Args:
+        job_dir: the job's.
+        batches: this rank's.
+        live: gives the state as it is now, by `state_of`.
+    """
+
+    def __init__(self, job_dir: Path, batches: LengthGroupedBatches, live: Callable[[], State]) -> None:
+        self._batches, self._live, self._on = batches, live, watches()
+        self._restored: Path | None = None
         self._step, self._micro = -1, 0
+        if self._on:
+            file = job_dir / LOGS / BATCHES.format(rank())
+            self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
-    def take(self, step: int, batch: dict[str, Any]) -> list[int]:
-        """Takes the row numbers out of a micro-batch that is about to be trained after so many steps, and lists it."""
+    def saves(self, checkpoint: Path, step: int) -> None:
+        """Writes the state after so many optimizer steps into a checkpoint that is being written."""
+        if self._on:
+            epoch, within = divmod(step, self._batches.steps)
+            there = copy.copy(self._batches)
+            there.set_epoch(epoch)
+            rows = list(next(islice(there, within * self._batches.grad_accum, None)))
+            state = self._live() | {"sampler": self._sampler(epoch, rows)}
+            (checkpoint / STATE.format(rank())).write_text(json.dumps(state, indent=1))
+
+    def restored(self, checkpoint: Path) -> None:
+        """Raises RuntimeError, naming the parts, where the live state is not the one that this checkpoint records."""
+        if self._on:
+            _require_same(checkpoint, self._live())
+            self._restored = checkpoint
+
+    def trains(self, step: int, batch: dict[str, Any]) -> None:
+        """Takes the row numbers out of a micro-batch that is about to be trained after so many steps, and lists it.
+
+        Raises RuntimeError where the first one after a resume is not the one that the checkpoint foresaw.
+        """
+        if not self._on:
+            return
         rows: list[int] = batch.pop(ROWS).tolist()
         self._micro = self._micro + 1 if step == self._step else 0
         self._step = step
         line = {"step": step, "micro": self._micro, "rows": rows, "batch": _digest(dict(batch))}
         os.write(self._file, json.dumps(line).encode() + b"\n")  # in one piece: a kill leaves whole lines
-        return rows
+        if self._restored is not None:
+            _require_same(self._restored, {"sampler": self._sampler(self._batches.epoch, rows)})
+            self._restored = None
+
+    def _sampler(self, epoch: int, rows: list[int]) -> dict[str, str]:
+        return _digests({"epoch": epoch, "seed": self._batches.seed, "rows": rows})
+
+
+def _require_same(checkpoint: Path, live: State) -> None:
+    """Parts that are not given are not compared, nor is anything where the mode was off when it was written."""
+    file = checkpoint / STATE.format(rank())
+    if not file.exists():
+        return
+    saved, told = json.loads(file.read_text()), []
+    for part, pieces in live.items():
+        both = {**saved[part], **pieces}
+        if others := [name for name in both if saved[part].get(name) != pieces.get(name)]:
+            told.append(f"{part} ({len(others)} of {len(both)}, first {others[0]})")
+    if told:
+        where = f"what rank {rank()} restored from {checkpoint.name} is not what it had saved"
+        raise RuntimeError(f"{where}: {', '.join(told)}")
 
 
 def _of_optimizer(wrapped: Any) -> dict[str, Any]:
@@ -150,6 +167,10 @@ def _of_optimizer(wrapped: Any) -> dict[str, Any]:
 def _generators() -> dict[str, Any]:
     found = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
     return found | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _digest(value) for name, value in values.items()}
 
 
 def _digest(value: Any) -> str:

@@ -206,9 +206,6 @@ class Training(Section):
     """The folder of a checkpoint of another job, `…/checkpoint-40`, to begin with: its weights, optimizer and place in
     the epochs (null: the base model). A run that was stopped goes on by itself. To begin with weights alone, name the
     model's folder in model.path."""
-    inexact_resume: bool = False
-    """Whether a run may go on from a checkpoint of another machine, of other library versions, or with ddp of another
-    number of processes, although it then ends with other bytes."""
     report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
     """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
@@ -230,6 +227,9 @@ class Training(Section):
     """TrainerCallbacks of yours as `module:Class`, made without arguments, one of each on every process."""
     trainer: Text | None = None
     """A subclass of yours of ExactTrainer (training/trainer.py), as `module:Class` (null: that one itself)."""
+    inexact_resume: bool = False
+    """Whether a run may go on from a checkpoint of another machine, of other library versions, or with ddp of another
+    number of processes, although it then ends with other bytes."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
     """Evaluations without a better metric after which training stops (null: never)."""
     early_stopping_threshold: float = Field(default=0.0, ge=0)

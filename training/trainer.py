@@ -7,7 +7,6 @@ running sum of the loss, length groups that differ from run to run, and being as
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -18,18 +17,19 @@ from typing import Any
 import torch
 from accelerate.utils import recursively_apply
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
 from training import callbacks, checkpoints, oracle, ranks, strategies
+from training.arguments import training_arguments
 from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked, users_mistake
 from training.losses import Loss
 from training.named import Place
-from training.problems import Problem, UserError
-from training.protocol import Events, rank
+from training.protocol import Events
+from training.reporter import Reporter
 from training.speed import DTYPES, Speed, flops, hardware_limit
 
 LOSS_SUM = "loss_sum.rank{}.json"
@@ -44,8 +44,6 @@ def train(task: Task) -> Trained:
     """Trains by the Trainer: the engine `trainer`."""
     trainer = make_trainer(task)
     require_as_asked(trainer.accelerator.state, task.compute, trainer.args.n_gpu)
-    if torch.cuda.is_available() and not trainer.args.full_determinism and trainer.is_world_process_zero():
-        task.events.note("If this run is killed, it ends with the same bytes only with extra.full_determinism: true.")
     if trainer.args.torch_compile and trainer.is_world_process_zero():
         task.events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
     start = task.begin()
@@ -83,37 +81,6 @@ def make_trainer(task: Task) -> ExactTrainer:
     )
 
 
-def training_arguments(task: Task) -> TrainingArguments:
-    """The recipe's training section as TrainingArguments, with what the project decides itself and what the strategy
-    asks for. Raises UserError where TrainingArguments refuses a value.
-    """
-    training, compute = task.training, task.compute
-    known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    theirs = {name: value for name, value in training.items() if name in known and value is not None}
-    decided = {
-        "output_dir": str(task.checkpoints),
-        "save_strategy": training["eval_strategy"],
-        "bf16": compute["mixed_precision"] == "bf16",
-        "fp16": compute["mixed_precision"] == "fp16",
-        "use_cpu": not torch.cuda.is_available(),
-        "disable_tqdm": True,
-        "report_to": training["report_to"] or "none",
-        "remove_unused_columns": False,
-        "restore_callback_states_from_checkpoint": True,
-    }
-    if training["eval_strategy"] != "no":
-        theirs.setdefault("metric_for_best_model", "loss")  # early stopping asks for it
-    if training["eval_strategy"] == "steps":
-        decided["save_steps"] = training["eval_steps"]
-    shared = strategies.load(compute["strategy"]).arguments(compute, task.model)
-    if shared and rank() == 0:
-        task.events.write("strategy", arguments=shared)  # what `finetune plan --show-launch` could not yet know
-    try:
-        return TrainingArguments(**{**theirs, **training["extra"], **decided, **shared})
-    except (TypeError, ValueError) as error:
-        raise UserError([Problem(kind="training", where="training", message=str(error))]) from error
-
-
 class ExactTrainer(Trainer):
     """Trains on TokenRows in length-grouped batches, with checkpoints that are complete or absent.
 
@@ -137,11 +104,7 @@ class ExactTrainer(Trainer):
         loss: Loss | None = None,
         **trainer: Any,
     ) -> None:
-        self._oracle = None
-        if oracle.watches():
-            self._oracle = oracle.Batches(Path(trainer["args"].output_dir).parent)
-            trainer["data_collator"] = oracle.Marked(trainer["data_collator"])
-        super().__init__(**trainer)
+        super().__init__(**trainer | {"data_collator": oracle.marked(trainer["data_collator"])})
         self._compute = compute
         self._strategy = strategies.load(compute["strategy"])
         self._rows_a_step = rows_a_step
@@ -154,16 +117,13 @@ class ExactTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
-            self.add_callback(callbacks.Reports(events, self))
+            self.add_callback(callbacks.Reports(self))
             self._arithmetic = flops(self.model)
         self.add_callback(callbacks.Saves(self, checkpoint_interval_s))
         self._events = events
         self._resumed_from: Path | None = None
         self._divided_anew = False
         """Whether another number of processes wrote the checkpoint."""
-        # For the oracle: the checkpoint that was restored, until it is compared; whether a batch was trained.
-        self._unseen: Path | None = None
-        self._began = False
         self._ended_before = False
 
     @property
@@ -180,6 +140,7 @@ class ExactTrainer(Trainer):
             rank=self.args.process_index,
             seed=self.args.seed,
         )
+        self._oracle = oracle.Oracle(Path(self.args.output_dir).parent, self._batches, self._watched)
         return self._batches
 
     def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
@@ -213,10 +174,11 @@ class ExactTrainer(Trainer):
         """Whether an epoch, or all of training, ends with this optimizer step."""
         return step % self._batches.steps == 0 or step >= self.state.max_steps
 
-    def speed(self) -> Speed:
-        """What measures the steps of this try, for rank 0."""
-        limit = hardware_limit(self.args.device, DTYPES[self._compute["mixed_precision"]])
-        return Speed(self._events, self._batches, self._arithmetic, self.args.world_size * limit)
+    def reporter(self) -> Reporter:
+        """What tells of this try, for rank 0."""
+        limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._compute["mixed_precision"]])
+        speed = Speed(self._events, self._batches, self._arithmetic, limit)
+        return Reporter(self._events, speed, self.state.max_steps)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
         """The loss; while training, weighted so that every row of an optimizer step counts alike.
@@ -236,15 +198,8 @@ class ExactTrainer(Trainer):
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
-        """As ever, once the oracle, where it watches, has seen what is trained and what was restored."""
-        if self._oracle is not None:
-            rows = self._oracle.take(self.state.global_step, inputs)
-            if self._unseen is not None:
-                self._require_restored(self._unseen)
-            if self._resumed_from is not None and not self._began and not self._divided_anew:
-                sampler = {"epoch": self._batches.epoch, "seed": self._batches.seed, "rows": rows}
-                oracle.require_same(self._resumed_from, {"sampler": oracle.digests(sampler)})
-            self._began = True
+        """As ever, once the oracle, where it watches, has seen what is trained."""
+        self._oracle.trains(self.state.global_step, inputs)
         return super().training_step(model, inputs, *more)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -252,12 +207,8 @@ class ExactTrainer(Trainer):
         super()._load_rng_state(checkpoint)
         if self._divided_anew:  # no rank has a state of its own to go on with
             torch.manual_seed(self.args.seed + self.state.global_step * self.args.world_size + self.args.process_index)
-        if self._oracle is not None and self._unseen is not None:
-            self._require_restored(self._unseen)
-
-    def _require_restored(self, checkpoint: Path) -> None:
-        oracle.require_same(checkpoint, self._watched())
-        self._unseen = None
+        elif checkpoint is not None:
+            self._oracle.restored(Path(checkpoint))
 
     def _watched(self) -> oracle.State:
         lived = {name: getattr(self.state, name) for name in _LIVED}
@@ -281,7 +232,7 @@ class ExactTrainer(Trainer):
         # Not the Trainer's compute_loss_func: with one, it no longer takes the mean over the micro-batches.
         assert self._loss is not None
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
-        loss = self._loss(outputs["logits"], inputs["labels"])
+        loss = self._loss(outputs["logits"].float(), inputs["labels"])
         return (loss, outputs) if return_outputs else loss
 
     def _checkpoint(self, step: int) -> Path:
@@ -310,9 +261,7 @@ class ExactTrainer(Trainer):
             self._save_rng_state(str(aside))
             (aside / self._loss_file()).write_text(json.dumps(self._loss_sum()))
             self.state.stateful_callbacks = self._callback_states()
-            if self._oracle is not None:
-                sampler = oracle.next_batch(self._batches, self.state.global_step)
-                oracle.record(aside, self._watched() | {"sampler": oracle.digests(sampler)})
+            self._oracle.saves(aside, self.state.global_step)
             if first:
                 self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             ranks.wait_for_all()  # every rank's files are there
@@ -368,7 +317,6 @@ class ExactTrainer(Trainer):
             self._resumed_from = Path(resume_from_checkpoint)
             processes = checkpoints.written_by(self._resumed_from).get("processes")
             self._divided_anew = processes not in (None, self.args.world_size)
-            self._unseen = None if self._divided_anew else self._resumed_from
             # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
             self._ended_before = self.state.global_step >= max_steps
             if not was_the_end:  # of a shorter training, which another one begins with
@@ -391,6 +339,8 @@ class ExactTrainer(Trainer):
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def _finalize_training(self, *asked: Any) -> Any:
+        # Of the steps since the last log, super counts this rank's own loss.
+        self._tr_loss.fill_(self.accelerator.gather(self._tr_loss).mean())
         # Optimizers that schedule themselves train with other weights than those to be used afterwards. Where the
         # best ones are loaded, these were saved after an evaluation, which uses the right ones.
         if hasattr(self.optimizer, "eval"):

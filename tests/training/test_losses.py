@@ -24,7 +24,7 @@ ROWS = torch.tensor([0, 1, 2, 1])
 
 def made(**training: Any) -> losses.Loss | None:
     defaults = {"loss": "cross_entropy", "class_weights": None, "label_smoothing_factor": 0.0, "focal_gamma": None}
-    return losses.make({**defaults, **training}, LABELS, TRAIN)
+    return losses.make({**defaults, **training}, LABELS, TRAIN, outside=False)
 
 
 def loss_of(**training: Any) -> float:

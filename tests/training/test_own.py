@@ -53,7 +53,8 @@ def test_random_batches_own_loss_callback_with_state_and_trainer_end_with_the_sa
 def test_workers_draw_the_same_random_batches_as_the_process_itself(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    workers = {"dataloader_num_workers": 2}
+    # As in a job of its own; in a fork of the tests', each worker would first import all libraries.
+    workers = {"dataloader_num_workers": 2, "dataloader_multiprocessing_context": "fork"}
     job_dir = tiny.fit_job(world, tmp_path / "workers", **OWN, extra=workers)
     assert finish(job_dir).state == "finished"
     assert_same(job_dir, undisturbed)

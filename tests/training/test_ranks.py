@@ -206,8 +206,9 @@ def rendezvous() -> str:
 
 
 def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_helper_ends_with_the_training(
-    world: Path, launched: Path, home: Path, tmp_path: Path
+    world: Path, launched: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(SWITCH, "1")
     place = rendezvous()
     first, second = Machines(2, 0, place), Machines(2, 1, place)
     leader, helper, said = Leader(first, "run"), Helper(second), []

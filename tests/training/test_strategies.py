@@ -137,6 +137,31 @@ def test_losses_best_model_and_early_end_are_those_of_one_process_on_the_same_st
         torch.testing.assert_close(model[name], weight, rtol=1e-3, atol=1e-3, msg=name)
 
 
+def test_in_bf16_a_shared_models_loss_and_the_sum_of_its_gradients_are_not_rounded(world: Path, tmp_path: Path) -> None:
+    """A loss in bf16 has 8 bits: near 1.1, a multiple of 1/128."""
+    quick = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "no", "load_best_model_at_end": False}
+    job_dir = tiny.fit_job(
+        world, tmp_path / "job", processes=2, precision="bf16", compute={"strategy": "fsdp"}, **quick
+    )
+    assert finish(job_dir, program=run_and_keep_the_precision).state == "finished"
+    assert all(point["train_loss"] * 2**12 % 1 for point in curve(job_dir).values())
+    assert (job_dir / "precision.txt").read_text() == "torch.bfloat16 torch.float32"
+
+
+def run_and_keep_the_precision(job_dir: str, rank: dict[str, str]) -> None:
+    from training.trainer import ExactTrainer
+
+    def kept(trainer: ExactTrainer) -> dict[str, torch.Tensor]:
+        policy = trainer.model._get_fsdp_state()._mp_policy
+        (Path(job_dir) / "precision.txt").write_text(f"{policy.param_dtype} {policy.reduce_dtype}")
+        return whole_weights(trainer)
+
+    module = strategies.load("fsdp")
+    whole_weights = module.whole_weights
+    module.whole_weights = kept
+    run_fit(job_dir, rank)
+
+
 def run_as_accelerate_would(job_dir: str, rank: dict[str, str]) -> None:
     """Without the state that a strategy makes up on the CPU. Then FSDP becomes DDP, and of DeepSpeed's processes each
     trains alone, in silence.

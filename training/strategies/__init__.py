@@ -5,6 +5,7 @@ same names in it:
     ONE_FILE           whether rank 0 alone writes the model and the optimizer's state into a checkpoint
     configuration      what accelerate or DeepSpeed is given for it, as far as the recipe alone says
     arguments          what TrainingArguments is given for it; called before any of its processes talk to each other
+    settle             what TrainingArguments has no field for is put into them
     wrong_wrapper      what is wrong with the model that is about to train; None where it is shared as asked
     whole_weights      the weights for the export, on rank 0; every rank takes part
 

@@ -22,6 +22,10 @@ def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str,
     return {}
 
 
+def settle(arguments: Any, compute: Mapping[str, Any]) -> None:
+    """Nothing."""
+
+
 def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
     """What is wrong with the model that is about to train, if anything."""
     from torch.nn.parallel import DistributedDataParallel

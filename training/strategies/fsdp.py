@@ -13,7 +13,7 @@ from training.strategies import FROM_THE_MODEL
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainingArguments
 
 DISTRIBUTED_TYPE = {"cpu": "FSDP", "cuda": "FSDP"}
 ONE_FILE = False
@@ -94,6 +94,19 @@ def _layers(network: PreTrainedModel) -> list[str]:
         elif next(module.parameters(), None) is not None:
             found.add(type(module).__name__)
     return sorted(found - around)
+
+
+def settle(arguments: TrainingArguments, compute: Mapping[str, Any]) -> None:
+    """In a lower precision, gradients are added up over the processes in float32: by accelerate's own choice they are
+    rounded first.
+    """
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute["mixed_precision"])
+    if lower is not None:
+        policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
+        arguments.fsdp_plugin_args["mixed_precision_policy"] = policy
 
 
 def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:

@@ -93,6 +93,10 @@ def _share_on_cpu() -> None:
     PartialState(backend="gloo")
 
 
+def settle(arguments: Any, compute: Mapping[str, Any]) -> None:
+    """Nothing."""
+
+
 def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
     """What is wrong with the model that is about to train, if anything."""
     from deepspeed import DeepSpeedEngine
