@@ -78,6 +78,7 @@ def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     (job / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", **NEEDS}) + "\n")
     assert main(asked) == 0
     assert "  fit: begun: 3,000 parameters, all trained; 7 steps, " in capsys.readouterr().out
+    shutil.rmtree(job)
 
 
 def test_what_training_needs_is_found_anew_after_an_edit_of_the_users_code_or_where_memory_ran_out(
