@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.code import here_or_installed
 from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import Launch, accelerate_argv, accelerate_environment
@@ -40,7 +39,7 @@ NEED_MEMORY = {
 def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
     """The tokens, the base model, the labels, every training setting, the user's code and what `auto` came to."""
     strategy = recipe.compute.strategy
-    own, libraries = _own_code(recipe)
+    package = OPTIMIZERS[recipe.training.optim].package
     return Ingredients(
         {
             "kind": recipe.kind,
@@ -53,9 +52,11 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
                 **_named_checkpoint(recipe),
             },
         },
-        code=["training.fit", KINDS[recipe.kind], strategies.STRATEGIES[strategy], *_engine_code(recipe), *own],
+        code=["training.fit", KINDS[recipe.kind], strategies.STRATEGIES[strategy], *_engine_code(recipe)],
+        named=_named(recipe),
         libraries=(
-            *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", *libraries),
+            *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
+            *([package] if package else []),
             *(["deepspeed"] if strategy.startswith("deepspeed") else []),
         ),
     )
@@ -92,29 +93,14 @@ def launch(recipe: Recipe, pins: Pins, key: str) -> Launch:
     return Launch(argv, env, strategies.load(strategy).configuration(_compute(recipe, pins)))
 
 
-def _own_code(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """The modules that the recipe names, and the distributions of those that are installed; those of its metrics only
-    where one of them may choose the best model. Raises UserError for modules that are nowhere."""
+def _named(recipe: Recipe) -> dict[str, str]:
+    """What of the user's may train, by the field that names it; metrics only where one may choose the best model."""
     training = recipe.training
-    named = [("training.loss", training.loss)]
-    named += [(f"training.{field}", getattr(training, field) or "") for field in ("engine", "collator", "trainer")]
-    named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(training.callbacks)]
+    named = {f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")}
+    named |= {f"training.callbacks[{index}]": name for index, name in enumerate(training.callbacks)}
     if training.metric_for_best_model not in (None, "loss"):
-        named += [(f"evaluation.metrics[{index}]", name) for index, name in enumerate(recipe.evaluation.metrics)]
-    modules: list[str] = []
-    libraries = list(filter(None, [OPTIMIZERS[training.optim].package]))
-    problems = []
-    for where, name in named:
-        if ":" in name:
-            try:
-                here, installed = here_or_installed([name.partition(":")[0]])
-            except ModuleNotFoundError as error:
-                problems.append(Problem(kind="training", where=where, message=f"{name!r}: {error}."))
-                continue
-            modules, libraries = modules + here, libraries + installed
-    if problems:
-        raise UserError(problems)
-    return modules, libraries
+        named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}
+    return named
 
 
 def _named_checkpoint(recipe: Recipe) -> dict[str, str]:

@@ -13,7 +13,7 @@ import importlib.metadata
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -44,18 +44,13 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
     """`{"training/tokens.py": digest, …}` of the roots' files and of all that they import from here.
 
     Args:
-        roots: dotted module names. Raises UserError for one that has no source file here.
+        roots: dotted module names. Raises ModuleNotFoundError for one that has no source file here.
     """
     found: dict[str, str] = {}
     waiting = list(roots)
     seen: set[str] = set()
-    for root in waiting:
-        if _source(root) is None:
-            message = (
-                f"the module {root!r} has no source file in {Path.cwd()} or on PYTHONPATH, so a change of it would not "
-                "be noticed: call what is installed from a module of your own."
-            )
-            raise UserError([Problem(kind="recipe", where=root, message=message)])
+    if missing := [root for root in waiting if _source(root) is None]:
+        raise ModuleNotFoundError(f"no source file of {', '.join(missing)}")
     while waiting:
         name = waiting.pop()
         source = None if name in seen else _source(name)
@@ -75,19 +70,26 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def here_or_installed(modules: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Those of the modules that have a source file here, and the distributions that the others come from.
+def users_code(named: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The modules of objects of the user's that have a source file here, and the distributions that the others are of.
 
-    Raises ModuleNotFoundError for one that is neither here nor installed.
+    `named` has `module:name` by the field that says so; words without a colon are the project's own names. Raises
+    UserError for all whose module is neither here nor installed.
     """
-    here, distributions = [], []
-    for name in modules:
-        if _source(name) is not None:
-            here.append(name)
-        elif found := importlib.metadata.packages_distributions().get(name.partition(".")[0]):
+    here, distributions, problems = [], [], []
+    for where, name in named.items():
+        module, colon, _ = name.partition(":")
+        if not colon:
+            continue
+        if _source(module) is not None:
+            here.append(module)
+        elif found := importlib.metadata.packages_distributions().get(module.partition(".")[0]):
             distributions += found
         else:
-            raise ModuleNotFoundError(f"there is no module {name!r} in {Path.cwd()} or installed", name=name)
+            message = f"{name!r}: there is no module {module!r} in {Path.cwd()} or installed."
+            problems.append(Problem(kind="recipe", where=where, message=message))
+    if problems:
+        raise UserError(problems)
     return here, distributions
 
 

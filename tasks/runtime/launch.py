@@ -369,7 +369,6 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
         # the system each time, which then clears 50 MB of pages anew at every step: a tenth of its time on a CPU.
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
-        "TOKENIZERS_PARALLELISM": "false",
     }
     env = {name: os.environ.get(name, value) for name, value in ours.items()}
     # This project's root first: no `training` folder of the user's may be taken for ours. The working
