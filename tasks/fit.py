@@ -22,7 +22,7 @@ from training.kinds import KINDS
 from training.problems import Problem, UserError
 from training.protocol import sha256
 from training.recipe import Recipe
-from training.recipe_optimizers import OPTIMIZERS
+from training.recipe.optimizers import OPTIMIZERS
 
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM: dict[str, Any] = {

@@ -5,7 +5,7 @@ and backward pass on the longest batch of the first epoch, by rank 0 on the mode
 It leaves nothing behind: random states, buffers and gradients are put back, so the training's bytes are the same with
 it and without.
 
-What is assumed: an optimizer remembers as much as `recipe_optimizers` says; shared strategies divide evenly;
+What is assumed: an optimizer remembers as much as `recipe.optimizers` says; shared strategies divide evenly;
 torch_compile and code of the recipe's own take no more than the plain model.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from training import room
 from training.engines import ENGINES
 from training.protocol import EVENTS, Events, Job, rank, read_events, run_program, short_of_memory
-from training.recipe_optimizers import OPTIMIZERS
+from training.recipe.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     import torch

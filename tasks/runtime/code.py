@@ -33,7 +33,6 @@ NOT_INGREDIENTS = (
     "training.processes",
     "training.protocol",
     "training.recipe",
-    "training.recipe_optimizers",
     "training.room",
     "training.speed",
     "training.supervise",
