@@ -28,11 +28,8 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     if data.source == "csv":  # the one thing that a file's name says of its rows
         pinned = (pin.path for split in pins.data_files.values() for pin in split)
         read["delimiter"] = [delimiter_of(path, data) for path in pinned]
-    code = ["training.rows.load"]
     if data.source in ("hub", "python"):
         read |= data.model_dump(include={"path", "config", "splits"})
-    if data.source == "python":
-        code.append(data.path.partition(":")[0])
     files = {split: [pin.sha256 for pin in pinned] for split, pinned in pins.data_files.items()}
     return Ingredients(
         {
@@ -41,7 +38,8 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
             "commit": pins.data_hub.commit if pins.data_hub else None,
             "fingerprint": pins.data_fingerprint,
         },
-        code=code,
+        code=["training.rows.load"],
+        named={"data.path": data.path} if data.source == "python" else {},
         libraries=LIBRARIES.get(data.source, ("pyarrow",)),
         names={
             "commit": f"{data.path} at {data.revision or 'main'}",

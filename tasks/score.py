@@ -23,7 +23,8 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
             "evaluation": {"metrics": metrics},
             "upstream": {"load_data": data.digest, "predict": predictions.digest},
         },
-        code=["training.score", KINDS[recipe.kind], *(m.partition(":")[0] for m in metrics if ":" in m)],
+        code=["training.score", KINDS[recipe.kind]],
+        named={f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("evaluate", "scikit-learn", "matplotlib"),
     )
 

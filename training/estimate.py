@@ -5,7 +5,7 @@ and backward pass on the longest batch of the first epoch, by rank 0 on the mode
 It leaves nothing behind: random states, buffers and gradients are put back, so the training's bytes are the same with
 it and without.
 
-What is assumed: an optimizer remembers as much as `recipe_optimizers` says; shared strategies divide evenly;
+What is assumed: an optimizer remembers as much as `recipe.optimizers` says; shared strategies divide evenly;
 torch_compile and code of the recipe's own take no more than the plain model.
 """
 
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import room
+from training.engines import ENGINES
 from training.protocol import EVENTS, Events, Job, rank, read_events, run_program, short_of_memory
-from training.recipe_optimizers import OPTIMIZERS
+from training.recipe.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,7 @@ ZERO3_BUFFERS = 3
 """Of a bucket each: DeepSpeed sets them aside to fetch weights ahead, and to gather and to average gradients."""
 SPREAD = 1.1
 """Batches of other shapes leave gaps between what was freed and what is needed next: by so much, as measured."""
+_SMALLER = "lower tokens.max_length, or choose a smaller model"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def tell_first(task: Task, job_dir: Path) -> None:
         or told.get("micro_batch") == task.training["per_device_train_batch_size"]
     ):
         return
-    room.require_disk(task.checkpoints, _disk(task, sizes(task)))
+    require_disk(task.training["engine"], task.checkpoints, _disk(task, sizes(task)))
     if rank() > 0:
         return
     memory = memory_of_a_process(int(os.environ.get("LOCAL_WORLD_SIZE") or task.compute["num_processes"]))
@@ -90,6 +92,13 @@ def tell_first(task: Task, job_dir: Path) -> None:
     if warning := too_little(made, memory):
         task.events.warning(warning)
     task.events.write("estimate", **made)
+
+
+def require_disk(engine: str, folder: Path, needed: float) -> None:
+    """Raises UserError where the folder's disk has less than `needed` bytes free. What an engine of the recipe's own
+    keeps is for it to know: it is refused nothing."""
+    if engine in ENGINES:
+        room.require_disk(folder, needed)
 
 
 def told_before(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -112,13 +121,15 @@ def sentence(estimate: Mapping[str, Any], memory: int | None) -> str:
 def too_little(estimate: Mapping[str, Any], memory: int | None) -> str | None:
     """What to say where a process may take fewer bytes than it needs; None where all is well, or not known."""
     needs, rows, a_row = (estimate[name] for name in ("memory_mb", "micro_batch", "memory_a_row_mb"))
-    if needs is None or memory is None or needs * 1e6 <= memory:
+    if needs is None:
+        return f"memory ran out when a single row was tried: {_SMALLER}."
+    if memory is None or needs * 1e6 <= memory:
         return None
     fit = rows - ceil((needs - memory / 1e6) / a_row) if a_row else 0
     would = (
         f"training.per_device_train_batch_size {fit} would fit"
         if fit >= 1
-        else "not even single rows would fit: lower tokens.max_length, or choose a smaller model"
+        else f"not even single rows would fit: {_SMALLER}"
     )
     return (
         f"a process needs about {room.told(needs * 1e6)} of memory for {rows} rows at a time, and may take "

@@ -380,7 +380,8 @@ def short_of_memory(error: BaseException) -> bool:
     # torch is not imported here: its error is known by name, and those of allocators and drivers by their words.
     names = {cls.__name__ for cls in type(error).__mro__}
     words = ("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(word in str(error) for word in words)
+    no_stack = "can't start new thread"
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(word in str(error) for word in (*words, no_stack))
 
 
 def _is_lost_rank(error: BaseException) -> bool:

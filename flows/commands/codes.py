@@ -23,12 +23,13 @@ def code_of(kinds: Iterable[str]) -> int:
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
     """In the block SIGTERM is what Ctrl-C is: things are put away, and the exit status is INTERRUPTED."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """A signal's handler that does what Ctrl-C does."""
     raise KeyboardInterrupt

@@ -11,7 +11,8 @@ import yaml
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
 from flows.pipeline import pipeline
 from flows.terminal import line
-from tasks.fit import foreseen, launch
+from tasks.estimate import needs
+from tasks.fit import launch
 from tasks.runtime import settings
 from tasks.runtime.looking import Foreseen, Looking
 from tasks.runtime.refs import Pins
@@ -39,18 +40,18 @@ def act(arguments: argparse.Namespace) -> int:
     pins = pipeline(look, recipe).pins
     for row in looking.rows:
         print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
-    if any((row.name, row.state) == ("fit", "will run") for row in looking.rows):
-        for needs in foreseen(*inputs["fit"]):
-            print(f"  fit: {needs}")
+    training = next(row for row in looking.rows if row.name == "fit")
+    for need in needs(*inputs["fit"]) if training.state == "will run" else ():
+        print(f"  fit: {need}")
     print(_summary(looking.rows))
     if arguments.show_launch:
-        print(_launch(recipe, pins, next(row.key for row in looking.rows if row.name == "fit")))
+        print(_launch(recipe, pins, training.key or "KEY"))
     return 0
 
 
-def _launch(recipe: Recipe, pins: Pins, key: str | None) -> str:
+def _launch(recipe: Recipe, pins: Pins, key: str) -> str:
     """The command that trains, with what it adds to the environment; and what accelerate or DeepSpeed is given."""
-    told = launch(recipe, pins).described(settings.home() / "jobs" / (key or "KEY"))
+    told = launch(recipe, pins, key).described(settings.home() / "jobs" / key)
     lines = [f"{name}={shlex.quote(value)}" for name, value in told["environment"].items()]
     parts = ["\n" + " \\\n".join([*lines, shlex.join(told["argv"])])]
     if told["configuration"]:

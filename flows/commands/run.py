@@ -9,11 +9,10 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
-from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of
+from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interrupt
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
 from flows.tables import problem_line
@@ -107,7 +106,7 @@ def _nothing_changed(recipe: Recipe, foreseen: list[Foreseen]) -> dict[str, Any]
 
 
 def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     # The table tells what happens here; Prefect's own lines go to its server and its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     # Nor does it tell here, line for line, that the server is away.
@@ -130,7 +129,7 @@ def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
 
 def _help(recipe: Recipe, machines: Machines, helper: Helper, out: Path | None) -> int:
     """Trains with machine 0, which has the result."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     name = f"{recipe.name}, machine {machines.rank} of {machines.count}"
     print(f"{name}: waiting for machine 0", file=sys.stderr)
     try:
@@ -185,10 +184,6 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
             return {**_EMPTY, "state": state, "problems": problems(error, where)}
     assert terminal.result is not None  # the flow tells it last of all
     return terminal.result
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _say_next(recipe: Recipe, done: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import importlib.metadata
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -33,7 +33,6 @@ NOT_INGREDIENTS = (
     "training.processes",
     "training.protocol",
     "training.recipe",
-    "training.recipe_optimizers",
     "training.room",
     "training.speed",
     "training.supervise",
@@ -44,20 +43,17 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
     """`{"training/tokens.py": digest, …}` of the roots' files and of all that they import from here.
 
     Args:
-        roots: dotted module names. Raises UserError for one that has no source file here.
+        roots: dotted module names. Raises ModuleNotFoundError for one that has no source file here.
     """
     found: dict[str, str] = {}
     waiting = list(roots)
-    for root in waiting:
-        if _source(root) is None:
-            message = (
-                f"the module {root!r} has no source file in {Path.cwd()} or on PYTHONPATH, so a change of it would not "
-                "be noticed: call what is installed from a module of your own."
-            )
-            raise UserError([Problem(kind="recipe", where=root, message=message)])
+    seen: set[str] = set()
+    if missing := [root for root in waiting if _source(root) is None]:
+        raise ModuleNotFoundError(f"no source file of {', '.join(missing)}")
     while waiting:
         name = waiting.pop()
-        source = _source(name)
+        source = None if name in seen else _source(name)
+        seen.add(name)
         if source is None or _is_left_out(name):
             continue
         base, path = source
@@ -73,19 +69,26 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def here_or_installed(modules: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Those of the modules that have a source file here, and the distributions that the others come from.
+def users_code(named: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The modules of objects of the user's that have a source file here, and the distributions that the others are of.
 
-    Raises ModuleNotFoundError for one that is neither here nor installed.
+    `named` has `module:name` by the field that says so; words without a colon are the project's own names. Raises
+    UserError for all whose module is neither here nor installed.
     """
-    here, distributions = [], []
-    for name in modules:
-        if _source(name) is not None:
-            here.append(name)
-        elif found := importlib.metadata.packages_distributions().get(name.partition(".")[0]):
+    here, distributions, problems = [], [], []
+    for where, name in named.items():
+        module, colon, _ = name.partition(":")
+        if not colon:
+            continue
+        if _source(module) is not None:
+            here.append(module)
+        elif found := importlib.metadata.packages_distributions().get(module.partition(".")[0]):
             distributions += found
         else:
-            raise ModuleNotFoundError(f"there is no module {name!r} in {Path.cwd()} or installed", name=name)
+            message = f"{name!r}: there is no module {module!r} in {Path.cwd()} or installed."
+            problems.append(Problem(kind="recipe", where=where, message=message))
+    if problems:
+        raise UserError(problems)
     return here, distributions
 
 
@@ -103,7 +106,7 @@ def _is_left_out(name: str) -> bool:
 def _source(name: str) -> tuple[Path, Path] | None:
     """The folder that the name is looked up in, and the module's file; None where it is not ours or the user's."""
     # Installed as a wheel, the project lies beside every library: only its own packages are looked up there.
-    bases = (PROJECT,) if name.partition(".")[0] in OWN_PACKAGES else (Path.cwd(), *_users_folders())
+    bases = (PROJECT,) if name.partition(".")[0] in OWN_PACKAGES else (Path.cwd(), *_users_folders(tuple(sys.path)))
     for base in bases:
         stem = base.joinpath(*name.split("."))
         for path in (stem.with_name(stem.name + ".py"), stem / "__init__.py"):
@@ -112,13 +115,16 @@ def _source(name: str) -> tuple[Path, Path] | None:
     return None
 
 
-def _users_folders() -> Iterable[Path]:
+@cache
+def _users_folders(searched: tuple[str, ...]) -> tuple[Path, ...]:
     """Where Python looks for modules, the folders of libraries and of this project's packages apart."""
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    for folder in dict.fromkeys(map(Path, filter(None, sys.path))):
+
+    def is_users(folder: Path) -> bool:
         inside = folder != PROJECT and folder.is_relative_to(PROJECT)  # Prefect puts the flow's own folder there
-        if folder.is_dir() and not inside and not any(folder.is_relative_to(library) for library in libraries):
-            yield folder
+        return folder.is_dir() and not inside and not any(folder.is_relative_to(library) for library in libraries)
+
+    return tuple(filter(is_users, dict.fromkeys(map(Path, filter(None, searched)))))
 
 
 @cache

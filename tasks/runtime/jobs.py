@@ -62,7 +62,8 @@ def run_child(
         if again is None:
             require_finished(_advised(outcome))
         told = follow.seen
-        work.on_events([{"kind": "warning", "message": f"{outcome.failure.message.splitlines()[0]} {again}"}])
+        cause = outcome.failure.message.splitlines()[0].removesuffix(".")
+        work.on_events([{"kind": "warning", "message": f"{cause}. {again}"}])
         work.state = "resumed"
     if fits and fits.division > 1:
         fits.remember()

@@ -338,7 +338,7 @@ def _untold(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
 def _failed(kind: FailureKind, message: str, handle: Handle, where: str = "") -> Outcome:
     log = logs(handle)
     lines = log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:]
-    tail = "\n".join([f"{message} The end of {log}:", *lines]) if lines else message
+    tail = "\n".join([message, f"The end of {log}:", *lines]) if lines else message
     return Outcome(state="failed", failure=Failure(kind=kind, message=tail, traceback=where))
 
 
@@ -369,7 +369,6 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
         # the system each time, which then clears 50 MB of pages anew at every step: a tenth of its time on a CPU.
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
-        "TOKENIZERS_PARALLELISM": "false",
     }
     env = {name: os.environ.get(name, value) for name, value in ours.items()}
     # This project's root first: no `training` folder of the user's may be taken for ours. The working

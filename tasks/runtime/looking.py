@@ -101,7 +101,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mappin
             verb = "added" if old is None else "removed" if new is None else "changed"
             phrases[1].append(f"{rest} {verb}")
         elif sort == "library":
-            phrases[2].append(f"{rest} {old} → {new}")
+            phrases[2].append(f"{rest} {_shown(old)} → {_shown(new)}")
         elif sort == "upstream":
             phrases[0].append(f"{rest} gave something else")
         elif sort == "files":

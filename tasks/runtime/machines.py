@@ -84,6 +84,9 @@ def machines_of(compute: Compute) -> Machines:
     if rendezvous is None:
         message = "is missing: name host:port of machine 0, here or in MASTER_ADDR and MASTER_PORT."
         problems.append(Problem(kind="compute", where="compute.rendezvous", message=message))
+    elif not rendezvous.rpartition(":")[2].isdecimal():
+        message = f"{rendezvous!r} in MASTER_ADDR and MASTER_PORT is no host:port: set the field, or these."
+        problems.append(Problem(kind="compute", where="compute.rendezvous", message=message))
     if problems or rank is None or rendezvous is None:
         raise UserError(problems)
     return Machines(count, rank, rendezvous)
@@ -211,7 +214,8 @@ class Helper:
                 # It says how it ended before it lets go: if it has said nothing by now, it was killed.
                 told = _said(self._room)
                 if told == said:
-                    return said.model_copy(update={"ended": "failed", "message": "machine 0's run was killed."})
+                    message = "machine 0's run was killed: run the same command again there and here."
+                    return said.model_copy(update={"ended": "failed", "message": message})
             elif said.attempt != attempt and said.job is not None and said.attempt is not None:
                 self._stop(LOST_GRACE_S)
                 self._join(settings.home() / "jobs" / said.job)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from tasks.runtime import settings
-from tasks.runtime.code import code_digests, library_versions
+from tasks.runtime.code import code_digests, library_versions, users_code
 from tasks.runtime.digests import digest_of
 
 Result = TypeVar("Result")
@@ -30,6 +30,8 @@ class Ingredients:
     """Dotted modules whose code shapes the output, beside the stage's own."""
     libraries: Sequence[str] = ()
     """Distributions whose version shapes the output."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Objects of the user's that shape the output, `module:name` by the recipe's field; other words are passed over."""
     names: Mapping[str, str] = field(default_factory=dict)
     """What to call an ingredient when it changed, by its flat name: a file's path, which is no ingredient itself."""
 
@@ -112,13 +114,15 @@ class Stage(Generic[Result]):
     """Whether `plan` may call it: it reads, and acts on nothing."""
 
     def flat_ingredients(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """Ingredients under flat names, JSON values; and what to call them. Raises what the code digest raises."""
+        """Ingredients under flat names, JSON values; and what to call them. Raises UserError for
+        objects of the user's that are nowhere."""
         given = self.ingredients(*inputs)
         flat = dict(_flat(given.values))
         if self.cached:
-            for path, digest in code_digests([self.make.__module__, *given.code]).items():
+            own, installed = users_code(given.named)
+            for path, digest in code_digests([self.make.__module__, *given.code, *own]).items():
                 flat[f"code.{path}"] = digest
-            for library, version in library_versions(given.libraries).items():
+            for library, version in library_versions([*given.libraries, *installed]).items():
                 flat[f"library.{library}"] = version
         return dict(sorted(flat.items())), dict(given.names)
 

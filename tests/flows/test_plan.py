@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,14 +11,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.commands.main import main
-from tasks.runtime import estimates
+from tasks import estimate
 from tests.flows.small import FinishedRun, command, environment, write_project
+from training.protocol import Outcome
 
 ROOT = Path(__file__).parents[2]
+NEEDS = {
+    **{"parameters": 3000, "trainable": 3000, "steps": 7, "tokens_an_epoch": 5, "micro_batch": 16},
+    **{"memory_mb": 5, "memory_a_row_mb": 0.1, "disk_mb": 1},
+}
 BELOW_TOKENS = ["fit", "predict", "score", "gate", "register"]
 
 
@@ -59,9 +66,43 @@ def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     said = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens an epoch; about .* of disk\n"
     assert re.search(said, printed)
 
-    monkeypatch.setattr(estimates, "run_job", None)
-    assert main(["plan", str(project), "--set", "training.learning_rate=1e-4"]) == 0
-    assert re.search(said, capsys.readouterr().out)
+    monkeypatch.setattr(estimate, "run_job", None)
+    asked = ["plan", str(project), "--set", "training.learning_rate=1e-4", "--show-launch"]
+    assert main(asked) == 0
+    printed = capsys.readouterr().out
+    assert re.search(said, printed)
+
+    # A training that has begun has said it itself.
+    job = Path(shlex.split(printed)[-1])
+    job.mkdir(parents=True)
+    (job / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", **NEEDS}) + "\n")
+    assert main(asked) == 0
+    assert "  fit: begun: 3,000 parameters, all trained; 7 steps, " in capsys.readouterr().out
+    shutil.rmtree(job)
+
+
+def test_what_training_needs_is_found_anew_after_an_edit_of_the_users_code_or_where_memory_ran_out(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[dict[str, object]] = []
+
+    def run_job(*given: Any, **named: Any) -> Outcome:
+        ran.append(NEEDS | {"memory_mb": 5 if ran else None})
+        return Outcome(state="finished", figures=ran[-1])
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(estimate, "run_job", run_job)
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "my_losses_to_come.py"
+    for change, times in (("A = 1", 1), ("A = 1", 2), ("A = 1", 2), ("A = 20", 3)):
+        mine.write_text(change)
+        plan(capsys, project, "--set", "training.loss=my_losses_to_come:hinge")
+        assert len(ran) == times
+    monkeypatch.setattr(estimate, "write_atomically", full)
+    mine.write_text("A = 300")
+    assert "fit" in plan(capsys, project, "--set", "training.loss=my_losses_to_come:hinge") and len(ran) == 4
 
 
 def test_a_length_leaves_data_and_model_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.runtime import code
-from tasks.runtime.code import code_digests
+from tasks.runtime.code import code_digests, users_code
 from training.engines import ENGINES
 from training.problems import UserError
 
@@ -72,7 +72,7 @@ def test_relative_imports_are_followed(work: Path) -> None:
 
 
 def test_a_root_without_source_is_an_error_and_not_silence(work: Path) -> None:
-    with pytest.raises(UserError, match="'no_such' has no source file"):
+    with pytest.raises(ModuleNotFoundError, match="no source file of no_such"):
         code_digests(["no_such"])
 
 
@@ -98,6 +98,14 @@ def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> 
     assert counted.isdisjoint(
         {"training/protocol.py", "training/supervise.py", "training/rows/load.py", "training/tokens.py"}
     )
+
+
+def test_what_a_recipe_names_is_here_or_installed_and_else_told_by_its_field(work: Path) -> None:
+    assert users_code({"data.path": "rows:read", "training.loss": "focal"}) == (["rows"], [])
+    assert users_code({"data.path": "numpy.random:rand"}) == ([], ["numpy"])
+    with pytest.raises(UserError) as refused:
+        users_code({"data.path": "no_such:rows", "training.loss": "nor_this:loss"})
+    assert [problem.where for problem in refused.value.problems] == ["data.path", "training.loss"]
 
 
 def test_installed_libraries_count_by_version_not_by_source() -> None:

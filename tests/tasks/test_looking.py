@@ -142,6 +142,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {"code.training/new.py": "b"}, ["training/new.py added"]),
     ({"code.training/old.py": "a"}, {}, ["training/old.py removed"]),
     ({"library.torch": "2.12.0"}, {"library.torch": "2.13.0"}, ["torch 2.12.0 → 2.13.0"]),
+    ({}, {"library.deepspeed": "0.19.8"}, ["deepspeed none → 0.19.8"]),
     ({"files.train": ["a"]}, {"files.train": ["b"]}, ["data/train.csv changed"]),
     ({"files.train": ["a"]}, {}, ["data/train.csv is gone"]),
     ({"upstream.fit": "a"}, {"upstream.fit": "b"}, ["fit gave something else"]),

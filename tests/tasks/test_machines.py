@@ -67,6 +67,12 @@ def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setenv("NODE_RANK", "2")
     with pytest.raises(UserError, match=r"compute\.machine_rank: 2 is out of range: there are 2 machines, 0 to 1"):
         machines_of(Compute(num_machines=2, rendezvous="a:1"))
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    monkeypatch.setenv("MASTER_PORT", "port")
+    with pytest.raises(
+        UserError, match=r"compute\.rendezvous: 'a:port' in MASTER_ADDR and MASTER_PORT is no host:port"
+    ):
+        machines_of(Compute(num_machines=2, machine_rank=0))
     monkeypatch.setenv("NODE_RANK", "first")
     with pytest.raises(UserError, match="NODE_RANK='first' in the environment is no number"):
         machines_of(Compute(num_machines=2, rendezvous="a:1"))
@@ -105,8 +111,7 @@ def test_a_helper_ends_when_machine_0s_run_was_killed() -> None:
     leader = Leader(FIRST, "run")
     helper = Helper(SECOND)
     os.close(leader._lock)  # as the system does for a process that ends
-    helper._over = None
-    assert helped(helper).message == "machine 0's run was killed."
+    assert helped(helper).message.startswith("machine 0's run was killed: run the same command ")
 
 
 def test_two_runs_do_not_meet_their_machines_at_one_place() -> None:

@@ -14,6 +14,7 @@ import torch
 from tests.training.forks import events
 from training import estimate, room, speed
 from training.engines import Task
+from training.problems import UserError
 from training.protocol import Events
 
 SAID = {"micro_batch": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_an_epoch": 7, "disk_mb": 2}
@@ -71,7 +72,15 @@ def test_too_little_memory_names_the_rows_that_would_fit() -> None:
     warning = estimate.too_little(said, 840_000_000)
     assert warning is not None and "training.per_device_train_batch_size 4 would fit" in warning
     assert "not even single rows would fit" in str(estimate.too_little(said, 500_000_000))
+    untried = SAID | {"memory_mb": None, "memory_a_row_mb": 0.0}
+    assert str(estimate.too_little(untried, 10**12)).startswith("memory ran out when a single row was tried: lower to")
     assert "about 1.0 GB of memory a process (of 840 MB), 2.0 MB of disk" in estimate.sentence(said, 840_000_000)
+
+
+def test_an_engine_of_the_recipes_own_is_refused_no_disk(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"checkpoints and the model need about 1,000,000\.0 GB"):
+        estimate.require_disk("trainer", tmp_path, 1e15)
+    estimate.require_disk("my_engine:train", tmp_path, 1e15)
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ from training.checkpoints import damage_of
 from training.problems import UserError
 from training.protocol import Events, Job, read_outcome
 from training.recipe import Training, parse
-from training.recipe_engine import EXTRA, OPTIMIZERS, TRAINING
-from training.recipe_extra import ACCEPTED, arguments, fits
-from training.recipe_optimizers import OPTIMIZERS as ALL_OPTIMIZERS
+from training.recipe.engine import EXTRA, OPTIMIZERS, TRAINING
+from training.recipe.extra import ACCEPTED, arguments, fits
+from training.recipe.optimizers import OPTIMIZERS as ALL_OPTIMIZERS
 
 # Dropout is on. 150 rows: 6 full steps an epoch, and one of 6 rows that makes fewer and unequal micro-batches.
 ASKED: dict[str, Any] = {

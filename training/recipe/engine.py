@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from training.problems import nearest
-from training.recipe_data import DOTTED
-from training.recipe_extra import arguments
+from training.recipe.data import DOTTED
+from training.recipe.extra import arguments
 
 if TYPE_CHECKING:
-    from training.recipe_rules import Written
+    from training.recipe.rules import Written
 
 _ENGINES = ("trainer", "accelerate")
 

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from training.problems import Problem, UserError, nearest
-from training.recipe_problems import section_fields
+from training.recipe.wording import section_fields
 
 ENTRYPOINT = "flows.finetune:finetune"
 

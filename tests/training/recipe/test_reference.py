@@ -13,11 +13,11 @@ from tests.training import tiny
 from tests.training.forks import FORKS, assert_same, checkpoints_written, curve, events, finish, kill_when, weights
 from training.problems import UserError
 from training.recipe import Training, parse
-from training.recipe_extra import ACCEPTED, arguments, set_by_project
-from training.recipe_optimizers import OPTIMIZERS, REFUSED
-from training.recipe_reference import table
+from training.recipe.extra import ACCEPTED, arguments, set_by_project
+from training.recipe.optimizers import OPTIMIZERS, REFUSED
+from training.recipe.reference import table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLAIN: dict[str, Any] = {
     "name": "reviews",
     "kind": "sequence-classification",
@@ -42,7 +42,7 @@ def test_every_field_is_a_recipes_own_or_accepted_or_refused_with_a_reason() -> 
 
 
 def test_the_table_of_the_reference_page_is_that_of_the_installed_transformers() -> None:
-    """Made anew by `python -m training.recipe_reference`."""
+    """Made anew by `python -m training.recipe.reference`."""
     page = (ROOT / "training/README.md").read_text()
     assert page.partition("<!-- fields -->\n\n")[2].partition("\n\n<!-- /fields -->")[0] == table()
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
-from training.recipe_extra import arguments
+from training.recipe.extra import arguments
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 PLAIN: dict[str, Any] = {
     "name": "reviews",

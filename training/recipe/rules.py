@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from training.problems import Problem, nearest
-from training.recipe_compute import SHARING_RULES
-from training.recipe_data import DATA_RULES, DOTTED, revision
-from training.recipe_engine import engine_has, engine_name
-from training.recipe_extra import arguments, fits, out_of_scope, set_by_project
-from training.recipe_optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
-from training.recipe_problems import section_fields
+from training.recipe.compute import SHARING_RULES
+from training.recipe.data import DATA_RULES, DOTTED, revision
+from training.recipe.engine import engine_has, engine_name
+from training.recipe.extra import arguments, fits, out_of_scope, set_by_project
+from training.recipe.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
+from training.recipe.wording import section_fields
 
 _LOSSES = ("cross_entropy", "focal")
 _METRICS = ("accuracy", "f1", "precision", "recall")

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from training import recipe_deepspeed
 from training.problems import UserError
-from training.recipe import Recipe, parse
-from training.recipe_accelerate import Refused, translated
+from training.recipe import Recipe, deepspeed_file, parse
+from training.recipe.accelerate_file import Refused, translated
 
 PLAIN: dict[str, Any] = {
     "name": "reviews",
@@ -66,7 +65,7 @@ ZERO = COMMON | {
         "zero3_save_16bit_model": True,
     },
 }
-NEEDS_DEEPSPEED = pytest.mark.skipif(not recipe_deepspeed._sources(), reason="needs the extra deepspeed")
+NEEDS_DEEPSPEED = pytest.mark.skipif(not deepspeed_file._sources(), reason="needs the extra deepspeed")
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +200,7 @@ def test_what_its_part_for_deepspeed_asks_for_and_is_not_here_is_refused(changed
 
 
 def test_a_file_for_cpus_is_refused_where_training_would_take_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.recipe_accelerate._sees_gpus", lambda: True)
+    monkeypatch.setattr("training.recipe.accelerate_file._sees_gpus", lambda: True)
     found = translated({"distributed_type": "MULTI_CPU", "use_cpu": True})
     assert [said.field for said in found if isinstance(said, Refused)] == ["use_cpu", "distributed_type"]
 
@@ -284,15 +283,15 @@ def test_what_deepspeed_takes_is_not_refused_and_it_is_not_imported() -> None:
         "timers": {"throughput": {"enabled": False}},
         "zero_optimization": {"stage3_max_live_parameters": 1, "max_live_parameters": 1, "sub_group_size": 1},
     }
-    assert list(recipe_deepspeed.unknown_names(known)) == []
-    assert "compression_training" not in recipe_deepspeed._top_level()  # DeepSpeed 0.19.8 refuses it
+    assert list(deepspeed_file.unknown_names(known)) == []
+    assert "compression_training" not in deepspeed_file._top_level()  # DeepSpeed 0.19.8 refuses it
     if "deepspeed" not in sys.modules:
         recipe(strategy="deepspeed-zero3", deepspeed=known)
         assert "deepspeed" not in sys.modules
 
 
 def test_without_deepspeed_names_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_deepspeed, "_sources", lambda: ())
-    recipe_deepspeed._top_level.cache_clear()
-    assert list(recipe_deepspeed.unknown_names({"nothing_known": 1})) == []
-    recipe_deepspeed._top_level.cache_clear()
+    monkeypatch.setattr(deepspeed_file, "_sources", lambda: ())
+    deepspeed_file._top_level.cache_clear()
+    assert list(deepspeed_file.unknown_names({"nothing_known": 1})) == []
+    deepspeed_file._top_level.cache_clear()

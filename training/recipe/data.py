@@ -13,7 +13,7 @@ from training.rows.filters import parse_filter
 from training.rows.urls import secret_in
 
 if TYPE_CHECKING:
-    from training.recipe_rules import Written
+    from training.recipe.rules import Written
 
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SPLITS = ("train", "validation", "test")

@@ -1,12 +1,12 @@
 """The table of training/README.md: every field of the installed TrainingArguments, and what a recipe does with it.
 
-python -m training.recipe_reference
+python -m training.recipe.reference
 """
 
 from __future__ import annotations
 
 from training.recipe import Training
-from training.recipe_extra import ACCEPTED, arguments, set_by_project
+from training.recipe.extra import ACCEPTED, arguments, set_by_project
 
 
 def table() -> str:

@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from training.problems import Problem, nearest
-from training.recipe_extra import arguments, out_of_scope, set_by_project
-from training.recipe_optimizers import REFUSED
+from training.recipe.extra import arguments, out_of_scope, set_by_project
+from training.recipe.optimizers import REFUSED
 
 # How the recipe marks the sides of a field that takes one or the other, so that only one of them is reported.
 WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.overrides import read_yaml
 from training.problems import Problem, UserError
-from training.recipe_accelerate import Refused, translated
+from training.recipe.accelerate_file import Refused, translated
+from training.recipe.overrides import read_yaml
 
 
 class Expanded:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
-from training.recipe_deepspeed import unknown_names
+from training.recipe.deepspeed_file import unknown_names
 
 if TYPE_CHECKING:
-    from training.recipe_rules import Written
+    from training.recipe.rules import Written
 
 _FOLLOWS = {
     "zero_optimization.stage": "compute.strategy",
