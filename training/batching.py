@@ -137,9 +137,7 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         rank: int = 0,
         seed: int = 0,
     ) -> None:
-        if len(lengths) < world:
-            message = f"{len(lengths)} rows cannot be shared by {world} processes: give more rows, or fewer processes."
-            raise UserError([Problem(kind="compute", where="compute.num_processes", message=message)])
+        require_a_row_each(len(lengths), world)
         super().__init__(lengths.tolist(), rows_a_step, world, accumulation, seed=seed, rank=rank)
         self._lengths = lengths
         self._micro = -(-rows_a_step // accumulation)  # the most rows of a micro-batch on all ranks together
@@ -181,6 +179,13 @@ class LengthGroupedBatches(BatchRebalanceSampler):
             longest = int(np.argmax([self._lengths[rows[0]] for rows in shuffled]))
             shuffled[0], shuffled[longest] = shuffled[longest], shuffled[0]
         return [*shuffled, last]
+
+
+def require_a_row_each(rows: int, world: int) -> None:
+    """Raises UserError where there are fewer rows than ranks."""
+    if rows < world:
+        message = f"{rows} rows cannot be shared by {world} processes: give more rows, or fewer processes."
+        raise UserError([Problem(kind="compute", where="compute.num_processes", message=message)])
 
 
 def steps_an_epoch(rows: int, rows_a_step: int, world: int) -> int:

@@ -63,7 +63,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     import torch
 
     from training import drawing, dropout, kinds, losses, metrics, model
-    from training.batching import TokenRows
+    from training.batching import TokenRows, require_a_row_each
     from training.engines import Task
 
     settings = job.settings
@@ -82,6 +82,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
 
     tokens, named = Path(job.inputs["tokens"]), job.inputs.get("checkpoint")
     rows = TokenRows(tokens / "train.arrow")
+    require_a_row_each(len(rows), compute["num_processes"])  # on every rank, before any of them waits for the others
     a_pass = asked["per_device_train_batch_size"] * compute["num_processes"]
     return Task(
         model=network,

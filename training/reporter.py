@@ -44,6 +44,7 @@ class Reporter:
     def paused(self) -> None:
         """What has gone on since the step's end was no training: an evaluation, a checkpoint."""
         self._speed.paused()
+        self._told_at, self._told_rows = time.monotonic(), self._rows
 
     def trained(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
         """Figures of the training since the last time, `train_loss` among them."""
