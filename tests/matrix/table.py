@@ -48,7 +48,7 @@ class Result:
             "|---|---|---|---|---|---|---|",
         ]
         for cell in self.cells:
-            promises = ["refused", "", "", ""] if cell.refused else list(cell.promises.values())
-            shown = [found if found.startswith("yes") or not found else f"**{found}**" for found in promises]
+            found = ["refused by the recipe", "", "", ""] if cell.refused else list(cell.promises.values())
+            shown = [one if cell.refused or one.startswith("yes") else f"**{one}**" for one in found]
             lines.append(f"| {' | '.join([cell.engine, cell.strategy, str(cell.processes), *shown])} |")
         return "\n".join(lines)

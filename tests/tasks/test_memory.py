@@ -17,9 +17,9 @@ from tests.training import tiny
 from training.processes import LINUX
 from training.protocol import Job
 
-# 64 rows need some 400 MB for this model's wide layers, 32 rows some 260 MB.
+# 64 rows need more than 480 MiB for this model's wide layers, 32 rows some 330.
 WIDE = {"intermediate_size": 16384}
-ROOM_MIB = 330
+ROOM_MIB = 420
 PROGRAM = f"""
 import importlib.util, re, resource
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
     assert json.loads((work.job / "job.json").read_text())["settings"]["batch_division"] == 2
     warnings = [event["message"] for event in said if event["kind"] == "warning"]
     would_fit = re.search(r"for 64 rows at a time.* training.per_device_train_batch_size (\d+) would fit", warnings[0])
-    assert would_fit is not None and 1 <= int(would_fit[1]) <= 32
+    assert would_fit is not None and 1 <= int(would_fit[1]) < 64
     assert warnings[1].endswith("Going on with at most 32 rows at a time.")
     assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
     assert Fits(64, world / "base/model").rows == 32
