@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 
 from training import ranks
 from training.named import Place
-from training.protocol import Interrupted, stop_requested
+from training.program import Interrupted, stop_requested
 
 if TYPE_CHECKING:
     from training.trainer import ExactTrainer

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 from training import checkpoints, circumstances, strategies
 from training.named import Place
 from training.problems import Problem, UserError
-from training.protocol import Events, Interrupted, rank, stop_requested
+from training.program import Interrupted, stop_requested
+from training.protocol import Events, rank
 
 if TYPE_CHECKING:
     import numpy as np

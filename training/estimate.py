@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from training import room
 from training.engines import ENGINES
-from training.protocol import EVENTS, Events, Job, rank, read_events, run_program, short_of_memory
+from training.program import run_program, short_of_memory
+from training.protocol import EVENTS, Events, Job, rank, read_events
 from training.recipe.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.problems import Problem, UserError, nearest
-from training.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, read_events, run_program
+from training.program import run_program
+from training.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, read_events
 
 if TYPE_CHECKING:
     import numpy as np

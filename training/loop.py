@@ -30,7 +30,7 @@ from transformers import enable_full_determinism, set_seed
 from training import checkpoints, drawing, oracle, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
 from training.engines import Task, Trained, require_as_asked
-from training.protocol import Interrupted, stop_requested
+from training.program import Interrupted, stop_requested
 from training.reporter import Reporter
 from training.speed import DTYPES, Speed, flops, hardware_limit
 from training.stepping import arguments, loss_function, make_optimizer, make_scheduler

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.protocol import OUTPUT, Events, Job, run_program
+from training.program import run_program
+from training.protocol import OUTPUT, Events, Job
 
 if TYPE_CHECKING:
     import numpy as np

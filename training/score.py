@@ -21,7 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.protocol import OUTPUT, Events, Job, run_program
+from training.program import run_program
+from training.protocol import OUTPUT, Events, Job
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.protocol import OUTPUT, Events, Job, run_program
+from training.program import run_program
+from training.protocol import OUTPUT, Events, Job
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.problems import Problem, UserError
-from training.protocol import OUTPUT, Events, Job, run_program
+from training.program import run_program
+from training.protocol import OUTPUT, Events, Job
 from training.tokens import Encoded, Encoder, FastEncoder, write
 
 if TYPE_CHECKING:

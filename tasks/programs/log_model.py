@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime.connection import failures_told
-from training.protocol import Events, Job, run_program
+from training.program import run_program
+from training.protocol import Events, Job
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

@@ -31,6 +31,7 @@ NOT_INGREDIENTS = (
     "training.pictures",
     "training.problems",
     "training.processes",
+    "training.program",
     "training.protocol",
     "training.recipe",
     "training.room",

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tests.benchmarks.subject import BATCH_ROWS, Subject, run, training_argv
 from tests.benchmarks.table import Row
 from training.engines import ENGINES
-from training.protocol import Events, Job, run_program
+from training.program import run_program
+from training.protocol import Events, Job
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

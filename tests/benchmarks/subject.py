@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.launch import accelerate_argv, accelerate_environment, python_argv, require_finished, run_job
 from training.protocol import OUTPUT, Job
-from training.recipe import Data, Training
+from training.recipe import Compute, Data, Training
 from training.rows.load import load
 from training.tokens import tokenize
 
@@ -90,7 +90,11 @@ class Subject:
             "kind": KIND,
             "labels": json.loads((self.loaded / "labels.json").read_text()),
             "training": Training(**chosen).model_dump(mode="json"),
-            "compute": {"strategy": "ddp", "num_processes": num_processes, "mixed_precision": mixed_precision()},
+            "compute": {
+                **Compute().learnt_by(),
+                "num_processes": num_processes,
+                "mixed_precision": mixed_precision(),
+            },
             "metrics": ["accuracy"],
             "batch_division": 1,
         }

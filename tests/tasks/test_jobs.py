@@ -46,7 +46,7 @@ def run(
     program.write_text(
         "import os, signal\n"
         "from training.problems import Problem, UserError\n"
-        "from training.protocol import run_program\n"
+        "from training.program import run_program\n"
         f"def main(job_dir, job, events):\n    {body}\n"
         "run_program(main)\n"
     )

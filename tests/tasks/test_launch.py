@@ -39,7 +39,7 @@ def write_job(folder: Path, main: str, *, before: str = "", after: str = "") -> 
         f"{before}\n"
         "import os, sys, time\n"
         "from training.problems import Problem, UserError\n"
-        "from training.protocol import run_program\n"
+        "from training.program import run_program\n"
         f"def main(job_dir, job, events):\n    {body}\n"
         "try:\n"
         "    run_program(main)\n"

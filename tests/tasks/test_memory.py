@@ -24,7 +24,7 @@ PROGRAM = f"""
 import importlib.util, re, resource
 from pathlib import Path
 from training import fit
-from training.protocol import run_program
+from training.program import run_program
 
 def main(job_dir, job, events):
     from training import model, trainer  # what they need is there before the limit

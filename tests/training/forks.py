@@ -20,7 +20,8 @@ from typing import Any
 from tasks.runtime.launch import accelerate_environment
 from training import fit
 from training.oracle import BATCHES, SWITCH
-from training.protocol import LOGS, Job, Outcome, read_events, read_outcome, run_program, sha256
+from training.program import run_program
+from training.protocol import LOGS, Job, Outcome, read_events, read_outcome, sha256
 
 FORKS = multiprocessing.get_context("forkserver")
 END_WITHIN_S = 120.0

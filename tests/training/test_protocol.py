@@ -34,7 +34,7 @@ def start_program(job: Path, main: str, *, options: str = "", **env: str) -> sub
     program.write_text(
         "import os, time\n"
         "from training.problems import Problem, UserError\n"
-        "from training.protocol import Interrupted, run_program, stop_requested\n"
+        "from training.program import Interrupted, run_program, stop_requested\n"
         f"def main(job_dir, job, events):\n    {body}\n"
         f"run_program(main{options})\n"
     )

@@ -32,7 +32,7 @@ sys.exit(max(rank.wait() for rank in ranks) != 0)
 # Writes where it is at work every 10 ms, and has a child in a session of its own that heeds no SIGTERM.
 RANK = """
 import os, signal, subprocess, time
-from training.protocol import Interrupted, run_program, stop_requested
+from training.program import Interrupted, run_program, stop_requested
 
 def main(job_dir, job, events):
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
