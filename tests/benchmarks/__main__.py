@@ -2,7 +2,7 @@
 
 Without options it needs nothing but the project: rows and model are made up. With --data and --model it measures
 on those, and with --peer also against that script, called as
-`SCRIPT --model DIR --data DIR --epochs N --lr F --seed N --batch N --max-length N --out DIR [--bf16]`, whose last line
+`SCRIPT --model DIR --data DIR --epochs N --lr F --seed N --batch N --max-length N --out DIR`, whose last line
 is JSON with train_samples_per_second and accuracy.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,8 +24,8 @@ def measure(subject: Subject) -> list[Row]:
     """Speed and accuracy of whole trainings; nothing without a script to compare with."""
     if subject.peer is None:
         return []
-    ours, theirs = zip(*((_ours(subject, seed), _theirs(subject, seed, "--bf16")) for seed in SEEDS), strict=True)
-    in_fp32 = _theirs(subject, SEEDS[0])
+    ours, theirs = zip(*((_ours(subject, seed), _theirs(subject, seed, "bf16")) for seed in SEEDS), strict=True)
+    in_fp32 = _theirs(subject, SEEDS[0], "no")
     native = ours[0]["precision"] != "no"  # the budgets are for hardware that computes in 16 bits
     rate, bf16_rate = (statistics.mean(run["rate"] for run in runs) for runs in (ours, theirs))
     gain, noise = _gain([run["accuracy"] for run in ours], [run["accuracy"] for run in theirs])
@@ -106,12 +107,14 @@ def _ours(subject: Subject, seed: int) -> dict[str, Any]:
     }
 
 
-def _theirs(subject: Subject, seed: int, *more: str) -> dict[str, Any]:
+def _theirs(subject: Subject, seed: int, precision: str) -> dict[str, Any]:
     argv = [sys.executable, str(subject.peer), "--model", str(subject.base["model"]), "--data", str(subject.data)]
     argv += ["--epochs", str(EPOCHS), "--lr", str(LEARNING_RATE), "--seed", str(seed), "--batch", str(BATCH_ROWS)]
-    argv += ["--max-length", str(MAX_TOKENS), "--out", str(subject.folder / "peer-out"), *more]
+    argv += ["--max-length", str(MAX_TOKENS), "--out", str(subject.folder / "peer-out")]
     began = time.monotonic()
-    printed = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+    # As `accelerate launch` tells it: TrainingArguments(bf16=True) refuses a CPU unless it is told to use one.
+    env = {**os.environ, "ACCELERATE_MIXED_PRECISION": precision}
+    printed = subprocess.run(argv, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
     told = json.loads(printed.splitlines()[-1])
     return {
         "rate": told["train_samples_per_second"],
