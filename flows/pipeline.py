@@ -6,19 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.champion import find_champion
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
 from tasks.model import load_model
 from tasks.predict import predict
-from tasks.registry import register
+from tasks.registry import promote, register
 from tasks.resolve import resolve
-from tasks.runtime.refs import Pins, Ref, Verdict, Version
+from tasks.runtime.refs import Champion, Pins, Promotion, Ref, Verdict, Version
 from tasks.score import score
 from tasks.tokens import tokenize
 from training.recipe import Recipe
 
-STAGES = ("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "gate", "register")
+STAGES = (
+    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion", "gate"),
+    *("register", "promote"),
+)
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,10 @@ class Finished:
     pins: Pins
     trained: Ref
     scores: Ref
+    champion: Champion | None
     verdict: Verdict
     version: Version | None
+    promotion: Promotion | None
 
 
 def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
@@ -42,6 +48,8 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     trained = walk(fit, recipe, pins, data, model, tokens)
     predictions = walk(predict, recipe, pins, tokens, trained)
     scores = walk(score, recipe, data, predictions)
-    verdict = walk(gate, recipe, scores)
+    champion = walk(find_champion, recipe, trained, scores)
+    verdict = walk(gate, recipe, scores, None)
     version = walk(register, recipe, pins, data, trained, predictions, verdict)
-    return Finished(pins, trained, scores, verdict, version)
+    promotion = walk(promote, recipe, version, verdict)
+    return Finished(pins, trained, scores, champion, verdict, version, promotion)

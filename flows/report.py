@@ -47,6 +47,7 @@ def result(
             for r in rows
         ],
         "metrics": finished.scores.figures if finished else {},
+        "verdict": finished.verdict.model_dump(mode="json") if finished else None,
         "model": _model(finished.trained, finished) if finished else None,
         "problems": problems(error, rows[-1].name if rows else "recipe"),
         "warnings": [],
@@ -74,4 +75,5 @@ def _model(trained: Ref, finished: Finished) -> dict[str, Any]:
         # Large models are saved in several files; then their common digest stands for them.
         "sha256": Digests(settings.home()).of(whole) if whole.is_file() else trained.parts["model"],
         "registered": f"{version.name}/{version.version}" if version else None,
+        "alias": finished.promotion.alias if finished.promotion else None,
     }

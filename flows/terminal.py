@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from flows.tables import counted
-from tasks.runtime.refs import Ref, Verdict, Version
+from tasks.runtime.refs import Champion, Promotion, Ref, Verdict, Version
 from tasks.runtime.stage import Row
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.
@@ -69,7 +69,7 @@ class Terminal:
         loss = f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
         loss += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
         bar = "█" * round(20 * done / total)
-        text = f"  {stage:<11}{bar:░<20} {done:,}/{total:,}{loss}{left}"
+        text = f"  {stage:<16} {bar:░<20} {done:,}/{total:,}{loss}{left}"
         self._err.write(f"\r\033[K{text}" if self._live else f"{text}\n")
         self._err.flush()
 
@@ -97,7 +97,7 @@ def _left(seconds: float) -> str:
 
 def line(name: str, state: str, middle: str, end: str) -> str:
     """One line of a table of stages."""
-    return f"  {name:<11} {state:<8} {middle:>9}   {end}".rstrip()
+    return f"  {name:<16} {state:<8} {middle:>9}   {end}".rstrip()
 
 
 def figure(stage: str, result: Any) -> str:
@@ -105,14 +105,15 @@ def figure(stage: str, result: Any) -> str:
     if isinstance(result, Ref):
         describe = _FIGURES.get(stage)
         return describe(result.figures) if describe else ""
+    if isinstance(result, Champion):
+        return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):
-        held = ", ".join(f"{check.figure} {check.value:.4g} ≥ {check.minimum:g}" for check in result.checks)
-        failed = ", ".join(
-            f"{check.figure} {check.value:.4g} < {check.minimum:g}" for check in result.checks if not check.held
-        )
-        return f"promote {held}".rstrip() if result.promote else f"keep: {failed}"
+        return f"{result.decision}: {result.reason}"
     if isinstance(result, Version):
-        return f"{result.name} version {result.version}" + (f", {result.alias}" if result.promoted else "")
+        return f"{result.name} version {result.version}"
+    if isinstance(result, Promotion):
+        before = f", before that version {result.previous}" if result.previous else ""
+        return f"{result.name} version {result.version}: {result.alias}{before}"
     return ""
 
 

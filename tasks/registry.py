@@ -1,4 +1,4 @@
-"""Stage: the model enters MLflow's registry, and the alias moves to it when it earned that."""
+"""Stages: the model enters MLflow's registry, and gets the alias that it earned."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from typing import Any
 
 from tasks.runtime import settings
 from tasks.runtime.code import library_versions
-from tasks.runtime.connection import MAX_LENGTH_TAG, connect, environment, exclusive, failures_told, find_or_create_run
+from tasks.runtime.connection import (
+    MAX_LENGTH_TAG,
+    MODEL_TAG,
+    connect,
+    environment,
+    exclusive,
+    failures_told,
+    find_or_create_run,
+)
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
-from tasks.runtime.refs import Pins, Ref, Verdict, Version
+from tasks.runtime.refs import Pins, Promotion, Ref, Verdict, Version
 from tasks.runtime.stage import Ingredients, Work, action
 from training.recipe import Recipe
 
-MODEL_TAG = "finetune.model_digest"
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
 PROBES = 8
 # A registered model answers in full precision, alone or in another batch: equal but for rounding.
@@ -24,24 +31,24 @@ MIXED_TOLERANCE = 3e-2
 
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, verdict: Verdict) -> Ingredients:
-    """What is registered where, and whether it is promoted."""
+    """What is registered where, if at all."""
     return Ingredients(
         {
-            "release": recipe.release.model_dump(include={"registry", "alias"}),
-            "registry": settings.tracking_uri() if not settings.tracking_is_local() else "home",
+            "release": {"registry": recipe.release.registry},
+            "registry": settings.registry_place(),
             "upstream": {"fit": trained.parts["model"]},
-            "promote": verdict.promote,
+            "rejected": verdict.decision == "reject",
         }
     )
 
 
-@action(ingredients)
+@action(ingredients, gives=Version)
 def register(
     work: Work, recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, verdict: Verdict
 ) -> Version | None:
-    """Registers the model once, whatever the number of runs; the alias moves last."""
+    """Registers the model once, whatever the number of runs, without an alias yet; not one that was rejected."""
     name = recipe.release.registry
-    if name is None:
+    if name is None or verdict.decision == "reject":
         work.state = "skipped"
         return None
     # Two runs that end with the same model at once register it once.
@@ -51,9 +58,34 @@ def register(
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             version = _log_model(work, recipe, pins, run_id, data, trained, predictions)
-        if verdict.promote:
-            client.set_registered_model_alias(name, recipe.release.alias, version)
-    return Version(name=name, version=version, alias=recipe.release.alias, promoted=verdict.promote)
+    return Version(name=name, version=version)
+
+
+def promotion_ingredients(recipe: Recipe, version: Version | None, verdict: Verdict) -> Ingredients:
+    """The version and the alias that it earned."""
+    return Ingredients(
+        {
+            "release": recipe.release.model_dump(include={"champion", "challenger"}),
+            "registry": settings.registry_place(),
+            "version": version.model_dump() if version else None,
+            "decision": verdict.decision,
+        }
+    )
+
+
+@action(promotion_ingredients, gives=Promotion)
+def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdict) -> Promotion | None:
+    """Moves the champion's alias to the version, or the challenger's to one that has not earned that."""
+    if version is None:
+        work.state = "skipped"
+        return None
+    alias = recipe.release.champion if verdict.decision == "promote" else recipe.release.challenger
+    with failures_told(), exclusive(f"registry-{version.name}"):
+        client = connect()
+        previous = client.get_registered_model(version.name).aliases.get(alias)
+        client.set_registered_model_alias(version.name, alias, version.version)
+    moved = str(previous) if previous is not None and str(previous) != version.version else None
+    return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
 
 
 def _log_model(work: Work, recipe: Recipe, pins: Pins, run_id: str, data: Ref, trained: Ref, predictions: Ref) -> str:

@@ -81,6 +81,7 @@ _EMPTY: dict[str, Any] = {
     "mlflow_run_id": None,
     "stages": [],
     "metrics": {},
+    "verdict": None,
     "model": None,
     "problems": [],
     "warnings": [],

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FLOW_RUN_TAG = "finetune.flow_run_id"
-# On a registered version: the tokens after which it cuts a text.
+# On a registered version: the digest of its model's folder, and the tokens after which it cuts a text.
+MODEL_TAG = "finetune.model_digest"
 MAX_LENGTH_TAG = "finetune.max_length"
 
 

@@ -1,6 +1,7 @@
 """What is remembered of a recipe, by its name: the last artifact of each stage, and the last completed run.
 
     <home>/recipes/<name>/stages/<stage>    a key
+    <home>/recipes/<name>/results/<stage>   what an action gave, with its key
     <home>/recipes/<name>/pins.json         what its names last meant
     <home>/recipes/<name>/completed.json    the result of the last completed run
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from tasks.runtime import settings
 from tasks.runtime.refs import Pins
@@ -33,6 +36,22 @@ class History:
         """Notes that the stage ended well under this key."""
         (self._folder / "stages").mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / "stages" / stage, key.encode())
+
+    def last_result(self, stage: str, key: str) -> Any:
+        """What the action gave when it last ended well, as JSON values. Raises LookupError where it is not known."""
+        try:
+            kept = json.loads((self._folder / "results" / stage).read_bytes())
+            if kept["key"] == key:
+                return kept["result"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LookupError(stage) from error
+        raise LookupError(stage)
+
+    def remember_result(self, stage: str, key: str, result: BaseModel | None) -> None:
+        """Notes what the action gave under this key."""
+        (self._folder / "results").mkdir(parents=True, exist_ok=True)
+        values = None if result is None else result.model_dump(mode="json")
+        write_atomically(self._folder / "results" / stage, json.dumps({"key": key, "result": values}).encode())
 
     def last_pins(self) -> Pins | None:
         """What the recipe's names last meant."""

@@ -66,9 +66,9 @@ class Looking:
         flat, names = stage.flat_ingredients(*inputs)
         key = stage.key(flat)
         if not stage.cached:
-            done = self._history.last_key(stage.name) == key
-            state, why = ("cached", ()) if done else ("will run", ("it acts on the outside world",))
-            return UNKNOWN, Foreseen(stage.name, state, key, why)
+            if self._history.last_key(stage.name) != key:
+                return UNKNOWN, Foreseen(stage.name, "will run", key, ("it acts on the outside world",))
+            return self._given_before(stage, key), Foreseen(stage.name, "cached", key)
         if stage.name in self._force:
             return UNKNOWN, Foreseen(stage.name, "will run", key, ("forced",))
         try:
@@ -78,6 +78,16 @@ class Looking:
         if ref is None:
             return UNKNOWN, Foreseen(stage.name, "will run", key, self._why_missing(stage, key, flat, names))
         return ref, Foreseen(stage.name, "cached", key, figures=ref.figures)
+
+    def _given_before(self, stage: Stage[Any], key: str) -> Any:
+        """What an action that would do the same again gave."""
+        if stage.gives is None:
+            return UNKNOWN
+        try:
+            values = self._history.last_result(stage.name, key)
+            return None if values is None else stage.gives.model_validate(values)
+        except (LookupError, ValueError):  # of an earlier version of the project
+            return UNKNOWN
 
     def _why_missing(self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]) -> tuple[str, ...]:
         last = self._history.last_key(stage.name)

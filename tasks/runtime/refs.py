@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,20 +78,70 @@ class Pins(BaseModel):
     """What the user should know of how the names were resolved, such as an offline pin."""
 
 
+class Champion(BaseModel):
+    """The version that a new model is compared with."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    """Of the registered model."""
+    version: str
+    model: str
+    """Digest of its folder: weights, configuration and tokenizer."""
+    key: str | None = None
+    """The artifact of `fit` that it came from, which may still be in the store."""
+    max_length: int
+    """Tokens after which it cuts a text."""
+
+
 class Check(BaseModel):
-    """One figure held against what it must reach."""
+    """One figure held against what it must reach, or must not pass."""
 
     model_config = ConfigDict(frozen=True)
 
     figure: str
-    """`split.metric`."""
+    """`split.metric`, of a group of rows `split.slice=group.metric`."""
     value: float
-    minimum: float
+    minimum: float | None = None
+    maximum: float | None = None
 
     @property
     def held(self) -> bool:
-        """Whether the figure reaches its minimum."""
-        return self.value >= self.minimum
+        """Whether the figure keeps to its bounds; what is not a number keeps to none."""
+        least = -math.inf if self.minimum is None else self.minimum
+        most = math.inf if self.maximum is None else self.maximum
+        return least <= self.value <= most
+
+    def __str__(self) -> str:
+        sign, bound = ("≥", self.minimum) if self.minimum is not None else ("≤", self.maximum)
+        if not self.held:
+            sign = {"≥": "<", "≤": ">"}[sign]
+        return f"{self.figure} {self.value:.4g} {sign} {bound:g}"
+
+
+class Comparison(BaseModel):
+    """A model beside the champion, on the same rows."""
+
+    model_config = ConfigDict(frozen=True)
+
+    champion: str
+    """`name/version`."""
+    metric: str
+    split: str
+    rows: int
+    value: float
+    """The new model's figure."""
+    champion_value: float
+    gain: float
+    """How much better the new model is, in the metric's unit; for metrics of which less is better, how much less."""
+    at_least: float
+    """The gain that it has at the confidence asked for: the lower end of a one-sided interval."""
+    margin: float
+    confidence: float
+    method: Literal["mcnemar", "bootstrap"]
+    p_value: float
+    """How likely a gain like this would be by chance, were the true one no more than the margin."""
+    better: bool
 
 
 class Verdict(BaseModel):
@@ -98,8 +149,14 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    promote: bool
-    checks: list[Check]
+    decision: Literal["promote", "keep", "reject"]
+    """promote: registered, and the new champion. keep: registered as challenger, the champion stays. reject: nothing
+    is registered."""
+    reason: str
+    """One sentence for whoever decides."""
+    checks: list[Check] = Field(default_factory=list)
+    comparison: Comparison | None = None
+    warnings: list[str] = Field(default_factory=list)
 
 
 class Version(BaseModel):
@@ -109,6 +166,15 @@ class Version(BaseModel):
 
     name: str
     version: str
+
+
+class Promotion(BaseModel):
+    """The alias that a version has got."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    version: str
     alias: str
-    promoted: bool
-    """Whether the alias points to it now."""
+    previous: str | None = None
+    """The version that had it before."""

@@ -102,6 +102,8 @@ class Running:
             self.rows.append(row)
             self._watchers.stage_ended(row, result)
         self._history.remember_key(stage.name, key)
+        if stage.gives is not None:
+            self._history.remember_result(stage.name, key, result)
         return result
 
     def _place(self, stage: Stage[Any], key: str) -> Path:

@@ -79,3 +79,8 @@ def mlflow_artifacts() -> Path:
 def tracking_is_local() -> bool:
     """Whether the tracking database is the home folder's own."""
     return not os.environ.get("MLFLOW_TRACKING_URI")
+
+
+def registry_place() -> str:
+    """Where models are registered, as part of what names an action: the home's own registry is wherever the home is."""
+    return "home" if tracking_is_local() else without_credentials(tracking_uri())

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pydantic import BaseModel
+
 from tasks.runtime import settings
 from tasks.runtime.code import code_digests, library_versions, users_code
 from tasks.runtime.digests import digest_of
@@ -110,8 +112,10 @@ class Stage(Generic[Result]):
     ingredients: Callable[..., Ingredients]
     cached: bool
     """Whether the output is an artifact; an action's output is a plain value."""
-    foreseeable: bool
+    foreseeable: bool = False
     """Whether `plan` may call it: it reads, and acts on nothing."""
+    gives: type[BaseModel] | None = None
+    """What an action returns where it does not return None: remembered, for a plan that finds it would do the same."""
 
     def flat_ingredients(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """Ingredients under flat names, JSON values; and what to call them. Raises UserError for
@@ -137,13 +141,13 @@ def stage(
     """A cached stage. The function takes `Work` and the inputs, fills `work.out`, and returns a few figures."""
 
     def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
-        return Stage(name or make.__name__, make, ingredients, cached=True, foreseeable=False)
+        return Stage(name or make.__name__, make, ingredients, cached=True)
 
     return decorate
 
 
 def action(
-    ingredients: Callable[..., Ingredients], *, foreseeable: bool = False
+    ingredients: Callable[..., Ingredients], *, foreseeable: bool = False, gives: type[BaseModel] | None = None
 ) -> Callable[[Callable[..., Result]], Stage[Result]]:
     """A stage that is not cached: it looks at the outside world or acts on it, and can be repeated without harm.
 
@@ -151,7 +155,7 @@ def action(
     """
 
     def decorate(make: Callable[..., Result]) -> Stage[Result]:
-        return Stage(make.__name__, make, ingredients, cached=False, foreseeable=foreseeable)
+        return Stage(make.__name__, make, ingredients, cached=False, foreseeable=foreseeable, gives=gives)
 
     return decorate
 

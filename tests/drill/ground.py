@@ -60,7 +60,7 @@ class Run:
         """The stage that it is in, by its table: `start` before the first line, `end` after the last."""
         words = [line.split() for line in self._table.read_text().splitlines() if line.startswith("  ")]
         ended = [row[0] for row in words if len(row) > 1 and row[0] in STAGES and row[1] in ROW_STATES]
-        return ["start", *STAGES[1:], "end"][len(ended)]
+        return ["start", *STAGES[1:], "end"][STAGES.index(ended[-1]) + 1 if ended else 0]
 
     def result(self) -> dict[str, Any]:
         """What `--json` wrote."""

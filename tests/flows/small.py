@@ -71,7 +71,7 @@ def write_project(folder: Path) -> Path:
             "checkpoint_interval_s": 0.3,
         },
         "evaluation": {"splits": ["validation"], "metrics": ["accuracy", "f1", "precision", "recall"]},
-        "release": {"registry": "small", "minimum": {"validation.accuracy": 0.5}},
+        "release": {"registry": "small", "gate": {"minimum": {"accuracy": 0.5}}},
     }
     entry = {"name": "small", "entrypoint": "flows.finetune:finetune", "parameters": {"recipe": recipe}}
     file = folder / "small.yaml"

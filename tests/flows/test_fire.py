@@ -37,7 +37,9 @@ def test_a_run_asked_to_end_saves_leaves_nothing_running_and_is_gone_on_with_to_
     assert states.pop("fit") == "resumed"
     assert {name for name, state in states.items() if state == "cached"} == set(states) - {
         "resolve",
+        "find_champion",
         "gate",
         "register",
+        "promote",
     }
     assert result["model"]["sha256"] == finished.result["model"]["sha256"]

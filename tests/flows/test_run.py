@@ -26,7 +26,10 @@ from tests.flows.small import FinishedRun, command, environment, finetune, state
 from tests.servers import closed_port
 from training.recipe import parse
 
-STAGES = ["resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "gate", "register"]
+STAGES = [
+    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion", "gate"),
+    *("register", "promote"),
+]
 CACHED = STAGES[1:7]
 
 

@@ -127,9 +127,7 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_te
     first = json.loads((tmp_path / "first.json").read_text())
     assert run.returncode == 1, printed
     ended = {name: state for name, state in states(tmp_path / "first.json").items() if state != "cached"}
-    assert ended == {"resolve": "ran", "fit": "ran", "predict": "ran", "score": "ran", "gate": "ran"} | {
-        "register": "failed"
-    }
+    assert ended == {"resolve": "ran", "fit": "ran", "predict": "ran", "score": "ran"} | {"find_champion": "failed"}
     fit, predict = training_and_answers(home, first)
     after = [killed_at, *(moment for moment in times(fit) + times(predict) if moment > killed_at)]
     assert times(fit)[-1] > killed_at
@@ -137,7 +135,7 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_te
     usual_s = longest_silence_s([moment for events in undisturbed for moment in times(events)])
     assert longest_silence_s(after) < max(NO_TIME_LOST_S, SLOW_MACHINE * usual_s)
     assert "Traceback" not in printed and "Error" not in printed.replace("ConnectionError", "")
-    assert f"register: MLflow at {mlflow.url} fails: start it" in printed and "Connection refused" in printed
+    assert f"find_champion: MLflow at {mlflow.url} fails: start it" in printed and "Connection refused" in printed
     assert "the same command goes on from there" in printed
     assert "MLflow has not everything yet" in printed and "The Prefect server does not answer" in printed
     assert len(first["warnings"]) == 2

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from training.problems import Problem, UserError
-from training.recipe.fields import Compute, Data, Evaluation, Level, Model, Recipe, Release, Tokens, Training
+from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Level, Model, Recipe, Release, Tokens, Training
 from training.recipe.files import Expanded
 from training.recipe.overrides import finetune_entry, merge, parse_set
 from training.recipe.rules import Written, broken_rules
@@ -25,6 +25,8 @@ __all__ = [
     "Compute",
     "Data",
     "Evaluation",
+    "Gate",
+    "Hub",
     "Level",
     "Model",
     "Recipe",

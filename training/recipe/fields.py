@@ -285,8 +285,54 @@ class Evaluation(Section):
     splits: list[Split] = Field(default=["validation"], min_length=1)
     """The splits that are predicted and scored."""
     metrics: list[Text] = Field(default=["accuracy"], min_length=1)
-    """What is computed from the predictions: accuracy, f1, precision, recall, or a class of yours as
-    `module:Class`."""
+    """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
+    of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`."""
+    slices: list[Text] = Field(default_factory=list)
+    """Groups of rows that are also judged apart: by the values of a column of the data, by `label`, or by
+    `length_bucket` (tokens)."""
+    allow_remote_code: bool = False
+    """Whether the code of metrics of the Hub may be run here."""
+
+
+class Gate(Section):
+    """What a model must show to be registered, and to be promoted."""
+
+    split: Split | None = None
+    """The evaluated split whose figures count (null: test where it is evaluated, else validation)."""
+    minimum: dict[Text, float] = Field(default_factory=dict)
+    """The least figure, by metric, with which a model is registered."""
+    maximum: dict[Text, float] = Field(default_factory=dict)
+    """The same for metrics of which less is better, such as log_loss."""
+    floors: dict[Text, dict[Text, float]] = Field(default_factory=dict)
+    """The least figures of a slice, by metric: of each group (`genre: {accuracy: 0.7}`), or of one
+    (`genre=fiction: {accuracy: 0.8}`)."""
+    compare: Text | None = None
+    """The metric by which a model must be better than the champion, on the same rows (null: the first of
+    evaluation.metrics)."""
+    margin: float = 0.0
+    """By how much, in the metric's own unit; below zero, how much worse is still taken."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """How sure that must be: at 0.95, one of twenty models that are just as good is promoted by chance."""
+
+
+class Hub(Section):
+    """Where promoted models are published."""
+
+    repo: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+    """The repository on the Hugging Face Hub, `owner/name`; made where there is none."""
+    license: Text
+    """The licence that the model card names, such as apache-2.0: the Hub's identifiers."""
+    private: bool = True
+    """Whether a repository that is made is private."""
+    revision: Text = "main"
+    """The branch that is written to; made where there is none."""
+    pull_request: bool = False
+    """Whether a pull request is opened in place of a commit."""
+    tags: list[Text] = Field(default_factory=list)
+    """Tags of the model card."""
+    checkpoints: Annotated[Literal["no", "checkpoint", "every_save", "all_checkpoints"], Word] = "no"
+    """What of a training goes there while it goes on, as in TrainingArguments.hub_strategy: the newest checkpoint in
+    `last-checkpoint`, the weights at each checkpoint, or every checkpoint."""
 
 
 class Release(Section):
@@ -294,10 +340,14 @@ class Release(Section):
 
     registry: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """The model's name in MLflow's registry (null: not registered)."""
-    minimum: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
-    """The least figure, 0 to 1, of `split.metric` with which a model is promoted."""
-    alias: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
+    gate: Gate = Gate()
+    """What it must show."""
+    hub: Hub | None = None
+    """Where promoted models are published (null: nowhere)."""
+    champion: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The registry's alias that a promoted version takes over."""
+    challenger: str = Field(default="challenger", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
+    """The alias of the newest version that was registered and not promoted."""
 
 
 class Recipe(Section):
@@ -321,3 +371,15 @@ class Recipe(Section):
     """How the trained model is judged."""
     release: Release = Release()
     """What becomes of a model that is good enough."""
+
+    @property
+    def judged_split(self) -> Split:
+        """The split whose figures the gate looks at."""
+        evaluated = self.evaluation.splits
+        usual: list[Split] = [split for split in ("test", "validation") if split in evaluated]
+        return self.release.gate.split or [*usual, *evaluated][0]
+
+    @property
+    def compared_by(self) -> str:
+        """The metric by which a model is compared with the champion."""
+        return self.release.gate.compare or self.evaluation.metrics[0]

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from training.problems import Problem, UserError, nearest
-from training.recipe.wording import section_fields
+from training.recipe.wording import section_of
 
 ENTRYPOINT = "flows.finetune:finetune"
 
@@ -90,20 +90,18 @@ def merge(
 
 
 def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
-    """Where the dotted name points: `release.minimum.validation.accuracy` has one key with a dot in it."""
-    section, *rest = name.split(".", 2)
-    if section not in recipe.model_fields or not rest:
-        return [section, *rest]
-    fields = section_fields(recipe, section)
-    if fields is None:
-        return None
-    inner = fields.get(rest[0])
-    if inner is None or len(rest) == 1:
-        return [section, *rest]
-    for kind in _sides(inner.annotation):
+    """Where the dotted name points, section by section; `training.class_weights.a.b` has one key with a dot in it."""
+    first, _, rest = name.partition(".")
+    field = recipe.model_fields.get(first)
+    if field is None or not rest:
+        return [first, *rest.split(".", 1)] if rest else [first]
+    if inside := section_of(field):
+        below = _path(rest, inside)
+        return None if below is None else [first, *below]
+    for kind in _sides(field.annotation):
         if get_origin(kind) is dict:
-            nested = get_args(kind)[1] is Any
-            return [section, rest[0], *(rest[1].split(".") if nested else [rest[1]])]
+            nested = get_args(kind)[1] is Any or get_origin(get_args(kind)[1]) is dict
+            return [first, *(rest.split(".") if nested else [rest])]
     return None
 
 

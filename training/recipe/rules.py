@@ -16,10 +16,10 @@ from training.recipe.data import DATA_RULES, DOTTED, revision
 from training.recipe.engine import engine_has, engine_name
 from training.recipe.extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
+from training.recipe.release import RELEASE_RULES, figures_of
 from training.recipe.wording import section_fields
 
 _LOSSES = ("cross_entropy", "focal")
-_METRICS = ("accuracy", "f1", "precision", "recall")
 
 
 class WrongItself(LookupError):
@@ -37,10 +37,13 @@ class Written:
         return section_fields(self._recipe, section) or {}
 
     def __getitem__(self, name: str) -> Any:
-        section, _, field = name.partition(".")
-        if any(place == section or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.wrong):
+        section, _, field = name.rpartition(".")
+        above = [section[:end] for end in range(len(section) + 1) if section[end : end + 1] in (".", "")]
+        if any(place in above or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.wrong):
             raise WrongItself(name)
-        written = self._values.get(section, {})
+        written: Any = self._values
+        for part in section.split("."):
+            written = (written.get(part) or {}) if isinstance(written, Mapping) else {}
         if field in written:
             return written[field]
         return self.fields(section)[field].get_default(call_default_factory=True)
@@ -136,7 +139,7 @@ def _evaluation_while_training(written: Written) -> Iterator[tuple[str, str]]:
 
 
 def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
-    metric, figures = written["training.metric_for_best_model"], _figures(written)
+    metric, figures = written["training.metric_for_best_model"], figures_of(written)
     known = [*(figures or ()), "loss"]
     if metric is not None and figures is not None and metric not in known:
         yield (
@@ -283,52 +286,6 @@ def _reporters(written: Written) -> Iterator[tuple[str, str]]:
             yield f"training.report_to[{index}]", message
 
 
-def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
-    splits, evaluated = written["data.splits"], written["evaluation.splits"]
-    # Rows are held out for validation wherever there is no such split.
-    there = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
-    for index, name in enumerate(evaluated):
-        if there is not True and name not in there:
-            advice = "add it there, set data.test_size, or choose another"
-            yield f"evaluation.splits[{index}]", f"{name!r} is not in data.splits: {advice}."
-        elif name in evaluated[:index]:
-            yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
-
-
-def _metrics(written: Written) -> Iterator[tuple[str, str]]:
-    metrics = written["evaluation.metrics"]
-    for index, name in enumerate(metrics):
-        where = f"evaluation.metrics[{index}]"
-        if name in metrics[:index]:
-            yield where, f"{name!r} is listed twice."
-        elif name not in _METRICS and not DOTTED.fullmatch(name):
-            choices = f"choose from {', '.join(_METRICS)}, or name a class of yours as module:Class"
-            yield where, f"{name!r} is unknown: {choices}.{nearest(name, _METRICS)}"
-
-
-def _figures(written: Written) -> list[str] | None:
-    """The figures that evaluation gives; None where they cannot be told: a class of the user's names its own."""
-    metrics = written["evaluation.metrics"]
-    return list(metrics) if set(metrics) <= set(_METRICS) else None
-
-
-def _minimum(written: Written) -> Iterator[tuple[str, str]]:
-    metrics = _figures(written)
-    figures = [f"{split}.{metric}" for split in written["evaluation.splits"] for metric in metrics or ()]
-    for name in written["release.minimum"]:
-        if metrics is not None and name not in figures:
-            yield (
-                f"release.minimum.{name}",
-                f"is not evaluated: choose from {', '.join(figures)}, or widen evaluation.",
-            )
-
-
-def _alias(written: Written) -> Iterator[tuple[str, str]]:
-    alias = written["release.alias"]
-    if alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
-        yield "release.alias", f"{alias!r} is kept by MLflow for versions: choose another, such as champion."
-
-
 _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     *DATA_RULES,
     _model_source,
@@ -347,8 +304,5 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _extra_without_effect,
     _optimizer,
     _reporters,
-    _evaluated_splits,
-    _metrics,
-    _minimum,
-    _alias,
+    *RELEASE_RULES,
 )

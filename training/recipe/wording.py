@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -39,7 +39,10 @@ _NAMES = {
     "name": "lower-case letters, digits and '-', beginning with a letter or digit",
     "compute.rendezvous": "host:port of machine 0, such as 10.0.0.1:29500",
     "release.registry": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
-    "release.alias": "letters, digits, '_' and '-', beginning with a letter",
+    **dict.fromkeys(
+        ("release.champion", "release.challenger"), "letters, digits, '_' and '-', beginning with a letter"
+    ),
+    "release.hub.repo": "owner/name, of letters, digits, '.', '_' and '-'",
 }
 
 # What else a field takes that takes a word.
@@ -64,10 +67,26 @@ def field_name(loc: Sequence[int | str]) -> str:
 
 
 def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
-    """The fields of that section of the recipe, or None where the name is no section."""
-    field = recipe.model_fields.get(section)
-    kind = field.annotation if field else None
-    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    """The fields of that section of the recipe, such as `release.gate`, or None where the name is no section."""
+    inside: type[BaseModel] | None = recipe
+    for name in section.split("."):
+        field = inside.model_fields.get(name) if inside else None
+        inside = section_of(field) if field else None
+    return inside.model_fields if inside else None
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that the field is, or may be; None where it is a plain value."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def sections(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The names of all sections, those inside others after them."""
+    for name, field in recipe.model_fields.items():
+        if inside := section_of(field):
+            yield above + name
+            yield from sections(inside, f"{above}{name}.")
 
 
 def templated(values: Any, where: str = "") -> list[Problem]:
@@ -117,7 +136,7 @@ def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
         )
     if hint := nearest(name, fields):
         return f"no such field.{hint}"
-    for other in recipe.model_fields:
+    for other in sections(recipe):
         if name in (section_fields(recipe, other) or {}):
             return f"no such field. Did you mean '{other}.{name}'?"
     return f"no such field: choose from {', '.join(fields)}."

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra import arguments
+from training.recipe.release import METRICS
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,7 +84,7 @@ def test_a_recipe_cannot_be_changed() -> None:
 
 
 def test_a_recipe_survives_being_written_and_read() -> None:
-    recipe = changed(training__learning_rate=3e-5, release__minimum={"validation.accuracy": 0.7})
+    recipe = changed(training__learning_rate=3e-5, release__gate={"minimum": {"accuracy": 0.7}})
     assert parse(recipe.model_dump(mode="json")) == recipe
 
 
@@ -138,7 +139,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
     values["trainig"] = {"seed": 1}
     values["data"]["text"] = "text"
     values["training"] = {"lr_scheduler_type": "cosin", "learning_rate": -1, "eval_strategy": "steps"}
-    values["release"] = {"minimum": {"test.accuracy": 0.5}}
+    values["release"] = {"gate": {"minimum": {"acuracy": 0.5}}}
     assert problems(values) == {
         "trainig": "no such field. Did you mean 'training'?",
         "data.text": "'text' is of the wrong type: it takes a list. Write [text].",
@@ -149,7 +150,9 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ),
         "training.learning_rate": "-1 is out of range: it must be above 0.",
         "training.eval_steps": ("is missing: `eval_strategy: steps` needs the number of steps between evaluations."),
-        "release.minimum.test.accuracy": ("is not evaluated: choose from validation.accuracy, or widen evaluation."),
+        "release.gate.minimum.acuracy": (
+            "is not evaluated: choose from accuracy, or add it to evaluation.metrics. Did you mean 'accuracy'?"
+        ),
     }
 
 
@@ -195,8 +198,10 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("compute.num_processes", 1.5, "1.5 is of the wrong type: it takes a whole number."),
         ("compute.num_processes", "all", "'all' is unknown: choose from auto, a whole number."),
         ("evaluation.splits", [], "[] has 0 entries: it takes at least 1."),
-        ("release.minimum.validation.accuracy", 75, "75 is out of range: it must be at most 1."),
-        ("release.alias", "latest",
+        ("release.gate.minimum.accuracy", 75, "75 is out of range: it must be at most 1."),
+        ("release.gate.split", "test", "'test' is not evaluated: choose from validation, or add it there."),
+        ("release.minimum", {}, "no such field. Did you mean 'release.gate.minimum'?"),
+        ("release.champion", "latest",
          "'latest' is kept by MLflow for versions: choose another, such as champion."),
     ],
 )  # fmt: skip
@@ -207,7 +212,7 @@ def test_a_mistake_is_told_with_its_value_and_what_is_allowed(where: str, value:
 def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
     assert problems(overrides={"evaluation.metrics": ["f1", "acuracy"]}) == {
         "evaluation.metrics[1]": (
-            "'acuracy' is unknown: choose from accuracy, f1, precision, recall, "
+            f"'acuracy' is unknown: choose from {', '.join(METRICS)}, "
             "or name a class of yours as module:Class. Did you mean 'accuracy'?"
         )
     }
@@ -465,13 +470,14 @@ def test_an_override_changes_one_field_and_leaves_the_mapping_alone() -> None:
 
 def test_an_override_reaches_into_mappings_whatever_dots_their_keys_have() -> None:
     overrides = {
-        "release.minimum.validation.accuracy": 0.7,
+        "release.gate.minimum.accuracy": 0.7,
+        "training.class_weights.not.bad": 2,
         "training.extra.lr_scheduler_kwargs.num_cycles": 2,
         "data.splits.train": "a",
         "data.splits.validation": "b",
     }
     recipe = parse(PLAIN, overrides)
-    assert recipe.release.minimum == {"validation.accuracy": 0.7}
+    assert recipe.release.gate.minimum == {"accuracy": 0.7} and recipe.training.class_weights == {"not.bad": 2}
     assert recipe.training.extra == {"lr_scheduler_kwargs": {"num_cycles": 2}}
     assert recipe.data.splits == {"train": "a", "validation": "b"}
 

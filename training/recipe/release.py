@@ -1,0 +1,128 @@
+"""Rules of a recipe about what is measured of a model, what it must show, and what then becomes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from training.problems import nearest
+from training.recipe.data import DOTTED
+
+if TYPE_CHECKING:
+    from training.recipe.rules import Written
+
+_AVERAGES = ("macro", "micro", "weighted")
+MORE_IS_BETTER = (
+    "accuracy",
+    *(name + average for name in ("f1", "precision", "recall") for average in ("", *(f"_{a}" for a in _AVERAGES))),
+    *("matthews_correlation", "roc_auc", "pearson", "spearman"),
+)
+LESS_IS_BETTER = ("log_loss", "calibration_error", "mse", "mae")
+METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
+"""The metrics that a recipe may name as they are; training/metrics has them."""
+_OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
+
+
+def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
+    splits, evaluated = written["data.splits"], written["evaluation.splits"]
+    # Rows are held out for validation wherever there is no such split.
+    there = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+    for index, name in enumerate(evaluated):
+        if there is not True and name not in there:
+            advice = "add it there, set data.test_size, or choose another"
+            yield f"evaluation.splits[{index}]", f"{name!r} is not in data.splits: {advice}."
+        elif name in evaluated[:index]:
+            yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
+
+
+def _metrics(written: Written) -> Iterator[tuple[str, str]]:
+    metrics = written["evaluation.metrics"]
+    for index, name in enumerate(metrics):
+        where = f"evaluation.metrics[{index}]"
+        if name in metrics[:index]:
+            yield where, f"{name!r} is listed twice."
+        elif name.startswith("hub:"):
+            if not _OF_THE_HUB.fullmatch(name):
+                yield where, f"{name!r} is not pinned: write hub:owner/name@COMMIT, with all 40 digits of the commit."
+            elif not written["evaluation.allow_remote_code"]:
+                yield where, f"{name!r} is code of the Hub: read it, then set evaluation.allow_remote_code: true."
+        elif name not in METRICS and not DOTTED.fullmatch(name):
+            choices = f"choose from {', '.join(METRICS)}, or name a class of yours as module:Class"
+            yield where, f"{name!r} is unknown: {choices}.{nearest(name, METRICS)}"
+
+
+def figures_of(written: Written) -> list[str] | None:
+    """The figures that evaluation gives; None where they cannot be told: other classes name their own."""
+    metrics = written["evaluation.metrics"]
+    return list(metrics) if set(metrics) <= set(METRICS) else None
+
+
+def _slices(written: Written) -> Iterator[tuple[str, str]]:
+    slices, texts = written["evaluation.slices"], written["data.text"]
+    for index, name in enumerate(slices):
+        if name in slices[:index]:
+            yield f"evaluation.slices[{index}]", f"{name!r} is listed twice."
+        elif name in texts:
+            yield f"evaluation.slices[{index}]", f"{name!r} is a text: choose a column of few values, or length_bucket."
+
+
+def _gate_split(written: Written) -> Iterator[tuple[str, str]]:
+    split, evaluated = written["release.gate.split"], written["evaluation.splits"]
+    if split is not None and split not in evaluated:
+        yield "release.gate.split", f"{split!r} is not evaluated: choose from {', '.join(evaluated)}, or add it there."
+
+
+def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
+    figures, gate = figures_of(written), "release.gate"
+    bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
+    bounds |= {f"{gate}.floors.{group}": floors for group, floors in written[f"{gate}.floors"].items()}
+    for place, limits in bounds.items():
+        for metric, limit in limits.items():
+            where = f"{place}.{metric}"
+            if figures is not None and metric not in figures:
+                choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
+                yield where, f"is not evaluated: {choices}.{nearest(metric, figures)}"
+            elif metric in LESS_IS_BETTER and not place.endswith("maximum"):
+                yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
+            elif metric in MORE_IS_BETTER and place.endswith("maximum"):
+                yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
+            elif metric in MORE_IS_BETTER and limit > 1:
+                yield where, f"{limit:g} is out of range: it must be at most 1."
+
+
+def _gate_floors(written: Written) -> Iterator[tuple[str, str]]:
+    slices = written["evaluation.slices"]
+    for group in written["release.gate.floors"]:
+        column = group.partition("=")[0]
+        if column not in slices:
+            choices = f"choose from {', '.join(slices)}, or add it there" if slices else "add it there"
+            yield f"release.gate.floors.{group}", f"{column!r} is not in evaluation.slices: {choices}."
+
+
+def _gate_comparison(written: Written) -> Iterator[tuple[str, str]]:
+    name, figures = written["release.gate.compare"], figures_of(written)
+    if name is not None and figures is not None and name not in figures:
+        choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
+        yield "release.gate.compare", f"{name!r} is not evaluated: {choices}.{nearest(name, figures)}"
+
+
+def _aliases(written: Written) -> Iterator[tuple[str, str]]:
+    for field, other in (("champion", "challenger"), ("challenger", "champion")):
+        alias = written[f"release.{field}"]
+        if alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
+            yield f"release.{field}", f"{alias!r} is kept by MLflow for versions: choose another, such as {field}."
+        elif field == "challenger" and alias == written[f"release.{other}"]:
+            yield f"release.{field}", f"{alias!r} is the alias of the {other} too: choose another."
+
+
+RELEASE_RULES = (
+    _evaluated_splits,
+    _metrics,
+    _slices,
+    _gate_split,
+    _gate_figures,
+    _gate_floors,
+    _gate_comparison,
+    _aliases,
+)
