@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 from tasks.runtime import settings
@@ -58,6 +59,7 @@ def register(
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             version = _log_model(work, recipe, pins, run_id, data, trained, predictions)
+            work.take_back = partial(_unregister, name, version)
     return Version(name=name, version=version)
 
 
@@ -84,8 +86,25 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         client = connect()
         previous = client.get_registered_model(version.name).aliases.get(alias)
         client.set_registered_model_alias(version.name, alias, version.version)
+        work.take_back = partial(_move_back, version.name, alias, previous)
     moved = str(previous) if previous is not None and str(previous) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
+
+
+def _unregister(name: str, version: str) -> str:
+    with failures_told(), exclusive(f"registry-{name}"):
+        connect().delete_model_version(name, version)
+    return f"{name} version {version} was removed again: a stage after it failed."
+
+
+def _move_back(name: str, alias: str, previous: str | None) -> str:
+    with failures_told(), exclusive(f"registry-{name}"):
+        client = connect()
+        if previous is None:
+            client.delete_registered_model_alias(name, alias)
+        else:
+            client.set_registered_model_alias(name, alias, previous)
+    return f"the alias {alias} of {name} is where it was: {f'version {previous}' if previous else 'nowhere'}."
 
 
 def _log_model(work: Work, recipe: Recipe, pins: Pins, run_id: str, data: Ref, trained: Ref, predictions: Ref) -> str:

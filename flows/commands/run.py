@@ -195,6 +195,8 @@ def _say_next(recipe: Recipe, done: dict[str, Any]) -> None:
         print(f'Ask it:     finetune predict {recipe.release.registry} "some text"')
     else:
         print("Register it: set release.registry in the recipe.")
+    if model.get("published"):  # a run of an earlier version of the project told nothing of it
+        print(f"Published: {model['published']}")
 
 
 def _write(out: Path | None, result: dict[str, Any]) -> None:
