@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -80,8 +80,8 @@ def _figures(recipe: Recipe, scores: Ref) -> str:
     for split, metrics in scores.figures.items():
         name = f"**{split}** (judged)" if split == recipe.judged_split else split
         for metric, figure in metrics.items():
-            low, high = _number(figure["low"]), _number(figure["high"])
-            between = f"{low:.4f} to {high:.4f}" if low is not None and high is not None else "-"
+            interval = _interval(figure)
+            between = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else "-"
             value = _number(figure["value"])
             lines.append(f"| {name} | {metric} | {'-' if value is None else f'{value:.4f}'} | {between} |")
     return "\n".join(lines)
@@ -173,7 +173,7 @@ def _results(recipe: Recipe, pins: Pins, scores: Ref) -> list[Any]:
             metric_type=_kind_of(metric),
             metric_name=metric,
             metric_value=value,
-            metric_args={"confidence": 0.95, "low": _number(figure["low"]), "high": _number(figure["high"])},
+            metric_args=_interval(figure),
         )
         for split, metrics in scores.figures.items()
         for metric, figure in metrics.items()
@@ -184,6 +184,11 @@ def _results(recipe: Recipe, pins: Pins, scores: Ref) -> list[Any]:
 def _kind_of(metric: str) -> str:
     """What the Hub calls a metric: it knows f1, and not f1_macro."""
     return next((metric.removesuffix(end) for end in _AVERAGES if metric.endswith(end)), metric)
+
+
+def _interval(figure: Mapping[str, Any]) -> dict[str, float] | None:
+    low, high = _number(figure["low"]), _number(figure["high"])
+    return None if low is None or high is None else {"confidence": 0.95, "low": low, "high": high}
 
 
 def _number(value: Any) -> float | None:

@@ -69,7 +69,8 @@ class Uploads:
         self.pushed: set[str] = set()
         self._say, self._tokenizer = job.settings, Path(job.inputs["tokenizer"])
         self._folder, self._aside = Path(job.inputs["job"]) / CHECKPOINTS, aside
-        self._connect, self._hub = connect, None
+        self._connect = connect
+        self._hub: HfApi | None = None
 
     def push_new(self) -> None:
         """Pushes the checkpoints that are due and good. Raises UserError where the Hub does not take them."""
