@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,8 @@ def _told(error: Exception, repo: str, revision: str) -> UserError | None:
     if status is not None and 400 <= status < 500 and status not in (408, 429):
         return _problem("repo", f"the Hub refuses what is sent to {repo!r} ({reason}).")
     of_this_machine = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
-    if not isinstance(error, HTTPError | OSError) or of_this_machine:
+    # An answer in place of the Hub's, of a gateway say, is no JSON.
+    if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
         return None
     mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     return _problem(

@@ -120,6 +120,12 @@ def test_a_commit_whose_answer_is_lost_is_not_made_again(hub: Hub, folder: Path,
     assert content(hub) == FILES
 
 
+def test_a_gateway_that_answers_for_the_hub_is_told_as_such(hub: Hub, folder: Path) -> None:
+    write(folder, {"README.md": b"---\nlicense: mit\n---\n"})
+    hub.fault = lambda method, path: 502 if path == "/api/validate-yaml" else None
+    assert problem(hub, folder).kind == NETWORK and content(hub) == {}
+
+
 def test_who_commits_in_between_makes_it_fail_and_nothing_is_mixed(hub: Hub, folder: Path) -> None:
     send(hub, folder)
     write(folder, {"config.json": b"[]"})
