@@ -30,6 +30,15 @@ RELEASED = [
 ]
 COMMITS = (("load_data", ROWS, "commit"), ("load_model", MODEL, "model.commit"))
 
+READ = """
+import json, sys
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+def logits(name, **where):
+    texts = AutoTokenizer.from_pretrained(name, **where)(["a great film", "dull"], padding=True, return_tensors="pt")
+    return AutoModelForSequenceClassification.from_pretrained(name, **where).eval()(**texts).logits.tolist()
+print(json.dumps([logits(sys.argv[1], revision="next"), logits(sys.argv[2])]))
+"""
+
 
 @dataclass(frozen=True)
 class Shipped:
@@ -52,6 +61,8 @@ class Shipped:
     """Those in the registry when it could not be published."""
     retried: subprocess.CompletedProcess[str]
     retry_asked: list[str]
+    reading: subprocess.Popen[str]
+    """Asks the published model, and the one that was trained."""
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +90,29 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) ->
         client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
         versions = [*client.search_model_versions("name = 'sst2'"), *client.get_registered_model("sst2").aliases]
         retried = retry(result["flow_run_id"], home, env)
-        asked = [*hub.requests]
+        asked, (model,) = [*hub.requests], home.glob("artifacts/fit/*/model")
+        reading = subprocess.Popen(
+            [sys.executable, "-c", READ, REPO, str(model)],
+            env=environment(home, **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         yield Shipped(
-            hub, home, env, first, moved, failed, failed_asked, result, left, unpublished, versions, retried, asked
+            hub,
+            home,
+            env,
+            first,
+            moved,
+            failed,
+            failed_asked,
+            result,
+            left,
+            unpublished,
+            versions,
+            retried,
+            asked,
+            reading,
         )
 
 
@@ -132,40 +163,8 @@ def test_a_push_that_fails_leaves_no_version_and_no_alias_and_the_next_try_train
     states = {stage["name"]: stage["state"] for stage in completed["stages"]}
     assert states["fit"] == states["score"] == "cached" and states["publish"] == states["promote"] == "ran"
     client = MlflowClient(f"sqlite:///{shipped.home / 'mlflow.db'}")
-    assert client.get_registered_model("sst2").aliases == {"champion": "2"}
-
-
-READ = """
-import json, sys
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-def logits(name, **where):
-    texts = AutoTokenizer.from_pretrained(name, **where)(["a great film", "dull"], padding=True, return_tensors="pt")
-    return AutoModelForSequenceClassification.from_pretrained(name, **where).eval()(**texts).logits.tolist()
-print(json.dumps([logits(sys.argv[1], revision="next"), logits(sys.argv[2])]))
-"""
-
-
-def test_what_was_published_is_what_was_trained_and_its_checkpoints_came_before_it(shipped: Shipped) -> None:
-    completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
-    model = completed["model"]
-    read = subprocess.run(
-        [sys.executable, "-c", READ, REPO, model["path"]],
-        env=environment(shipped.home, **shipped.env),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert read.returncode == 0, read.stderr
-    published, trained = json.loads(read.stdout)
-    assert published == trained and model["published"] == f"{shipped.hub.url}/{REPO}/tree/next"
-    repo = shipped.hub.repos["models", REPO]
-    titles, commit = [], repo.commits.get(repo.branches["next"])
-    while commit is not None:
-        titles.append(commit.title)
-        commit = repo.commits.get(commit.parent or "")
-    assert titles[0].startswith("sst2 ") and "checkpoint" not in titles[0] and titles[-1] == "initial commit"
-    assert titles[1:-1] and all(title.startswith("sst2 checkpoint-") for title in titles[1:-1])
-    assert repo.at("main").files == {}
+    aliases = client.get_registered_model("sst2").aliases
+    assert {alias: str(version) for alias, version in aliases.items()} == {"champion": "2"}
 
 
 def test_mlflow_holds_the_commits(shipped: Shipped) -> None:
@@ -191,6 +190,23 @@ def test_only_what_is_needed_is_loaded_and_no_code_and_no_pickle(shipped: Shippe
     (artifact,) = shipped.home.glob("artifacts/load_model/*")
     assert {path.name for path in (artifact / "model").iterdir()} == model
     assert {path.name for path in (artifact / "tokenizer").iterdir()} == tokenizer
+
+
+def test_what_was_published_is_what_was_trained_and_its_checkpoints_came_before_it(shipped: Shipped) -> None:
+    completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
+    model = completed["model"]
+    said, complaint = shipped.reading.communicate(timeout=120)
+    assert shipped.reading.returncode == 0, complaint
+    published, trained = json.loads(said)
+    assert published == trained and model["published"] == f"{shipped.hub.url}/{REPO}/tree/next"
+    repo = shipped.hub.repos["models", REPO]
+    titles, commit = [], repo.commits.get(repo.branches["next"])
+    while commit is not None:
+        titles.append(commit.title)
+        commit = repo.commits.get(commit.parent or "")
+    assert titles[0].startswith("sst2 ") and "checkpoint" not in titles[0] and titles[-1] == "initial commit"
+    assert titles[1:-1] and all(title.startswith("sst2 checkpoint-") for title in titles[1:-1])
+    assert repo.at("main").files == {}
 
 
 def test_plan_says_that_the_branches_moved_and_asks_for_metadata_alone(shipped: Shipped) -> None:
@@ -269,7 +285,7 @@ def test_the_token_stands_in_no_file_of_the_home_and_in_nothing_printed(shipped:
         assert token not in run.stdout + run.stderr
     commits = [commit for repo in shipped.hub.repos.values() for commit in repo.commits.values()]
     uploads = [file.content for commit in commits for file in commit.files.values()]
-    database = Path(PREFECT_SERVER_DATABASE_CONNECTION_URL.value().get_secret_value().partition(":///")[2])
+    database = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition(":///")[2])
     stored = [file.read_bytes() for file in database.parent.glob(f"{database.name}*")]
     assert stored and [held for held in [*uploads, *stored] if token.encode() in held] == []
 
