@@ -86,7 +86,7 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         client = connect()
         previous = client.get_registered_model(version.name).aliases.get(alias)
         client.set_registered_model_alias(version.name, alias, version.version)
-        work.take_back = partial(_move_back, version.name, alias, previous)
+        work.take_back = partial(_move_back, version.name, alias, None if previous is None else str(previous))
     moved = str(previous) if previous is not None and str(previous) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
 

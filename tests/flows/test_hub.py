@@ -61,8 +61,6 @@ class Shipped:
     """Those in the registry when it could not be published."""
     retried: subprocess.CompletedProcess[str]
     retry_asked: list[str]
-    reading: subprocess.Popen[str]
-    """Asks the published model, and the one that was trained."""
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +88,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) ->
         client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
         versions = [*client.search_model_versions("name = 'sst2'"), *client.get_registered_model("sst2").aliases]
         retried = retry(result["flow_run_id"], home, env)
-        asked, (model,) = [*hub.requests], home.glob("artifacts/fit/*/model")
-        reading = subprocess.Popen(
-            [sys.executable, "-c", READ, REPO, str(model)],
-            env=environment(home, **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        asked = [*hub.requests]
         yield Shipped(
             hub,
             home,
@@ -112,7 +103,6 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) ->
             versions,
             retried,
             asked,
-            reading,
         )
 
 
@@ -195,9 +185,15 @@ def test_only_what_is_needed_is_loaded_and_no_code_and_no_pickle(shipped: Shippe
 def test_what_was_published_is_what_was_trained_and_its_checkpoints_came_before_it(shipped: Shipped) -> None:
     completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
     model = completed["model"]
-    said, complaint = shipped.reading.communicate(timeout=120)
-    assert shipped.reading.returncode == 0, complaint
-    published, trained = json.loads(said)
+    read = subprocess.run(
+        [sys.executable, "-c", READ, REPO, model["path"]],
+        env=environment(shipped.home, **shipped.env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert read.returncode == 0, read.stderr
+    published, trained = json.loads(read.stdout)
     assert published == trained and model["published"] == f"{shipped.hub.url}/{REPO}/tree/next"
     repo = shipped.hub.repos["models", REPO]
     titles, commit = [], repo.commits.get(repo.branches["next"])
