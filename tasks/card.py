@@ -96,9 +96,9 @@ def _rows(recipe: Recipe, pins: Pins, data: Ref) -> str:
     elif pins.data_files:
         pinned = [f"`{pin.sha256[:12]}`" for files in pins.data_files.values() for pin in files]
         more = f" and {len(pinned) - 10} more" if len(pinned) > 10 else ""
-        origin = f"{recipe.data.source} files with SHA-256 {', '.join(pinned[:10])}{more}"
+        origin = f"Files ({recipe.data.source}) with SHA-256 {', '.join(pinned[:10])}{more}"
     else:
-        origin = f"the Python object `{recipe.data.path}`" + (
+        origin = f"The Python object `{recipe.data.path}`" + (
             f", which says of itself: {pins.data_fingerprint}" if pins.data_fingerprint else ""
         )
     counts = {name.removesuffix("_rows"): n for name, n in data.figures.items() if name.endswith("_rows")}

@@ -208,7 +208,7 @@ def _told(error: Exception, repo: str, revision: str) -> UserError | None:
     mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     return _problem(
         "repo",
-        f"the Hub cannot be reached to write to {repo!r} ({reason}): {mend}; what has arrived is not sent again.",
+        f"writing to {repo!r} on the Hub failed ({reason}): {mend}; what has arrived is not sent again.",
         NETWORK,
     )
 

@@ -102,7 +102,7 @@ def test_a_push_that_breaks_leaves_no_half_model_and_goes_on_with_what_is_missin
 
     hub.fault = fault
     told = problem(hub, folder)
-    assert told.kind == NETWORK and "cannot be reached to write to 'tester/thing'" in told.message
+    assert told.kind == NETWORK and "writing to 'tester/thing' on the Hub failed" in told.message
     assert content(hub) == {} and len(hub.blobs) == 1
     hub.fault = lambda method, path: None
     send(hub, folder)
@@ -166,6 +166,6 @@ def test_a_token_that_may_not_write_is_told(hub: Hub, folder: Path, monkeypatch:
 
 def test_a_hub_that_is_gone_or_forbidden_is_told(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.stop()
-    assert problem(hub, folder).message.startswith("the Hub cannot be reached to write to 'tester/thing' (ConnectError")
+    assert problem(hub, folder).message.startswith("writing to 'tester/thing' on the Hub failed (ConnectError")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "unset HF_HUB_OFFLINE" in problem(hub, folder).message
