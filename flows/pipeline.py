@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.champion import find_champion
+from tasks.champion import find_champion, predict_champion
+from tasks.compare import compare
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
@@ -20,8 +21,8 @@ from tasks.tokens import tokenize
 from training.recipe import Recipe
 
 STAGES = (
-    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion", "gate"),
-    *("register", "promote"),
+    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion"),
+    *("predict_champion", "compare", "gate", "register", "promote"),
 )
 
 
@@ -49,7 +50,9 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     predictions = walk(predict, recipe, pins, tokens, trained)
     scores = walk(score, recipe, data, predictions)
     champion = walk(find_champion, recipe, trained, scores)
-    verdict = walk(gate, recipe, scores, None)
+    rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
+    comparison = walk(compare, recipe, data, predictions, champion, rival) if champion else None
+    verdict = walk(gate, recipe, scores, comparison)
     version = walk(register, recipe, pins, data, trained, predictions, verdict)
     promotion = walk(promote, recipe, version, verdict)
     return Finished(pins, trained, scores, champion, verdict, version, promotion)

@@ -108,7 +108,7 @@ def figure(stage: str, result: Any) -> str:
     if isinstance(result, Champion):
         return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):
-        return f"{result.decision}: {result.reason}"
+        return result.decision
     if isinstance(result, Version):
         return f"{result.name} version {result.version}"
     if isinstance(result, Promotion):
@@ -139,11 +139,17 @@ def _scores(figures: Mapping[str, Any]) -> str:
     )
 
 
+def _rate(figures: Mapping[str, Any]) -> str:
+    return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
+
+
 _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "load_data": _rows,
     "load_model": _size,
     "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
     "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
-    "predict": lambda f: f"{f['rows']:,} rows, {f['rows_per_second']:.0f} rows/s",
+    "predict": _rate,
     "score": _scores,
+    "predict_champion": _rate,
+    "compare": lambda f: f"{f['metric']} {f['value']:.4f} beside {f['champion_value']:.4f} of {f['champion']}",
 }

@@ -132,6 +132,10 @@ class Comparison(BaseModel):
     value: float
     """The new model's figure."""
     champion_value: float
+    gained: int
+    """Rows that only the new model gets right."""
+    lost: int
+    """Rows that only the champion gets right."""
     gain: float
     """How much better the new model is, in the metric's unit; for metrics of which less is better, how much less."""
     at_least: float
@@ -142,6 +146,8 @@ class Comparison(BaseModel):
     p_value: float
     """How likely a gain like this would be by chance, were the true one no more than the margin."""
     better: bool
+    warnings: list[str] = Field(default_factory=list)
+    """What makes the two less comparable."""
 
 
 class Verdict(BaseModel):
