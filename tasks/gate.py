@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ def _checks(recipe: Recipe, scores: Ref) -> list[Check]:
     for bound, limits in (("minimum", gate.minimum), ("maximum", gate.maximum)):
         for metric, limit in limits.items():
             if metric in figures:
-                value = figures[metric]["value"]
+                value = math.nan if figures[metric]["value"] is None else figures[metric]["value"]
                 checks.append(Check.model_validate({"figure": f"{split}.{metric}", "value": value, bound: limit}))
             else:  # only a metric of the user's own can get this far: its names are known when it has run
                 message = f"there is no such figure: choose from {', '.join(figures)}.{nearest(metric, figures)}"

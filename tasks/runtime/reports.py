@@ -1,10 +1,12 @@
-"""What the stages that read rows found: the report beside an artifact, as its watchers tell it.
+"""What the stages that read rows found, and what the model got wrong, as a run's watchers tell it.
 
-The report's form is that of `training.rows.load.load` and `training.tokens.tokenize`, which write it.
+The report's form is that of `training.rows.load.load` and `training.tokens.tokenize`, which write it; that of the
+sample of predictions is training.score's.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,9 +16,12 @@ from tasks.runtime.stage import Work
 from training.problems import Problem
 
 REPORT = "log/report.json"
+SAMPLE = "log/predictions_sample.csv"
 MOST_TOLD = 10  # warnings of a stage in a terminal or a log; the report holds them all
 MOST_LABELS = 20
 MOST_PROBLEMS = 200  # in Prefect's view, which draws them all at once
+MOST_ERRORS = 20
+LONGEST_TEXT = 500  # characters
 
 
 def read_report(artifact: Path) -> dict[str, Any] | None:
@@ -52,6 +57,19 @@ def problems_table(problems: Iterable[Mapping[str, Any] | Problem]) -> list[dict
     if more := len(found) - len(table):
         table.append({"level": "", "check": "", "where": "", "message": f"… and {more:,} more: see the report."})
     return table or [{"level": "", "check": "", "where": "", "message": "No problems."}]
+
+
+def worst_errors(scores: Path) -> list[dict[str, str]]:
+    """The wrong predictions with most confidence, worst first, with their texts; none where all are right."""
+    csv.field_size_limit(2**31 - 1)  # a text may be as long as it likes
+    with (scores / SAMPLE).open(newline="", encoding="utf-8") as file:
+        wrong = [row for row in csv.DictReader(file) if row["label"] != row["prediction"]]
+    wrong.sort(key=lambda row: -float(row["probability"]))
+    return [{name: _cut(cell) for name, cell in row.items()} for row in wrong[:MOST_ERRORS]]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
 def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None) -> str:
