@@ -16,7 +16,7 @@ from tasks.predict import predict
 from tasks.registry import promote, register
 from tasks.resolve import resolve
 from tasks.runtime.refs import Champion, Pins, Promotion, Ref, Verdict, Version
-from tasks.score import score
+from tasks.score import require_fitting, score
 from tasks.tokens import tokenize
 from training.recipe import Recipe
 
@@ -43,6 +43,7 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     """From a recipe to a registered model; `walk(stage, *inputs)` runs a stage, or only looks."""
     pins = walk(resolve, recipe)
     data = walk(load_data, recipe, pins)
+    require_fitting(recipe, data)
     # Only the tokenizer of a model from scratch is made from the rows.
     model = walk(load_model, recipe, pins, data if recipe.model.source == "scratch" else None)
     tokens = walk(tokenize, recipe, data, model)

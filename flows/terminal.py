@@ -133,14 +133,21 @@ def _size(figures: Mapping[str, Any]) -> str:
 
 
 def _scores(figures: Mapping[str, Any]) -> str:
+    """Each value, and the ends of its interval."""
     return "; ".join(
-        f"{split} " + ", ".join(f"{name} {entry['value']:.4f}" for name, entry in metrics.items())
+        f"{split} " + ", ".join(f"{name} {_score(entry)}" for name, entry in metrics.items())
         for split, metrics in figures.items()
     )
 
 
 def _rate(figures: Mapping[str, Any]) -> str:
     return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
+
+
+def _score(entry: Mapping[str, float | None]) -> str:
+    value, low, high = entry["value"], entry["low"], entry["high"]
+    told = "unknown" if value is None else f"{value:.4f}"
+    return told if low is None or high is None else f"{told} ({low:.3f} to {high:.3f})"
 
 
 _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {

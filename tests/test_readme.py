@@ -50,10 +50,12 @@ def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from training import metrics
+    from training.predicted import Predicted
 
     module("my_metrics", example("metric"), monkeypatch)
     predictions, references = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
-    found = metrics.compute(["accuracy", "my_metrics:Errors"], predictions, references, ["no", "yes"])
+    predicted = Predicted(references, predictions, np.eye(2)[predictions], ["no", "yes"])
+    found = metrics.compute(["accuracy", "my_metrics:Errors"], predicted)
     assert found == {"accuracy": 0.75, "errors": 0.25}
 
 

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from training.evidence import Evidence, bootstrap, mcnemar
-from training.problems import Problem, UserError, nearest
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
-from training.resampling import Figure, Predicted
-from training.score import write_samples
+from training.predicted import Predicted
+from training.problems import Problem, UserError, nearest
+from training.score import read, write_samples
 
 SHOWN_ROWS = 50
 EXACT = "accuracy"
@@ -52,14 +50,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return figures
 
 
-def read(kind: ModuleType, file: Path, labels: list[str]) -> Predicted:
-    """The predictions that a file holds."""
-    table = pq.read_table(file)
-    flat = table["logits"].combine_chunks().flatten().to_numpy()
-    probabilities = kind.probabilities(flat.reshape(len(table), len(labels)))
-    return Predicted(table["label"].to_numpy(), table["prediction"].to_numpy(), probabilities, labels)
-
-
 def compared(new: Predicted, old: Predicted, say: dict[str, Any]) -> dict[str, Any]:
     """How the new model stands beside the old one on the same rows."""
     right, was_right = (model.predictions == model.references for model in (new, old))
@@ -70,7 +60,7 @@ def compared(new: Predicted, old: Predicted, say: dict[str, Any]) -> dict[str, A
         found = mcnemar(gained, lost, len(new), say["confidence"])
     else:
         name, values, found = resampled(new, old, say)
-    return {
+    figures = {
         "champion": say["champion"],
         "metric": name,
         "split": say["split"],
@@ -88,35 +78,25 @@ def compared(new: Predicted, old: Predicted, say: dict[str, Any]) -> dict[str, A
         "better": found.better,
         "warnings": say["warnings"],
     }
+    return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
 
 
 def resampled(new: Predicted, old: Predicted, say: dict[str, Any]) -> tuple[str, tuple[float, float], Evidence]:
     """The figure's name, its values of both, and what the bootstrap says of their difference."""
-    name, ours = figure_of(say["figure"], say["metrics"], new)
-    _, theirs = figure_of(say["figure"], say["metrics"], old)
-    once = np.ones((1, len(new)), dtype=np.int32)
-    found = bootstrap(
-        ours,
-        theirs,
-        len(new),
-        margin=say["margin"],
-        confidence=say["confidence"],
-        less_is_better=name in say["less_is_better"],
-    )
-    return name, (float(ours(once)[0]), float(theirs(once)[0])), found
+    from training.metrics import compute
+    from training.metrics.resampled import figures
 
-
-def figure_of(name: str, metrics: list[str], predicted: Predicted) -> tuple[str, Figure]:
-    """The figure of this name, or the first one of the metric of this name. Raises UserError where there is none."""
-    from training.metrics import figures
-
-    offered = figures(metrics, predicted)
-    if name not in offered and name in metrics:
-        name = next(iter(figures([name], predicted)))
-    if name not in offered:  # only metrics of the user's own can get this far: their figures are known now
-        message = f"there is no figure {name!r}: choose from {', '.join(offered)}.{nearest(name, offered)}"
+    metrics, name = say["metrics"], say["figure"]
+    values = compute(metrics, new)
+    if name not in values and name in metrics:
+        name = next(iter(compute([name], new)))
+    if name not in values:  # only metrics of the user's own can get this far: their figures are known now
+        message = f"there is no figure {name!r}: choose from {', '.join(values)}.{nearest(name, values)}"
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
-    return name, offered[name]
+    ours, theirs = (figures(metrics, model)[name] for model in (new, old))
+    bounds = {"margin": say["margin"], "confidence": say["confidence"]}
+    found = bootstrap(ours, theirs, len(new), **bounds, less_is_better=name in say["less_is_better"])
+    return name, (values[name], compute(metrics, old)[name]), found
 
 
 def disagreements(new: Predicted, old: Predicted, data: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
-"""What stages found, as those who follow a run show it: the report on the rows, and the verdict on the model.
+"""What stages found, as a run's watchers tell it: the report on the rows, the worst errors, the verdict on the model.
 
 The rows' report lies beside an artifact, in the form that `training.rows.load.load` and `training.tokens.tokenize`
-write it.
+write it; the sample of predictions is training.score's.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,9 +17,12 @@ from tasks.runtime.stage import Work
 from training.problems import Problem
 
 REPORT = "log/report.json"
+SAMPLE = "log/predictions_sample.csv"
 MOST_TOLD = 10  # warnings of a stage in a terminal or a log; the report holds them all
 MOST_LABELS = 20
 MOST_PROBLEMS = 200  # in Prefect's view, which draws them all at once
+MOST_ERRORS = 20
+LONGEST_TEXT = 500  # characters
 
 
 def read_report(artifact: Path) -> dict[str, Any] | None:
@@ -54,6 +58,19 @@ def problems_table(problems: Iterable[Mapping[str, Any] | Problem]) -> list[dict
     if more := len(found) - len(table):
         table.append({"level": "", "check": "", "where": "", "message": f"… and {more:,} more: see the report."})
     return table or [{"level": "", "check": "", "where": "", "message": "No problems."}]
+
+
+def worst_errors(scores: Path) -> list[dict[str, str]]:
+    """The wrong predictions with most confidence, worst first, with their texts; none where all are right."""
+    csv.field_size_limit(2**31 - 1)  # a text may be as long as it likes
+    with (scores / SAMPLE).open(newline="", encoding="utf-8") as file:
+        wrong = [row for row in csv.DictReader(file) if row["label"] != row["prediction"]]
+    wrong.sort(key=lambda row: -float(row["probability"]))
+    return [{name: _cut(cell) for name, cell in row.items()} for row in wrong[:MOST_ERRORS]]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
 def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None) -> str:

@@ -192,7 +192,8 @@ class Training(Section):
     metric_for_best_model: str | None = None
     """Chooses the best model: one of evaluation.metrics (null: the loss on the validation split)."""
     greater_is_better: bool | None = None
-    """Whether more of that metric is better (null: yes, except for the loss)."""
+    """Whether more of that metric is better (null: as training/README.md has it, and of one of your own, yes unless its
+    name ends with loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported, rather than the last one."""
     resume_from_checkpoint: Text | None = None
