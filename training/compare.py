@@ -21,10 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.evidence import Evidence, bootstrap, mcnemar
-from training.program import run_program
-from training.protocol import OUTPUT, Events, Job
 from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
+from training.program import run_program
+from training.protocol import OUTPUT, Events, Job
 from training.score import read, write_samples
 
 SHOWN_ROWS = 50

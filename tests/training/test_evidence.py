@@ -11,7 +11,7 @@ import pytest
 from training.evidence import Evidence, bootstrap, mcnemar
 from training.resampling import Figure
 
-ROWS, DRAWS, CONFIDENCE = 1000, 200, 0.95
+DRAWS, ROWS, CONFIDENCE = 200, 1000, 0.95
 Right = npt.NDArray[np.bool_]
 
 
@@ -27,24 +27,24 @@ def by_bootstrap(new: Right, old: Right) -> Evidence:
     return bootstrap(share(new), share(old), len(new), margin=0.0, confidence=CONFIDENCE)
 
 
-def promoted(test: Callable[[Right, Right], Evidence], gained: float, lost: float) -> int:
+def promoted(test: Callable[[Right, Right], Evidence], rows: int, gained: float, lost: float) -> int:
     """Of DRAWS test sets, those on which a model passes that alone is right on such a share of all rows there are."""
     random, passed = np.random.default_rng(6), 0
     for _ in range(DRAWS):
         # Which of the two is right: both, the new one alone, the old one alone, neither.
-        kinds = random.choice(4, size=ROWS, p=[0.8, gained, lost, 0.2 - gained - lost])
+        kinds = random.choice(4, size=rows, p=[0.8, gained, lost, 0.2 - gained - lost])
         passed += test(kinds <= 1, (kinds == 0) | (kinds == 2)).better
     return passed
 
 
 @pytest.mark.parametrize("test", [by_mcnemar, by_bootstrap])
 def test_few_models_that_are_only_as_good_are_promoted_by_chance(test: Callable[[Right, Right], Evidence]) -> None:
-    assert 1 <= promoted(test, gained=0.05, lost=0.05) <= 18
+    assert 1 <= promoted(test, rows=300, gained=0.05, lost=0.05) <= 18
 
 
 @pytest.mark.parametrize("test", [by_mcnemar, by_bootstrap])
 def test_most_models_that_are_three_points_better_are_promoted(test: Callable[[Right, Right], Evidence]) -> None:
-    assert promoted(test, gained=0.065, lost=0.035) >= 0.8 * DRAWS
+    assert promoted(test, ROWS, gained=0.065, lost=0.035) >= 0.8 * DRAWS
 
 
 def test_mcnemar_is_the_exact_test_of_a_fair_coin() -> None:
