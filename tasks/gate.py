@@ -60,7 +60,7 @@ def _decided(checks: Sequence[Check], beside: Comparison | None) -> tuple[Litera
 def _told(beside: Comparison) -> str:
     """How the model stands beside the champion, and what that means."""
     return (
-        f"{beside.metric} {beside.value:.4g} beside {beside.champion_value:.4g} of {beside.champion} on the same "
+        f"{beside.metric} {beside.value:.4f} beside {beside.champion_value:.4f} of {beside.champion} on the same "
         f"{beside.rows:,} rows of {beside.split}: {beside.gained:,} rows better, {beside.lost:,} worse; "
         f"{_meaning(beside)}"
     )
@@ -71,7 +71,7 @@ def _meaning(beside: Comparison) -> str:
     if not math.isfinite(beside.gain):
         return "one of these is no number, so nothing shows that it is better"
     if beside.better:
-        least = f"{abs(beside.at_least):.2g}"
+        least = f"{abs(beside.at_least):.4f}"
         return f"that is {f'better by at least {least}' if beside.at_least > 0 else f'worse by at most {least}'} {sure}"
     asked = f"{'worse' if margin < 0 else 'better'} by more than {abs(margin):g}" if margin else "better"
     if beside.gain > margin:

@@ -108,7 +108,7 @@ def comparison_table(verdict: Verdict) -> list[dict[str, str]]:
             beside.champion: f"{beside.champion_value:.4f}",
             "gain": f"{beside.gain:+.4f}",
             f"at least, {100 * beside.confidence:g}%": f"{beside.at_least:+.4f}",
-            "must be more than": f"{beside.margin:g}",
+            "margin": f"{beside.margin:g}",
             "p": f"{beside.p_value:.2g}",
             "test": beside.method,
         }

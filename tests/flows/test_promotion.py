@@ -69,7 +69,7 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     home, out = shutil.copytree(finished.home, tmp_path / "home", symlinks=True), tmp_path / "out.json"
     monkeypatch.setenv("FINETUNE_HOME", str(home))
     noisy = write_noisy_project(tmp_path / "project")
-    weaker = ["--set", "release.gate.minimum={}", "--set", "training.num_train_epochs=2"]
+    weaker = ["--set", "release.gate.minimum={}", "--set", "training.num_train_epochs=5"]
 
     run = finetune(home, "run", str(noisy), *weaker, "--json", str(out), "--require-promotion", **server)
     assert run.returncode == 1 and "Not promoted" in run.stderr, run.stderr
