@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.champion import find_champion
+from tasks.champion import find_champion, predict_champion
+from tasks.compare import compare
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
@@ -15,13 +16,13 @@ from tasks.predict import predict
 from tasks.registry import promote, register
 from tasks.resolve import resolve
 from tasks.runtime.refs import Champion, Pins, Promotion, Ref, Verdict, Version
-from tasks.score import score
+from tasks.score import require_fitting, score
 from tasks.tokens import tokenize
 from training.recipe import Recipe
 
 STAGES = (
-    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion", "gate"),
-    *("register", "promote"),
+    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion"),
+    *("predict_champion", "compare", "gate", "register", "promote"),
 )
 
 
@@ -42,6 +43,7 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     """From a recipe to a registered model; `walk(stage, *inputs)` runs a stage, or only looks."""
     pins = walk(resolve, recipe)
     data = walk(load_data, recipe, pins)
+    require_fitting(recipe, data)
     # Only the tokenizer of a model from scratch is made from the rows.
     model = walk(load_model, recipe, pins, data if recipe.model.source == "scratch" else None)
     tokens = walk(tokenize, recipe, data, model)
@@ -49,7 +51,9 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     predictions = walk(predict, recipe, pins, tokens, trained)
     scores = walk(score, recipe, data, predictions)
     champion = walk(find_champion, recipe, trained, scores)
-    verdict = walk(gate, recipe, scores, None)
+    rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
+    comparison = walk(compare, recipe, data, predictions, champion, rival) if champion else None
+    verdict = walk(gate, recipe, scores, comparison)
     version = walk(register, recipe, pins, data, trained, predictions, verdict)
     promotion = walk(promote, recipe, version, verdict)
     return Finished(pins, trained, scores, champion, verdict, version, promotion)

@@ -7,6 +7,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tasks.runtime.refs import Verdict
+from tasks.runtime.reports import checks_table, comparison_table
+
 MOST_LABELS = 30  # the most frequent ones; the others share a line
 LONGEST_NAME = 24
 BAR = 10  # characters, at most
@@ -75,6 +78,15 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
         ]
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     return _aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """The decision; below it its reason, each bound, how the model stands beside the champion, and warnings."""
+    lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
+    for table in (checks_table(verdict), comparison_table(verdict)):
+        if table:
+            lines += [f"  {line}" for line in _aligned([list(table[0]), *(list(row.values()) for row in table)])]
+    return [*lines, *(f"  warning: {warning}" for warning in verdict.warnings)]
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:

@@ -73,13 +73,13 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
 def users_code(named: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """The modules of objects of the user's that have a source file here, and the distributions that the others are of.
 
-    `named` has `module:name` by the field that says so; words without a colon are the project's own names. Raises
-    UserError for all whose module is neither here nor installed.
+    `named` has `module:name` by the field that says so; words without a colon are the project's own names, and what is
+    the Hub's is pinned by its name. Raises UserError for all whose module is neither here nor installed.
     """
     here, distributions, problems = [], [], []
     for where, name in named.items():
         module, colon, _ = name.partition(":")
-        if not colon:
+        if not colon or module == "hub":
             continue
         if _source(module) is not None:
             here.append(module)

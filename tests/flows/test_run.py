@@ -42,7 +42,9 @@ def test_a_run_tells_its_stages_its_metrics_and_its_model(finished: FinishedRun)
         assert (stage["artifact"] is not None) == (stage["name"] in CACHED)
         assert stage["artifact"] is None or (finished.home / stage["artifact"] / "manifest.json").is_file()
     accuracy = result["metrics"]["validation"]["accuracy"]
-    assert accuracy["value"] > 0.8 and accuracy["low"] is None and accuracy["high"] is None
+    assert 0.8 < accuracy["low"] <= accuracy["value"] <= accuracy["high"] <= 1
+    shown = "{value:.4f} ({low:.3f} to {high:.3f})".format(**accuracy)
+    assert f"validation accuracy {shown}, f1 " in finished.printed
     assert set(result["metrics"]["validation"]) == {"accuracy", "f1", "precision", "recall"}
     model = Path(result["model"]["path"])
     assert sorted(p.name for p in model.iterdir()) >= ["config.json", "model.safetensors"]
@@ -64,13 +66,14 @@ def test_a_run_is_tracked_in_one_mlflow_run_with_curve_figures_and_files(finishe
     assert all(run.data.tags[f"{name}.key"] == keys[name] for name in STAGES)
     curve = client.get_metric_history(run.info.run_id, "fit/eval_accuracy")
     assert [point.step for point in curve] == list(range(15, 121, 15))
-    value = finished.result["metrics"]["validation"]["accuracy"]["value"]
-    assert run.data.metrics["score/validation/accuracy/value"] == value
+    for name, value in finished.result["metrics"]["validation"]["accuracy"].items():
+        assert run.data.metrics[f"score/validation/accuracy/{name}"] == value
     assert [entry.dataset.name for entry in run.inputs.dataset_inputs] == ["data"]
     tops = ("", "load_data", "tokenize", "fit", "score")
     files = {f.path for top in tops for f in client.list_artifacts(run.info.run_id, top)}
     expected = {"recipe.yaml", "load_data/report.json", "fit/events.jsonl", "score/confusion_validation.png"}
     expected |= {"load_data/lengths.png", "load_data/labels.png", "tokenize/lengths.png"}
+    expected |= {"score/calibration_validation.png", "score/precision_recall_validation.png"}
     assert expected | {"fit/loss.png", "score/predictions_sample.csv"} <= files
 
 
