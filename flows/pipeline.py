@@ -50,6 +50,6 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     scores = walk(score, recipe, data, predictions)
     champion = walk(find_champion, recipe, trained, scores)
     verdict = walk(gate, recipe, scores, None)
-    version = walk(register, recipe, pins, data, trained, predictions, verdict)
+    version = walk(register, recipe, pins, verdict, data, model, tokens, trained, predictions, scores)
     promotion = walk(promote, recipe, version, verdict)
     return Finished(pins, trained, scores, champion, verdict, version, promotion)
