@@ -36,6 +36,7 @@ from tasks.runtime.versions import (
     SPLIT_TAG,
     TEXT_COLUMNS_TAG,
     VERDICT_TAG,
+    Aliases,
     figures_in,
     need_model,
 )
@@ -111,7 +112,7 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
     if version is None:
         work.state = "skipped"
         return None
-    names = promotions.Aliases(recipe.release.champion, recipe.release.challenger)
+    names = Aliases(recipe.release.champion, recipe.release.challenger)
     with failures_told(), exclusive(f"registry-{version.name}"):
         client = connect()
         model = need_model(client, version.name)

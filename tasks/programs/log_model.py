@@ -29,7 +29,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def _log_and_register(job: Job, events: Events) -> str:
     import mlflow
-    import pandas as pd
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, Schema
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -56,7 +55,7 @@ def _log_and_register(job: Job, events: Events) -> str:
             inputs=Schema([ColSpec("string", name) for name in inputs[0]]),
             outputs=Schema([ColSpec("string", "label"), ColSpec("double", "score")]),
         ),
-        input_example=pd.DataFrame(inputs[: say["examples"]]),
+        input_example=inputs[: say["examples"]],
         validate_serving_input=False,  # below, and held against what is known
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
@@ -70,8 +69,6 @@ def _log_and_register(job: Job, events: Events) -> str:
 
 def _compare(served: Any, say: dict[str, Any]) -> None:
     """Raises RuntimeError where the model, as a server would load it, answers otherwise than was stored."""
-    import pandas as pd
-
     inputs = [probe["inputs"] for probe in say["probes"]]
     answers = served.get_raw_model()(inputs, top_k=None, truncation=True, max_length=say["max_length"])
     for probe, answer in zip(say["probes"], answers, strict=True):
@@ -82,7 +79,7 @@ def _compare(served: Any, say: dict[str, Any]) -> None:
                     f"the registered model gives {label!r} {given[label]:.4f} for {probe['inputs']!r}, "
                     f"and {stored:.4f} was stored when it was evaluated"
                 )
-    scores = served.predict(pd.DataFrame(inputs))["score"]
+    scores = served.predict(inputs)["score"]
     for answer, score in zip(answers, scores, strict=True):
         if abs(answer[0]["score"] - score) > say["tolerance"]:
             raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")

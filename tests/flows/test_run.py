@@ -106,7 +106,7 @@ def test_the_registered_version_is_safetensors_and_tells_what_made_it_and_how_go
     assert described.signature.inputs.input_names() == ["text"]
     assert described.signature.outputs.input_names() == ["label", "score"]
     (example,) = [path for path in stored if path.name == "input_example.json"]
-    assert json.loads(example.read_text())["columns"] == ["text"]
+    assert [list(row) for row in json.loads(example.read_text())] == [["text"], ["text"]]
 
 
 def test_a_second_run_says_that_nothing_changed_without_loading_what_it_does_not_need(

@@ -76,14 +76,14 @@ def outcome(job_dir: Path) -> Outcome:
 
 
 def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked_by_file(
-    home: Path, tmp_path: Path
+    tracked: Path, tmp_path: Path
 ) -> None:
     client = connect()
     world = tmp_path / "world"
     world.mkdir()
     with (world / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["second", "first"], *(reversed(pair) for pair in PAIRS)])
-    told = (world, find_or_create_run(client, "e", "run"), f"sqlite:///{home / 'mlflow.db'}")
+    told = (world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
     worker = FORKS.Process(target=log_and_ask, args=told, daemon=True)
     worker.start()
     worker.join(120)

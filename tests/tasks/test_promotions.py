@@ -33,19 +33,10 @@ RECIPE = parse(
 _runs = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Making a database takes seconds."""
-    return tmp_path_factory.mktemp("registry")
-
-
 @pytest.fixture
-def client(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+def client(tracked: Path) -> MlflowClient:
     """A registry with five versions of `reviews`, none of which has an alias."""
-    monkeypatch.setenv("FINETUNE_HOME", str(shared_home))
     made = connect()
-    for model in made.search_registered_models():
-        made.delete_registered_model(model.name)
     made.create_registered_model("reviews")
     for _ in range(5):
         made.create_model_version("reviews", "file:///nowhere")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,9 +33,9 @@ ADDED = ("label", "probability", "probabilities")
 BATCH_ROWS = 2048
 LONGEST_LINE = 2**26  # characters
 
-Rows = pa.RecordBatch | list[dict[str, Any]]
+Rows: TypeAlias = pa.RecordBatch | list[dict[str, Any]]
 """Arrow's of Parquet, so that types stay what they are; mappings of the others."""
-Numbered = Iterator[tuple[Sequence[int], Rows]]
+Numbered: TypeAlias = Iterator[tuple[Sequence[int], Rows]]
 Texts = tuple[str, ...]
 Answer = Mapping[str, float]
 """The probability of each label."""
