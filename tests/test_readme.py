@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from flows.commands.main import parser
 from training.recipe import parse
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +57,13 @@ def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPat
     predictions, references = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
     found = metrics.compute(["accuracy", "my_metrics:Errors"], predictions, references, ["no", "yes"])
     assert found == {"accuracy": 0.75, "errors": 0.25}
+
+
+def test_every_command_that_is_shown_is_one_that_there_is() -> None:
+    commands = re.findall(r"^ {4}(?:\$ )?finetune (.+)$", README, re.MULTILINE)
+    assert {command.split()[0] for command in commands} >= {"run", "plan", "models", "promote", "rollback", "predict"}
+    for command in commands:
+        parser().parse_args(shlex.split(command, comments=True))
 
 
 def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -38,7 +39,7 @@ def act(arguments: argparse.Namespace) -> int:
     blocks = [["\n".join([model["name"], *_version_lines(model["versions"], width)])] for model in models]
     for block, model in zip(blocks, models, strict=True):
         if arguments.name and model["moves"]:
-            block.append("\n".join(_move_lines(model["moves"])))
+            block.append("\n".join(_move_lines(model["moves"], width)))
     print("\n\n".join(text for block in blocks for text in block) or "Nothing is registered yet.")
     return COMPLETED
 
@@ -56,7 +57,7 @@ def _version_lines(versions: Sequence[Mapping[str, Any]], width: int) -> list[st
     room = max(width - 2 - fixed, 2 * NARROWEST)
     of_data = min(longest[1], max(room - longest[0] - 2, room // 3))
     widths = [room - of_data - 2, of_data]
-    cut = [[*line[:4], _cut(line[4], widths[0]), _cut(line[5], widths[1], from_start=True)] for line in lines]
+    cut = [[*line[:4], _first_of(line[4], widths[0]), _end_of(line[5], widths[1])] for line in lines]
     return [f"  {line}" for line in aligned(cut)]
 
 
@@ -66,19 +67,26 @@ def _figures(version: Mapping[str, Any]) -> str:
     return f"{version['split']} {told}" if told else ""
 
 
-def _cut(text: str, width: int, from_start: bool = False) -> str:
-    if len(text) <= width:
-        return text
-    return f"…{text[len(text) - width + 1 :]}" if from_start else f"{text[: width - 1]}…"
+def _first_of(listed: str, width: int) -> str:
+    """As many of them as fit, each whole: the end of a number is not seen to be missing."""
+    parts = listed.split(", ")
+    while len(listed) > width and len(parts) > 1:
+        parts = parts[:-1]
+        listed = ", ".join([*parts, "…"])
+    return listed
 
 
-def _move_lines(moves: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line a move of the champion's alias, newest first."""
+def _end_of(text: str, width: int) -> str:
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+
+
+def _move_lines(moves: Sequence[Mapping[str, Any]], width: int) -> list[str]:
+    """Each move of the champion's alias, newest first."""
     lines = []
     for move in reversed(moves):
-        who = f"flow run {move['flow_run']}" if move["by"] == "run" else f"finetune {move['by']}"
         change = f"version {move['before']} → {move['to']}" if move["before"] else f"version {move['to']}"
+        by = f"flow run {move['flow_run'][:8]}" if move["by"] == "run" else f"finetune {move['by']}"
         why = f": {move['why']}" if move["why"] else ""
-        when = move["time"][:16].replace("T", " ")
-        lines.append(f"  {when} UTC  {move['alias']}: {change}, by {move['user']} on {move['host']}, {who}{why}")
+        line = f"  {move['time'][:16].replace('T', ' ')} UTC  {change} by {by} of {move['user']} on {move['host']}{why}"
+        lines += textwrap.wrap(line, width, subsequent_indent=" " * 24, break_long_words=False, break_on_hyphens=False)
     return lines
