@@ -146,7 +146,7 @@ def test_a_promotion_that_was_killed_before_the_alias_moved_is_made_by_the_next_
     monkeypatch.setattr(MlflowClient, "set_registered_model_alias", killed)
     with pytest.raises(KeyboardInterrupt):
         run("3")
-    assert aliases(client) == {"live": "2"}
+    assert aliases(client) == {"live": "2"} and kept(client)[-1].to == "3"
     monkeypatch.setattr(MlflowClient, "set_registered_model_alias", real)
     assert main(["rollback", "reviews"]) == 0 and aliases(client) == {"live": "1"}
     assert run("3") == Promotion(name="reviews", version="3", alias="live", previous="1")
@@ -237,7 +237,7 @@ def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_kn
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "other" and lines[3] == "reviews" and max(map(len, lines)) <= 100
     assert [line.split()[0] for line in lines[4:]] == ["version", "5", "4", "3", "2", "1"]
-    assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, …" in lines[5]
+    assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, …" in lines[5]
     other, reviews = json.loads((tmp_path / "models.json").read_text())
     assert other == {"name": "other", "aliases": {}, "versions": [], "moves": []}
     assert reviews["versions"][0]["figures"] == figures and reviews["aliases"] == {"live": "5"}
