@@ -54,6 +54,6 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
     comparison = walk(compare, recipe, data, predictions, champion, rival) if champion else None
     verdict = walk(gate, recipe, scores, comparison)
-    version = walk(register, recipe, pins, data, trained, predictions, verdict)
+    version = walk(register, recipe, pins, verdict, data, model, tokens, trained, predictions, scores)
     promotion = walk(promote, recipe, version, verdict)
     return Finished(pins, trained, scores, champion, verdict, version, promotion)

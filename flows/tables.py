@@ -77,7 +77,7 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
             for split, count in report["rows"].items()
         ]
     shown = {name: cells for name, cells in columns.items() if any(cells)}
-    return _aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+    return aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
@@ -85,7 +85,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
     for table in (checks_table(verdict), comparison_table(verdict)):
         if table:
-            lines += [f"  {line}" for line in _aligned([list(table[0]), *(list(row.values()) for row in table)])]
+            lines += [f"  {line}" for line in aligned([list(table[0]), *(list(row.values()) for row in table)])]
     return [*lines, *(f"  warning: {warning}" for warning in verdict.warnings)]
 
 
@@ -107,7 +107,7 @@ def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str
         for count, of in zip(counts, rows, strict=True):
             line += [f"{count:,}", f"{count / of:.1%}", _bar(count / of, min(BAR, room))]
         lines.append(line)
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _spans(lengths: Mapping[str, Mapping[str, int]], splits: Iterable[str]) -> list[str]:
@@ -132,7 +132,7 @@ def _cells(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Lines with columns of one width; numbers stand to the right, as does the head above them."""
     columns = list(zip(*table, strict=True))
     widths = [max(map(_cells, column)) for column in columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from flows.commands.main import parser
 from flows.tables import verdict_lines
 from tasks.gate import gate
 from tasks.runtime.refs import Ref
@@ -79,6 +81,13 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
     told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
     shown = re.search(r"<!-- gate -->\n(.*?)<!-- /gate -->", README, re.DOTALL)
     assert shown and "\n".join(f"    {line}" for line in told) in shown[1]
+
+
+def test_every_command_that_is_shown_is_one_that_there_is() -> None:
+    commands = re.findall(r"^ {4}(?:\$ )?finetune (.+)$", README, re.MULTILINE)
+    assert {command.split()[0] for command in commands} >= {"run", "plan", "models", "promote", "rollback", "predict"}
+    for command in commands:
+        parser().parse_args(shlex.split(command, comments=True))
 
 
 def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
