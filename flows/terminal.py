@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from flows.tables import counted
-from tasks.runtime.refs import Champion, Promotion, Ref, Verdict, Version
+from tasks.runtime.refs import Champion, Promotion, Publication, Ref, Verdict, Version
 from tasks.runtime.stage import Row
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.
@@ -111,6 +111,8 @@ def figure(stage: str, result: Any) -> str:
         return result.decision
     if isinstance(result, Version):
         return f"{result.name} version {result.version}"
+    if isinstance(result, Publication):
+        return f"{result.repo} at {result.revision}, commit {result.commit[:12]}"
     if isinstance(result, Promotion):
         before = f", before that version {result.previous}" if result.previous else ""
         return f"{result.name} version {result.version}: {result.alias}{before}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
+            work.take_back = partial(_unregister, name, version)
         _tell(client, name, version, judged)
     return Version(name=name, version=version)
 
@@ -129,6 +131,12 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
+
+
+def _unregister(name: str, version: str) -> str:
+    with failures_told(), exclusive(f"registry-{name}"):
+        connect().delete_model_version(name, version)
+    return f"{name} version {version} was removed again: a stage after it failed."
 
 
 def description(tags: Mapping[str, str]) -> str:

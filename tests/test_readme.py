@@ -45,6 +45,11 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
     assert parse(document["deployments"][0]["parameters"]["recipe"]).data.source == "csv"
 
 
+def test_what_is_published_is_part_of_a_valid_recipe() -> None:
+    recipe = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
+    assert parse({**recipe, **yaml.safe_load(example("hub"))}).release.hub is not None
+
+
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from training.recipe import Data
     from training.rows.load import load

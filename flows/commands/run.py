@@ -199,11 +199,15 @@ def _say_next(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> 
     print(*verdict_lines(verdict), sep="\n")
     print(f"Model: {model['path']}")
     if model["registered"]:
-        print(f"Registered: {model['registered'].replace('/', ' version ')}, {model['alias']}")
-        alias = "" if model["alias"] == "champion" else f"@{model['alias']}"  # the one that is asked by default
-        print(f'Ask it:     finetune predict {recipe.release.registry}{alias} "some text"')
+        name, _, version = model["registered"].partition("/")
+        print(f"Registered: {name} version {version}{', ' + model['alias'] if model['alias'] else ''}")
+        # The champion is the one that is asked by default.
+        asked = {"champion": "", None: f"/{version}"}.get(model["alias"], f"@{model['alias']}")
+        print(f'Ask it:     finetune predict {name}{asked} "some text"')
     elif recipe.release.registry is None:
         print("Register it: set release.registry in the recipe.")
+    if model.get("published"):  # a run of an earlier version of the project told nothing of it
+        print(f"Published: {model['published']}")
     if require_promotion and verdict.decision != "promote":
         print("Not promoted, which --require-promotion asks for.", file=sys.stderr)
         return FAILED

@@ -191,3 +191,16 @@ class Promotion(BaseModel):
     alias: str
     previous: str | None = None
     """The version that had it before."""
+
+
+class Publication(BaseModel):
+    """Where a model lies on the Hugging Face Hub."""
+
+    model_config = ConfigDict(frozen=True)
+
+    repo: str
+    revision: str
+    """The branch, or `refs/pr/N` of a pull request."""
+    commit: str
+    url: str
+    """Of the branch or the pull request."""

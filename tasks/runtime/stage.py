@@ -6,6 +6,7 @@ No Prefect here: `plan` and the check that nothing changed read keys without imp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -87,6 +88,9 @@ class Work:
     stage: str = ""
     state: str = "ran"
     """What the table says of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
+    take_back: Callable[[], str] | None = None
+    """Set by an action that changed something: undoes that, where a stage after it in `Walk.together` fails, and gives
+    what to tell the user."""
 
     @property
     def job(self) -> Path:
@@ -101,6 +105,16 @@ class Work:
     def progress(self, done: int, total: int) -> None:
         """Shows how far a stage without a child program is, in rows."""
         self.on_events([{"kind": "progress", "done": done, "total": total}])
+
+
+class Walk(Protocol):
+    """Goes over a composition of stages: runs them, or only looks."""
+
+    def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
+        """The stage's result, or what is known of it."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Around actions of which all are done, or none: where one fails, those before it take back what they did."""
 
 
 @dataclass(frozen=True)

@@ -327,14 +327,16 @@ class Hub(Section):
     private: bool = True
     """Whether a repository that is made is private."""
     revision: Text = "main"
-    """The branch that is written to; made where there is none."""
+    """The branch that is written to, README.md included; made where there is none."""
     pull_request: bool = False
     """Whether a pull request is opened in place of a commit."""
     tags: list[Text] = Field(default_factory=list)
     """Tags of the model card."""
     checkpoints: Annotated[Literal["no", "checkpoint", "every_save", "all_checkpoints"], Word] = "no"
-    """What of a training goes there while it goes on, as in TrainingArguments.hub_strategy: the newest checkpoint in
-    `last-checkpoint`, the weights at each checkpoint, or every checkpoint."""
+    """What of a training goes there while it goes on, much as in TrainingArguments.hub_strategy. checkpoint: the newest
+    checkpoint in `last-checkpoint/`, with those that it needs. every_save: the weights and the tokenizer at each
+    checkpoint. all_checkpoints: each as `checkpoint-N/`. They lie on the branch whatever the gate says of the model
+    later; downloaded, they are what training.resume_from_checkpoint takes."""
 
 
 class Release(Section):
