@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.champion import find_champion
+from tasks.champion import find_champion, predict_champion
+from tasks.compare import compare
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
@@ -15,13 +16,13 @@ from tasks.registry import promote, register
 from tasks.resolve import resolve
 from tasks.runtime.refs import Champion, Pins, Promotion, Publication, Ref, Verdict, Version
 from tasks.runtime.stage import Walk
-from tasks.score import score
+from tasks.score import require_fitting, score
 from tasks.tokens import tokenize
 from training.recipe import Recipe
 
 STAGES = (
-    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion", "gate"),
-    *("register", "publish", "promote"),
+    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion"),
+    *("predict_champion", "compare", "gate", "register", "publish", "promote"),
 )
 
 
@@ -43,6 +44,7 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     """From a recipe to a model that is registered, published and promoted, as far as it has earned that."""
     pins = walk(resolve, recipe)
     data = walk(load_data, recipe, pins)
+    require_fitting(recipe, data)
     # Only the tokenizer of a model from scratch is made from the rows.
     model = walk(load_model, recipe, pins, data if recipe.model.source == "scratch" else None)
     tokens = walk(tokenize, recipe, data, model)
@@ -50,10 +52,12 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     predictions = walk(predict, recipe, pins, tokens, trained)
     scores = walk(score, recipe, data, predictions)
     champion = walk(find_champion, recipe, trained, scores)
-    verdict = walk(gate, recipe, scores, None)
+    rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
+    comparison = walk(compare, recipe, data, predictions, champion, rival) if champion else None
+    verdict = walk(gate, recipe, scores, comparison)
+    publication = None
     with walk.together():
-        version = walk(register, recipe, pins, data, trained, predictions, verdict)
-        publication = None
+        version = walk(register, recipe, pins, verdict, data, model, tokens, trained, predictions, scores)
         if recipe.release.hub is not None:
             publication = walk(publish, recipe, pins, data, trained, predictions, scores, verdict)
         promotion = walk(promote, recipe, version, verdict)

@@ -108,7 +108,7 @@ def figure(stage: str, result: Any) -> str:
     if isinstance(result, Champion):
         return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):
-        return f"{result.decision}: {result.reason}"
+        return result.decision
     if isinstance(result, Version):
         return f"{result.name} version {result.version}"
     if isinstance(result, Publication):
@@ -135,10 +135,21 @@ def _size(figures: Mapping[str, Any]) -> str:
 
 
 def _scores(figures: Mapping[str, Any]) -> str:
+    """Each value, and the ends of its interval."""
     return "; ".join(
-        f"{split} " + ", ".join(f"{name} {entry['value']:.4f}" for name, entry in metrics.items())
+        f"{split} " + ", ".join(f"{name} {_score(entry)}" for name, entry in metrics.items())
         for split, metrics in figures.items()
     )
+
+
+def _rate(figures: Mapping[str, Any]) -> str:
+    return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
+
+
+def _score(entry: Mapping[str, float | None]) -> str:
+    value, low, high = entry["value"], entry["low"], entry["high"]
+    told = "unknown" if value is None else f"{value:.4f}"
+    return told if low is None or high is None else f"{told} ({low:.3f} to {high:.3f})"
 
 
 _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -146,6 +157,8 @@ _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "load_model": _size,
     "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
     "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
-    "predict": lambda f: f"{f['rows']:,} rows, {f['rows_per_second']:.0f} rows/s",
+    "predict": _rate,
     "score": _scores,
+    "predict_champion": _rate,
+    "compare": lambda f: f"{f['metric']} {f['value']:.4f} beside {f['champion_value']:.4f} of {f['champion']}",
 }

@@ -46,6 +46,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
             "kind": recipe.kind,
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
             "compute": _compute(recipe, pins),
+            **_metrics_of_the_hub(recipe),
             "upstream": {
                 "tokenize": tokens.digest,
                 "load_model": model.digest,
@@ -102,6 +103,13 @@ def _named(recipe: Recipe) -> dict[str, str]:
     if training.metric_for_best_model not in (None, "loss"):
         named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}
     return named
+
+
+def _metrics_of_the_hub(recipe: Recipe) -> dict[str, Any]:
+    """Those that may choose the best model: their names pin their code."""
+    chosen = recipe.training.metric_for_best_model not in (None, "loss")
+    names = [name for name in recipe.evaluation.metrics if name.startswith("hub:")]
+    return {"evaluation": {"metrics": names}} if chosen and names else {}
 
 
 def _named_checkpoint(recipe: Recipe) -> dict[str, str]:

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 from training import strategies
 from training.engines import Task, users_mistake
 from training.protocol import rank
+from training.recipe.release import more_is_better
 
 
 def training_arguments(task: Task) -> TrainingArguments:
@@ -33,6 +34,8 @@ def training_arguments(task: Task) -> TrainingArguments:
     theirs["logging_nan_inf_filter"] = False  # by its own choice it tells of a loss that is no number as of 0
     if training["eval_strategy"] != "no":
         theirs.setdefault("metric_for_best_model", "loss")  # early stopping asks for it
+    if metric := theirs.get("metric_for_best_model"):
+        theirs.setdefault("greater_is_better", more_is_better(metric.removeprefix("eval_")))
     if training["eval_strategy"] == "steps":
         decided["save_steps"] = training["eval_steps"]
     strategy = strategies.load(compute["strategy"])

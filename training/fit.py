@@ -66,6 +66,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     from training import drawing, dropout, kinds, losses, metrics, model
     from training.batching import TokenRows, require_a_row_each
     from training.engines import Task
+    from training.predicted import Predicted
 
     settings = job.settings
     asked, labels, compute = settings["training"], settings["labels"], settings["compute"]
@@ -76,8 +77,11 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     if not torch.cuda.is_available():
         dropout.cheapen(network)
 
+    metrics.make(settings["metrics"], labels)  # what cannot be computed is told before training, not at its end
+
     def computed(logits: npt.NDArray[np.float32], labels_of_rows: npt.NDArray[np.int64]) -> dict[str, float]:
-        found = metrics.compute(settings["metrics"], kind.predictions(logits), labels_of_rows, labels)
+        predicted = Predicted(labels_of_rows, kind.predictions(logits), kind.probabilities(logits), labels)
+        found = metrics.compute(settings["metrics"], predicted)
         require_metric(asked["metric_for_best_model"], found)
         return found
 

@@ -31,6 +31,7 @@ from training import checkpoints, drawing, oracle, ranks, strategies
 from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
 from training.engines import Task, Trained, require_as_asked
 from training.program import Interrupted, stop_requested
+from training.recipe.release import more_is_better
 from training.reporter import Reporter
 from training.speed import DTYPES, Speed, flops, hardware_limit
 from training.stepping import arguments, loss_function, make_optimizer, make_scheduler
@@ -232,8 +233,8 @@ class Loop:
     def judge(self, values: dict[str, float]) -> None:
         """Remembers the best evaluation, and ends training after too many that were no better."""
         name = (self.asked["metric_for_best_model"] or "loss").removeprefix("eval_")
-        value, place, more_is_better = values[f"eval_{name}"], self.place, self.asked["greater_is_better"]
-        sign = 1 if (not name.endswith("loss") if more_is_better is None else more_is_better) else -1
+        value, place, more = values[f"eval_{name}"], self.place, self.asked["greater_is_better"]
+        sign = 1 if (more_is_better(name) if more is None else more) else -1
         gain = sign * (value - (-sign * math.inf if place.best_metric is None else place.best_metric))
         place.no_better = 0 if gain > self.asked["early_stopping_threshold"] else place.no_better + 1
         if gain > 0:

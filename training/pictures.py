@@ -1,5 +1,5 @@
-"""The reports of rows and of their tokens as pictures. A report is what `training.rows.load` and `training.tokens`
-write to log/report.json."""
+"""The reports of rows and of their tokens as pictures, and how good predictions are. A report is what
+`training.rows.load` and `training.tokens` write to log/report.json."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from training.predicted import Predicted
+
 MOST_LABELS = 30  # the most frequent ones; the others share a bar
 LONGEST_NAME = 28  # characters of a label's name beside its bar
+MOST_COUNTED = 20  # labels with whose rows' numbers a confusion matrix can still be read
+MOST_NAMED = 40  # labels for which a confusion matrix grows
+MOST_CURVES = 10  # labels that have a curve of their own, the most frequent ones
 COLORS = {"train": "C0", "validation": "C1", "test": "C2"}
 
 
@@ -43,6 +50,16 @@ def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> Non
         axes.axvline(max_length, color="C3", linewidth=1)
         axes.set_title(said, loc="right", fontsize=9, color="C3")
     _save(figure, folder / "lengths.png")
+
+
+def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
+    """Into the folder: `confusion_SPLIT.png`, how many rows of each true label were given each label;
+    `calibration_SPLIT.png`, how often predictions of some probability are right, and how many there are of it; and
+    `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten."""
+    _save(_confusion(predicted), folder / f"confusion_{split}.png")
+    if np.isfinite(predicted.probabilities).all():
+        _save(_calibration(predicted), folder / f"calibration_{split}.png")
+        _save(_precision_recall(predicted), folder / f"precision_recall_{split}.png")
 
 
 def _with_rows(lengths: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -116,12 +133,83 @@ def _most_frequent(labels: Mapping[str, Mapping[str, int]]) -> tuple[list[str], 
     kept = set(sorted(every, key=lambda name: -total[name])[:MOST_LABELS])
     names = [name for name in every if name in kept]
     table = {split: [counts.get(name, 0) for name in names] for split, counts in labels.items()}
-    shown = [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in names]
+    shown = [_shown(name) for name in names]
     if others := len(every) - len(names):
         shown.append(f"{others:,} others")
         for split, counts in labels.items():
             table[split].append(sum(counts.values()) - sum(table[split]))
     return shown, table
+
+
+def _confusion(predicted: Predicted) -> Figure:
+    from matplotlib.figure import Figure
+
+    labels = [_shown(label) for label in predicted.labels]
+    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    np.add.at(counts, (predicted.references, predicted.predictions), 1)
+    side = 3.0 + 0.5 * min(len(labels), MOST_NAMED)  # inches
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.add_subplot(xlabel="prediction", ylabel="label")
+    axes.imshow(counts, cmap="Blues")
+    axes.set_xticks(range(len(labels)), labels, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(labels)), labels, parse_math=False)
+    for (row, column), count in np.ndenumerate(counts) if len(labels) <= MOST_COUNTED else ():
+        color = "white" if count > counts.max() / 2 else "black"
+        axes.text(column, row, str(count), ha="center", va="center", color=color)
+    return figure
+
+
+def _calibration(predicted: Predicted) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    from training.metrics.of_probabilities import BINS, calibration
+
+    bins, gaps = calibration(predicted.probabilities, predicted.references)
+    rows = np.bincount(bins, minlength=BINS)
+    there = rows > 0
+    confidence = np.bincount(bins, weights=predicted.probabilities.max(axis=1), minlength=BINS)[there] / rows[there]
+    right = confidence + np.bincount(bins, weights=gaps, minlength=BINS)[there] / rows[there]
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    curve, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    curve.plot((0, 1), (0, 1), color="black", linewidth=1, linestyle="--", label="as sure as right")
+    curve.plot(confidence, right, marker="o", markersize=4, label="these rows")
+    curve.set(ylabel="share that is right", ylim=(0, 1.02), xlim=(0, 1))
+    curve.legend(loc="upper left")
+    counts.bar(np.arange(BINS) / BINS, rows, 1 / BINS, align="edge")
+    counts.set(ylabel="rows", xlabel="probability of the predicted label")
+    curve.yaxis.set_major_formatter(PercentFormatter(1.0))
+    counts.xaxis.set_major_formatter(PercentFormatter(1.0))
+    _plain(curve)
+    _plain(counts)
+    return figure
+
+
+def _precision_recall(predicted: Predicted) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+    from sklearn.metrics import precision_recall_curve
+
+    rows = np.bincount(predicted.references, minlength=len(predicted.labels))
+    binary = len(predicted.labels) == 2
+    shown = [1] if binary else sorted(np.argsort(-rows, kind="stable")[:MOST_CURVES])
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    axes = figure.add_subplot(ylim=(0, 1.02), xlim=(0, 1))
+    for label in (label for label in shown if rows[label]):
+        precision, recall, _ = precision_recall_curve(predicted.references == label, predicted.probabilities[:, label])
+        axes.plot(recall, precision, drawstyle="steps-post", label=_shown(predicted.labels[label]))
+    axes.set_xlabel("recall: share of the label's rows that are found")
+    axes.set_ylabel("precision: share of what is found that is right")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0))
+    for text in axes.legend(loc="lower left").get_texts():
+        text.set_parse_math(False)
+    _plain(axes)
+    return figure
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def _plain(axes: Axes) -> None:

@@ -2,25 +2,32 @@
 
 inputs     predictions (SPLIT.parquet of training.predict), data (SPLIT.arrow, labels.json)
 settings   kind, metrics, labels (names, in the order of their indices)
-output     metrics.json                {"validation": {"accuracy": {"value": 0.8, "low": null, "high": null}}}
-           log/confusion_SPLIT.png     rows by true and predicted label
-           log/predictions_sample.csv  the most confident mistakes, then the least confident hits
-figures    SPLIT.METRIC, each a number
+output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9}}}
+           log/confusion_SPLIT.png          rows by true and predicted label
+           log/calibration_SPLIT.png        how often predictions are right, by their probability
+           log/precision_recall_SPLIT.png   what finding more of a label's rows costs
+           log/predictions_sample.csv       the most confident mistakes, then the least confident hits
+figures    SPLIT.METRIC, each a number, or null where it has no value
+
+A value's `low` and `high` are the ends of its 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They
+are null where the metric has no value on any draw.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from training.predicted import Predicted
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
 
@@ -28,84 +35,95 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SAMPLE_ROWS = 50
+DRAWS = 1_000
+SEED = 0
+ENDS = (0.025, 0.975)
+
+Scores = dict[str, dict[str, float | None]]
+"""By metric: value, low and high; null where there is none."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Score every split that has predictions; gives the figures."""
-    from training import kinds, metrics
+    from training import kinds, pictures
 
-    labels = job.settings["labels"]
     kind = kinds.load(job.settings["kind"])
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
-    scores: dict[str, dict[str, float]] = {}
+    found: dict[str, Scores] = {}
     samples: list[dict[str, Any]] = []
     for file in sorted(Path(job.inputs["predictions"]).glob("*.parquet")):
-        split, table = file.stem, pq.read_table(file)
-        references, predictions = table["label"].to_numpy(), table["prediction"].to_numpy()
-        scores[split] = metrics.compute(job.settings["metrics"], predictions, references, labels)
-        draw_confusion(references, predictions, labels, output / "log" / f"confusion_{split}.png")
-        samples += worst_rows(kind, split, table, Path(job.inputs["data"]) / f"{split}.arrow", labels)
-        events.progress(phase="score", split=split)
-    intervals = {
-        s: {n: {"value": v, "low": None, "high": None} for n, v in found.items()} for s, found in scores.items()
-    }
-    (output / "metrics.json").write_text(json.dumps(intervals, indent=1))
+        split = file.stem
+        predicted = read(kind, file, job.settings["labels"])
+        found[split] = scores(job.settings["metrics"], predicted, partial(_tell, events, split))
+        for name in (name for name, score in found[split].items() if score["value"] is None):
+            events.warning(f"{name} has no value on {split}: training/README.md says when it has none.")
+        pictures.draw_scores(predicted, split, output / "log")
+        samples += worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
+    (output / "metrics.json").write_text(json.dumps(found, indent=1))
     write_samples(samples, output / "log" / "predictions_sample.csv")
-    return {f"{split}.{name}": value for split, found in scores.items() for name, value in found.items()}
+    return {f"{split}.{name}": score["value"] for split, metrics in found.items() for name, score in metrics.items()}
 
 
-def worst_rows(
-    kind: ModuleType, split: str, table: pa.Table, data: Path, labels: Sequence[str]
-) -> list[dict[str, Any]]:
+def _tell(events: Events, split: str, done: int) -> None:
+    events.progress(phase="score", split=split, done=done, total=DRAWS)
+
+
+def read(kind: ModuleType, file: Path, labels: Sequence[str]) -> Predicted:
+    """What training.predict wrote of a split."""
+    table = pq.read_table(file)
+    logits = table["logits"].combine_chunks().flatten().to_numpy().reshape(len(table), len(labels))
+    return Predicted(table["label"].to_numpy(), table["prediction"].to_numpy(), kind.probabilities(logits), labels)
+
+
+def scores(names: Sequence[str], predicted: Predicted, tell: Callable[[int], None] = lambda done: None) -> Scores:
+    """The metrics of these rows, each with its interval; `tell` hears how many draws are done."""
+    from training import metrics, resampling
+    from training.metrics.resampled import figures
+
+    values = metrics.compute(names, predicted)
+    of_draws = resampling.drawn(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, tell)
+    return {
+        name: {"value": _or_null(value), **_interval(drawn)}
+        for (name, value), drawn in zip(values.items(), of_draws, strict=True)
+    }
+
+
+def _interval(drawn: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | None]:
+    known = drawn[np.isfinite(drawn)]
+    ends = np.quantile(known, ENDS) if len(known) else (math.nan, math.nan)
+    # Where a sum is rounded hangs on the machine; what is left of it tells nothing of a draw.
+    return {name: _or_null(float(f"{end:.6g}")) for name, end in zip(("low", "high"), ends, strict=True)}
+
+
+def _or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def worst_rows(split: str, predicted: Predicted, data: Path) -> list[dict[str, Any]]:
     """The SAMPLE_ROWS rows whose true label got the least probability, worst first, with their texts."""
-    flat = table["logits"].combine_chunks().flatten().to_numpy()
-    probabilities = kind.probabilities(flat.reshape(len(table), len(labels)))
-    references, predictions = table["label"].to_numpy(), table["prediction"].to_numpy()
-    worst = np.argsort(probabilities[np.arange(len(table)), references], kind="stable")[:SAMPLE_ROWS]
+    given = predicted.probabilities[np.arange(len(predicted)), predicted.references]
+    worst = np.argsort(given, kind="stable")[:SAMPLE_ROWS]
     rows = pa.ipc.open_file(pa.memory_map(str(data))).read_all().drop_columns("label").take(worst).to_pylist()
     return [
         {
             "split": split,
             "row": int(number),
             **texts,
-            "label": labels[references[number]],
-            "prediction": labels[predictions[number]],
-            "probability": round(float(probabilities[number, predictions[number]]), 4),
+            "label": predicted.labels[predicted.references[number]],
+            "prediction": predicted.labels[predicted.predictions[number]],
+            "probability": round(float(predicted.probabilities[number, predicted.predictions[number]]), 4),
         }
         for number, texts in zip(worst, rows, strict=True)
     ]
 
 
-def write_samples(samples: list[dict[str, Any]], file: Path) -> None:
+def write_samples(samples: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Rows as CSV, the header from the first of them; an empty file for none."""
     with open(file, "w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, fieldnames=list(samples[0]) if samples else [])
         writer.writeheader()
         writer.writerows(samples)
-
-
-def draw_confusion(
-    references: npt.NDArray[np.int64], predictions: npt.NDArray[np.int64], labels: Sequence[str], file: Path
-) -> None:
-    """A picture of how many rows of each true label were given each label."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    np.add.at(counts, (references, predictions), 1)
-    side = 3.0 + 0.5 * min(len(labels), 40)  # inches
-    figure = Figure(figsize=(side, side), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="prediction", ylabel="label")
-    axes.imshow(counts, cmap="Blues")
-    axes.set_xticks(range(len(labels)), labels, rotation=90)
-    axes.set_yticks(range(len(labels)), labels)
-    if len(labels) <= 20:  # more numbers than that cannot be read
-        for (row, column), count in np.ndenumerate(counts):
-            colour = "white" if count > counts.max() / 2 else "black"
-            axes.text(column, row, str(count), ha="center", va="center", color=colour)
-    figure.savefig(file, dpi=100)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Foreseen:
 
     name: str
     state: str
-    """cached, ran (an action that only reads), or will run."""
+    """cached, ran (an action that only reads), will run, or may run."""
     key: str | None
     """None where an input is not known yet."""
     reasons: tuple[str, ...] = ()
@@ -64,6 +64,8 @@ class Looking:
 
     def _look(self, stage: Stage[Any], inputs: tuple[Any, ...]) -> tuple[Any, Foreseen]:
         if any(isinstance(value, Unknown) for value in inputs):
+            if stage.where:
+                return UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
             above = [row.name for row in self.rows if row.state == "will run"]
             return UNKNOWN, Foreseen(stage.name, "will run", None, (f"{above[-1]} runs before it",))
         if stage.foreseeable:

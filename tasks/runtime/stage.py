@@ -130,6 +130,8 @@ class Stage(Generic[Result]):
     """Whether `plan` may call it: it reads, and acts on nothing."""
     gives: type[BaseModel] | None = None
     """What an action returns where it does not return None: remembered, for a plan that finds it would do the same."""
+    where: str = ""
+    """Where it is run at all, if not always: for a plan that cannot tell yet."""
 
     def flat_ingredients(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """Ingredients under flat names, JSON values; and what to call them. Raises UserError for
@@ -150,12 +152,12 @@ class Stage(Generic[Result]):
 
 
 def stage(
-    ingredients: Callable[..., Ingredients], *, name: str | None = None
+    ingredients: Callable[..., Ingredients], *, name: str | None = None, where: str = ""
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Stage[Any]]:
     """A cached stage. The function takes `Work` and the inputs, fills `work.out`, and returns a few figures."""
 
     def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
-        return Stage(name or make.__name__, make, ingredients, cached=True)
+        return Stage(name or make.__name__, make, ingredients, cached=True, where=where)
 
     return decorate
 

@@ -120,6 +120,17 @@ def test_a_metric_recomputes_the_score_alone(project: Path, capsys: pytest.Captu
     assert list(reasons) == ["score", *BELOW_SCORE]
 
 
+def test_a_metric_of_numbers_is_refused_by_a_plan_where_the_labels_are_none(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(project), "--set", "evaluation.metrics=[accuracy, mse, pearson]"]) == 2
+    said = capsys.readouterr().err
+    for index, name in ((1, "mse"), (2, "pearson")):
+        assert (
+            f"evaluation.metrics[{index}]: {name!r} is of numbers, and the label 'neg' is none: choose another" in said
+        )
+
+
 def test_one_cell_changed_with_size_and_mtime_kept_is_noticed(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,8 +59,8 @@ def as_json(value: Any, status: int = 200) -> Answer:
 Endpoint = Callable[..., Answer]
 ENDPOINTS: list[tuple[str, re.Pattern[str], Endpoint]] = []
 _PARTS = {
-    "{kind}": "(?P<kind>models|datasets)",
-    "{datasets/}": "(?:(?P<kind>datasets)/)?",  # addresses of models have no kind
+    "{kind}": "(?P<kind>models|datasets|spaces)",
+    "{datasets/}": "(?:(?P<kind>datasets|spaces)/)?",  # addresses of models have no kind
     "{name}": "(?P<name>[^/]+/[^/]+)",
     "{rev}": "(?P<rev>[^/]+)",
     "{path}": "(?P<path>.+)",

@@ -36,7 +36,7 @@ class Commit:
 
 @dataclass
 class Repo:
-    """Commits by id, and what points to them. `kind` is models or datasets, as in addresses."""
+    """Commits by id, and what points to them. `kind` is models, datasets or spaces, as in addresses."""
 
     kind: str
     name: str

@@ -97,7 +97,7 @@ class Hub:
     def repo(
         self, kind: str, name: str, files: Mapping[str, bytes], *, private: bool = False, gated: bool = False
     ) -> str:
-        """A new model or dataset; gives the commit."""
+        """A new model, dataset or space; gives the commit."""
         self.repos[f"{kind}s", name] = Repo(f"{kind}s", name, private, gated)
         return self.commit(kind, name, files)
 

@@ -134,6 +134,23 @@ def test_the_report_on_rows_and_tokens_is_one_table_of_the_flow_run(home: Path) 
     ]
 
 
+def test_the_worst_errors_are_a_table_of_their_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = [{"split": "test", "text": "good", "label": "pos", "prediction": "neg", "probability": "0.9"}]
+    monkeypatch.setattr(progress, "worst_errors", lambda scores: wrong)
+
+    @flow(name="scored")
+    def body() -> str:
+        shown = PrefectProgress()
+        shown.stage_ended(Row("score", "k", "ran", 1.0), Ref(kind="score", key="k", digest="d"))
+        shown.end()
+        return str(flow_run.get_id())
+
+    chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[body()]))
+    with get_client(sync_client=True) as client:
+        (table,) = client.read_artifacts(artifact_filter=chosen)
+    assert (table.key, json.loads(table.data)) == ("finetune-worst-errors", wrong)
+
+
 def test_why_rows_were_refused_stands_at_the_tables_top(home: Path) -> None:
     problems = [Problem(kind="tokens", where="tokens.max_length", message="16 cuts 4.", check="truncated")]
     rows = json.loads(table_of(home, lambda shown: shown.refused(problems)).data)

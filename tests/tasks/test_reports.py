@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime.code import code_digests
-from tasks.runtime.reports import as_markdown, problems_table, read_report, tell_warnings
+from tasks.runtime.reports import as_markdown, problems_table, read_report, tell_warnings, worst_errors
 from tasks.runtime.stage import Work
 from tests.tasks.watching import Heard
 from training.problems import Problem
+from training.score import write_samples
 
 
 def warnings(number: int) -> list[dict[str, Any]]:
@@ -53,3 +54,17 @@ def test_an_artifact_without_a_report_has_none(tmp_path: Path) -> None:
 def test_how_a_report_is_drawn_is_no_ingredient_of_rows_and_tokens() -> None:
     files = code_digests(["tasks.data", "tasks.tokens"])
     assert "training/tokens.py" in files and "training/pictures.py" not in files
+
+
+def test_the_worst_errors_are_the_wrong_rows_with_most_confidence_of_all_splits(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    rows = [("test", n, "x" * 200_000, "a", "b" if n % 2 else "a", n / 100) for n in range(50)]
+    rows.append(("validation", 0, "short", "a", "b", 0.4))
+    write_samples(
+        [dict(zip(("split", "row", "text", "label", "prediction", "probability"), row, strict=True)) for row in rows],
+        tmp_path / "log" / "predictions_sample.csv",
+    )
+    table = worst_errors(tmp_path)
+    assert [row["row"] for row in table[:6]] == ["49", "47", "45", "43", "41", "0"] and len(table) == 20
+    assert table[5] == {**table[5], "split": "validation", "text": "short", "probability": "0.4"}
+    assert table[0]["text"] == "x" * 499 + "…"

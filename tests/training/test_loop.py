@@ -48,7 +48,7 @@ ASKED: dict[str, Any] = {
     "class_weights": {"tool": 2.0},
     "weight_decay": 0.1,
     "warmup_steps": 3,
-    "metric_for_best_model": "accuracy",
+    "metric_for_best_model": "calibration_error",
 }
 TWO: dict[str, Any] = {
     "engine": "accelerate",

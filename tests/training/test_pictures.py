@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from training.ipc import Spread
-from training.pictures import draw_rows, draw_tokens
+from training.pictures import draw_rows, draw_scores, draw_tokens
+from training.predicted import Predicted
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -69,3 +70,19 @@ def test_a_few_far_longer_texts_leave_the_others_their_bars(tmp_path: Path) -> N
     assert len(counts) == 40
     draw_rows({"characters": {"train": told}, "labels": {"train": {"a": 502}}}, tmp_path)
     assert drawn(tmp_path) == ["labels.png", "lengths.png"]
+
+
+@pytest.mark.parametrize(
+    "labels", [["no", "$\\frac{$"], ["a", "日本語", "", *(f"label {n}" for n in range(40))]], ids=len
+)
+def test_scores_are_drawn_whatever_the_labels_and_where_one_is_missing(
+    tmp_path: Path, labels: list[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(len(labels)), 30)
+    references = np.arange(30) % (len(labels) - 1)
+    predicted = Predicted(references, probabilities.argmax(axis=1), probabilities, labels)
+    draw_scores(predicted, "test", tmp_path)
+    assert drawn(tmp_path) == ["calibration_test.png", "confusion_test.png", "precision_recall_test.png"]
+    lost = Predicted(references, references, probabilities * np.nan, labels)
+    draw_scores(lost, "lost", tmp_path)
+    assert len(drawn(tmp_path)) == 4 and not recwarn.list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,11 +13,20 @@ import pyarrow as pa
 import pytest
 
 from training import predict, score
-from training.protocol import Events, Job
+from training.metrics import LabelMetric
+from training.predicted import Predicted
+from training.protocol import Events, Job, read_events
 
 TEXTS = ["good", "bad", 'a "quoted", split\nline', "fine"]
 LOGITS = np.array([[0, 2], [3, 0], [0, 5], [1, 0]], dtype=np.float32)
 TRUE = np.array([1, 0, 0, 1])
+
+
+class Blind(LabelMetric):
+    """Never has a value."""
+
+    def _compute(self, predictions: object, references: object) -> dict[str, float]:
+        return {"blind": math.nan}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +44,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
         writer.write_table(table)
     settings = {
         "kind": "sequence-classification",
-        "metrics": ["accuracy", "recall"],
+        "metrics": ["accuracy", "recall", "roc_auc", "tests.training.test_score:Blind"],
         "labels": ["neg", "pos"],
     }
     inputs = {name: str(home / name) for name in ("predictions", "data")}
@@ -42,11 +52,32 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
     return home / "job/output", score.main(home / "job", job, Events(home / "job/events.jsonl"))
 
 
-def test_metrics_are_written_with_room_for_intervals(scored: tuple[Path, dict[str, float]]) -> None:
+def test_each_metric_has_an_interval_and_what_has_no_value_is_null_and_warned_of(
+    scored: tuple[Path, dict[str, float]],
+) -> None:
     output, figures = scored
-    value = {"value": 0.5, "low": None, "high": None}
-    assert json.loads((output / "metrics.json").read_text()) == {"validation": {"accuracy": value, "recall": value}}
-    assert figures == {"validation.accuracy": 0.5, "validation.recall": 0.5}
+    written = json.loads((output / "metrics.json").read_text())["validation"]
+    assert list(written) == ["accuracy", "recall", "roc_auc", "blind"]
+    # of 4 rows each right with probability 1/2, all or none are in 1 draw of 16
+    assert written["accuracy"] == {"value": 0.5, "low": 0.0, "high": 1.0}
+    assert written["blind"] == dict.fromkeys(("value", "low", "high"))
+    assert figures["validation.accuracy"] == 0.5 and figures["validation.blind"] is None
+    told, _ = read_events(output.parent / "events.jsonl", 0)
+    assert [event["message"].split(":")[0] for event in told if event["kind"] == "warning"] == [
+        "blind has no value on validation"
+    ]
+    assert any(event.get("done") == event.get("total") == 1000 for event in told)
+
+
+def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_every_time() -> None:
+    draw = np.random.default_rng(5)
+    held = 0
+    for _ in range(60):
+        right = draw.random(150) < 0.8
+        rows = Predicted(np.ones(150, int), right.astype(int), np.eye(2)[right.astype(int)], ["no", "yes"])
+        found = score.scores(["accuracy"], rows)["accuracy"]
+        held += found["low"] <= 0.8 <= found["high"]  # type: ignore[operator]
+    assert 53 <= held <= 60 and score.scores(["accuracy"], rows)["accuracy"] == found
 
 
 def test_sample_has_the_worst_rows_first_with_text_and_probability(
@@ -60,8 +91,10 @@ def test_sample_has_the_worst_rows_first_with_text_and_probability(
     assert float(rows[0]["probability"]) == pytest.approx(1 / (1 + np.exp(-5)), abs=1e-4)
 
 
-def test_confusion_is_a_picture(scored: tuple[Path, dict[str, float]]) -> None:
-    assert (scored[0] / "log/confusion_validation.png").read_bytes().startswith(b"\x89PNG")
+def test_what_is_better_looked_at_is_drawn(scored: tuple[Path, dict[str, float]]) -> None:
+    drawn = {file.name: file.read_bytes()[:4] for file in (scored[0] / "log").glob("*.png")}
+    names = ("calibration", "confusion", "precision_recall")
+    assert drawn == {f"{name}_validation.png": b"\x89PNG" for name in names}
 
 
 def test_drawing_needs_no_display_and_leaves_the_users_backend_alone() -> None:

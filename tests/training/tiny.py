@@ -101,7 +101,7 @@ def fit_job(
         "training": Training(**{**chosen, **training}).model_dump(),
         "compute": {**Compute(**compute or {}).learnt_by(), "num_processes": processes, "mixed_precision": precision},
         "batch_division": division,
-        "metrics": ["accuracy", "f1"],
+        "metrics": ["accuracy", "f1", "calibration_error"],
     }
     inputs = {"model": f"{base}/model", "tokenizer": f"{base}/tokenizer", "tokens": "tokens"}
     absolute = {name: str(world / path) for name, path in inputs.items()}

@@ -192,7 +192,8 @@ class Training(Section):
     metric_for_best_model: str | None = None
     """Chooses the best model: one of evaluation.metrics (null: the loss on the validation split)."""
     greater_is_better: bool | None = None
-    """Whether more of that metric is better (null: yes, except for the loss)."""
+    """Whether more of that metric is better (null: as training/README.md has it, and of one of your own, yes unless its
+    name ends with loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported, rather than the last one."""
     resume_from_checkpoint: Text | None = None
@@ -308,9 +309,10 @@ class Gate(Section):
     (`genre=fiction: {accuracy: 0.8}`)."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
-    evaluation.metrics)."""
+    evaluation.metrics). Of one of yours, more is better, unless it has a maximum."""
     margin: float = 0.0
-    """By how much, in the metric's own unit; below zero, how much worse is still taken."""
+    """By how much, in the metric's own unit; below zero, how much worse is still taken. Accuracy without a margin is
+    compared by McNemar's exact test, everything else by a paired bootstrap."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """How sure that must be: at 0.95, one of twenty models that are just as good is promoted by chance."""
 
@@ -341,7 +343,8 @@ class Release(Section):
     """What becomes of a model that is good enough."""
 
     registry: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The model's name in MLflow's registry (null: not registered)."""
+    """The model's name in MLflow's registry (null: not registered). Recipes and homes may share one: its champion is
+    compared by what it makes of this recipe's rows, whoever trained it."""
     gate: Gate = Gate()
     """What it must show."""
     hub: Hub | None = None

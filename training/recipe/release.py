@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from training.problems import nearest
+from training.problems import Problem, UserError, nearest
 from training.recipe.data import DOTTED
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ MORE_IS_BETTER = (
 LESS_IS_BETTER = ("log_loss", "calibration_error", "mse", "mae")
 METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
 """The metrics that a recipe may name as they are; training/metrics has them."""
+OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
+"""Those of them that take the labels' names as numbers, such as ratings."""
 _OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 
 
@@ -50,6 +53,45 @@ def _metrics(written: Written) -> Iterator[tuple[str, str]]:
         elif name not in METRICS and not DOTTED.fullmatch(name):
             choices = f"choose from {', '.join(METRICS)}, or name a class of yours as module:Class"
             yield where, f"{name!r} is unknown: {choices}.{nearest(name, METRICS)}"
+
+
+def more_is_better(figure: str) -> bool:
+    """Whether a model with more of it is better; of a figure that the project does not know, unless it is a loss."""
+    return figure not in LESS_IS_BETTER and not figure.endswith("loss")
+
+
+def refusal_of_numbers(metric: str, labels: Iterable[str]) -> str | None:
+    """Why a metric of numbers cannot be computed with these labels; None where all their names are numbers."""
+    strange = next((label for label in labels if not _is_number(label)), None)
+    if strange is None:
+        return None
+    return (
+        f"{metric!r} is of numbers, and the label {strange!r} is none: choose another, or have labels such as 1 to 5."
+    )
+
+
+def _is_number(label: str) -> bool:
+    try:
+        return math.isfinite(float(label))
+    except ValueError:
+        return False
+
+
+def require_fitting_metrics(metrics: Iterable[str], labels: Sequence[str]) -> None:
+    """Raises UserError where one of the project's own metrics cannot be computed with these labels."""
+    problems = [Problem(kind="metrics", where=where, message=said) for where, said in _unfitting(metrics, labels)]
+    if problems:
+        raise UserError(problems)
+
+
+def _unfitting(metrics: Iterable[str], labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for index, name in enumerate(metrics):
+        if name in OF_NUMBERS and (message := refusal_of_numbers(name, labels)):
+            yield f"evaluation.metrics[{index}]", message
+
+
+def _fitting_metrics(written: Written) -> Iterator[tuple[str, str]]:
+    yield from _unfitting(written["evaluation.metrics"], written["data.label_names"] or ())
 
 
 def figures_of(written: Written) -> list[str] | None:
@@ -134,6 +176,7 @@ def _hub(written: Written) -> Iterator[tuple[str, str]]:
 RELEASE_RULES = (
     _evaluated_splits,
     _metrics,
+    _fitting_metrics,
     _slices,
     _gate_split,
     _gate_figures,

@@ -209,6 +209,18 @@ def test_a_mistake_is_told_with_its_value_and_what_is_allowed(where: str, value:
     assert problems(overrides={where: value}) == {where: message}
 
 
+def test_metrics_of_numbers_are_told_of_labels_that_the_recipe_names_and_that_are_none() -> None:
+    metrics = {"evaluation.metrics": ["accuracy", "mse", "spearman"]}
+    assert problems(overrides={**metrics, "data.label_names": ["1", "good"]}) == {
+        f"evaluation.metrics[{index}]": (
+            f"{name!r} is of numbers, and the label 'good' is none: choose another, or have labels such as 1 to 5."
+        )
+        for index, name in ((1, "mse"), (2, "spearman"))
+    }
+    named = {**metrics, "data.label_names": ["1", "2.5", "-3"]}
+    assert parse(PLAIN, named).evaluation.metrics[1] == "mse"
+
+
 def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
     assert problems(overrides={"evaluation.metrics": ["f1", "acuracy"]}) == {
         "evaluation.metrics[1]": (

@@ -1,0 +1,117 @@
+"""Metrics as `evaluate.Metric` classes that need no network: `evaluate.combine` takes them as they are.
+
+A metric of your own is a class like these, named in the recipe by where it is: `my_metrics:ExactMatch`. It is made
+with a `config_name` ("binary" or "multiclass"), and given what its features ask for: `predictions` and `references`
+(label indices, or numbers), or `prediction_scores` (probabilities); LabelMetric, ScoreMetric and NumberMetric are that
+already. Every number that it returns is kept under its name.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+
+import numpy as np
+
+from training.metrics import hub
+from training.metrics.base import LabelMetric, NumberMetric, ScoreMetric, evaluate, inputs_of, numbers_of, refused
+from training.metrics.of_labels import (
+    F1,
+    Accuracy,
+    F1Macro,
+    F1Micro,
+    F1Weighted,
+    MatthewsCorrelation,
+    Precision,
+    PrecisionMacro,
+    PrecisionMicro,
+    PrecisionWeighted,
+    Recall,
+    RecallMacro,
+    RecallMicro,
+    RecallWeighted,
+)
+from training.metrics.of_numbers import Mae, Mse, Pearson, Spearman
+from training.metrics.of_probabilities import CalibrationError, LogLoss, RocAuc
+from training.named import Place
+from training.predicted import Predicted
+from training.problems import Problem, UserError, nearest
+
+__all__ = ["METRICS", "LabelMetric", "NumberMetric", "ScoreMetric", "compute", "make"]
+
+METRICS: dict[str, type[evaluate.Metric]] = {
+    "accuracy": Accuracy,
+    "f1": F1,
+    "f1_macro": F1Macro,
+    "f1_micro": F1Micro,
+    "f1_weighted": F1Weighted,
+    "precision": Precision,
+    "precision_macro": PrecisionMacro,
+    "precision_micro": PrecisionMicro,
+    "precision_weighted": PrecisionWeighted,
+    "recall": Recall,
+    "recall_macro": RecallMacro,
+    "recall_micro": RecallMicro,
+    "recall_weighted": RecallWeighted,
+    "matthews_correlation": MatthewsCorrelation,
+    "roc_auc": RocAuc,
+    "pearson": Pearson,
+    "spearman": Spearman,
+    "log_loss": LogLoss,
+    "calibration_error": CalibrationError,
+    "mse": Mse,
+    "mae": Mae,
+}
+"""A metric's name in the recipe, and its class."""
+
+
+def compute(names: Sequence[str], predicted: Predicted) -> dict[str, float]:
+    """The named metrics of predicted rows; nan where one has no value for such rows. Raises UserError as `make` does,
+    and where one of the user's gives no numbers."""
+    values: dict[str, float] = {}
+    for name, metric in make(names, predicted.labels).items():
+        values |= numbers_of(name, metric._compute(**inputs_of(name, metric, predicted)))
+    return values
+
+
+def make(names: Sequence[str], labels: Sequence[str]) -> dict[str, evaluate.Metric]:
+    """The metrics by their names: one of METRICS, `module:Class` or `hub:owner/name@COMMIT`.
+
+    Raises UserError naming all that cannot be found, made, or used with these labels.
+    """
+    config = "binary" if len(labels) == 2 else "multiclass"
+    nobody = Predicted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
+    made: dict[str, evaluate.Metric] = {}
+    problems: list[Problem] = []
+    with tempfile.TemporaryDirectory() as scratch:  # evaluate makes a folder a metric, used or not
+        for index, name in enumerate(names):
+            try:
+                made[name] = _class(name)(config_name=config, keep_in_memory=True, cache_dir=scratch)
+                inputs_of(name, made[name], nobody)
+            except UserError as error:
+                where = f"evaluation.metrics[{index}]"
+                problems += (problem.model_copy(update={"where": where}) for problem in error.problems)
+    if problems:
+        raise UserError(problems)
+    return made
+
+
+def _class(name: str) -> type[evaluate.Metric]:
+    if name in METRICS:
+        return METRICS[name]
+    if name.startswith(hub.PREFIX):
+        return hub.load(name)
+    if ":" not in name:
+        choices = f"choose from {', '.join(METRICS)}, or name a class as module:Class"
+        raise refused(f"{name!r} is unknown: {choices}.{nearest(name, METRICS)}")
+    found: type[evaluate.Metric] = _OWN.load(name)
+    return found
+
+
+_OWN = Place(
+    kind="metrics",
+    where="evaluation.metrics",
+    example="my_metrics:ExactMatch",
+    accepted="a subclass of evaluate.Metric",
+    fits=lambda found: isinstance(found, type) and issubclass(found, evaluate.Metric),
+)
