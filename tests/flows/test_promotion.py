@@ -101,6 +101,10 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     printed = capsys.readouterr().out
     assert "Nothing changed" in printed and better["verdict"]["reason"] in printed
     assert json.loads(out.read_text())["verdict"] == better["verdict"]
+    # Promoted by the gate, but not in fact: a person had taken the alias from it.
+    completed = home / "recipes/small/completed.json"
+    completed.write_text(completed.read_text().replace('"alias": "champion"', '"alias": null'))
+    assert main(["run", str(finished.file), "--require-promotion"]) == 1
     capsys.readouterr()
     assert main(["plan", str(finished.file), "--set", "training.learning_rate=1e-3"]) == 0
     planned = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
