@@ -59,6 +59,6 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     with walk.together():
         version = walk(register, recipe, pins, verdict, data, model, tokens, trained, predictions, scores)
         if recipe.release.hub is not None:
-            publication = walk(publish, recipe, pins, data, trained, predictions, scores, verdict)
+            publication = walk(publish, recipe, pins, data, trained, predictions, scores, verdict, version)
         promotion = walk(promote, recipe, version, verdict)
     return Finished(pins, trained, scores, champion, verdict, version, publication, promotion)

@@ -16,6 +16,7 @@ from tasks.runtime.launch import accelerate_argv, accelerate_environment
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Champion, Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, action, stage
+from tasks.runtime.versions import find_model
 from training.kinds import KINDS
 from training.problems import Problem, UserError
 from training.recipe import Recipe
@@ -45,8 +46,8 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
         return None
     with failures_told():
         client = connect()
-        models = {model.name: model.aliases for model in client.search_registered_models(f"name = '{name}'")}
-        number = models.get(name, {}).get(recipe.release.champion)
+        model = find_model(client, name)
+        number = model.aliases.get(recipe.release.champion) if model else None
         if number is None:
             return None
         version = client.get_model_version(name, number)

@@ -11,17 +11,24 @@ from tasks.runtime.digests import digest_of
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.push import environment
-from tasks.runtime.refs import Pins, Publication, Ref, Verdict
+from tasks.runtime.refs import Pins, Publication, Ref, Verdict, Version
 from tasks.runtime.stage import Ingredients, Work, action
 from training.recipe import Recipe
 
 
 def ingredients(
-    recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+    recipe: Recipe,
+    pins: Pins,
+    data: Ref,
+    trained: Ref,
+    predictions: Ref,
+    scores: Ref,
+    verdict: Verdict,
+    version: Version | None,
 ) -> Ingredients:
     """The model, all that its card says, and where they go, if at all."""
     hub = recipe.release.hub
-    if hub is None or verdict.decision != "promote":
+    if hub is None or not _promoted(verdict, version):
         return Ingredients({"promoted": False})
     upstream = {"load_data": data.digest, "fit": trained.parts["model"], "predict": predictions.digest}
     return Ingredients(
@@ -45,10 +52,11 @@ def publish(
     predictions: Ref,
     scores: Ref,
     verdict: Verdict,
+    version: Version | None,
 ) -> Publication | None:
     """Pushes model, tokenizer, card and curves in one commit, where the model is to be promoted."""
     hub = recipe.release.hub
-    if hub is None or verdict.decision != "promote":
+    if hub is None or not _promoted(verdict, version):
         work.state = "skipped"
         return None
     work.out.mkdir(parents=True)
@@ -72,3 +80,8 @@ def publish(
             stall_timeout_s=math.inf,  # its connections have time-outs of their own
         )
     return Publication.model_validate(figures)
+
+
+def _promoted(verdict: Verdict, version: Version | None) -> bool:
+    """Whether the model will be champion, or would be, were there a registry."""
+    return verdict.decision == "promote" and (version is None or version.taken is None)

@@ -38,9 +38,12 @@ from tasks.runtime.versions import (
     TEXT_COLUMNS_TAG,
     VERDICT_TAG,
     Aliases,
+    aliases_given,
     figures_in,
+    find_model,
     need_model,
 )
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
@@ -78,19 +81,24 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
     if name is None or verdict.decision == "reject":
         work.state = "skipped"
         return None
-    artifacts = _by_stage(made)
+    artifacts, champion = _by_stage(made), recipe.release.champion
     judged = _judged(recipe, verdict, artifacts)
     # Two runs that end with the same model at once register it once.
     with failures_told(), exclusive(f"registry-{name}"):
         client = connect()
-        version = _registered(client, name, artifacts["fit"])
+        model = find_model(client, name)
+        now = model.aliases.get(champion) if model else None
+        version = _registered(client, name, artifacts["fit"], now)
+        taken = promotions.taken_from(model, champion, version) if model and version else None
+        if not taken:
+            _require_beaten(verdict, name, version, now)
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
         _tell(client, name, version, judged)
-    return Version(name=name, version=version)
+    return Version(name=name, version=version, taken=taken)
 
 
 def promotion_ingredients(recipe: Recipe, version: Version | None, verdict: Verdict) -> Ingredients:
@@ -119,7 +127,8 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         client = connect()
         model = need_model(client, version.name)
         promotions.call_aliases(client, model, names)
-        if verdict.decision != "promote":
+        champion = str(model.aliases.get(names.champion)) == version.version
+        if verdict.decision != "promote" and not champion:
             client.set_registered_model_alias(version.name, names.challenger, version.version)
             before, alias = model.aliases.get(names.challenger), names.challenger
         elif taken := promotions.taken_from(model, names.champion, version.version):
@@ -128,14 +137,30 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             return None
         else:
             before, alias = model.aliases.get(names.champion), names.champion
+            _require_beaten(verdict, version.name, version.version, before)
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
 
 
+def _require_beaten(verdict: Verdict, name: str, version: str | None, now: object) -> None:
+    """Raises UserError where the model is to be promoted over another champion than the one that it was compared with:
+    `now` is its version."""
+    beaten = verdict.comparison.champion if verdict.comparison else None
+    if verdict.decision != "promote" or now is None or f"{name}/{now}" in (beaten, f"{name}/{version}"):
+        return
+    compared = f"this model was compared with {beaten}" if beaten else "there was none that it had to be better than"
+    message = f"{name}/{now} became champion after {compared}: the same command compares these two, without training."
+    raise UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
+
+
 def _unregister(name: str, version: str) -> str:
     with failures_told(), exclusive(f"registry-{name}"):
-        connect().delete_model_version(name, version)
+        client = connect()
+        # Another run or a person may have given it one, or this run, and only the answer was lost.
+        if given := aliases_given(need_model(client, name), version):
+            return f"{name} version {version} stays, although a stage after it failed: it is {', '.join(given)} now."
+        client.delete_model_version(name, version)
     return f"{name} version {version} was removed again: a stage after it failed."
 
 
@@ -154,6 +179,8 @@ def description(tags: Mapping[str, str]) -> str:
 
 def _figure(figure: Mapping[str, Any]) -> str:
     """`0.8312 (0.81 to 0.85)`"""
+    if figure["value"] is None:
+        return "-"
     between = f" ({figure['low']:.4g} to {figure['high']:.4g})" if figure.get("low") is not None else ""
     return f"{figure['value']:.4g}{between}"
 
@@ -238,9 +265,11 @@ def _log_model(
     return str(figures["version"])
 
 
-def _registered(client: Any, name: str, trained: Ref) -> str | None:
+def _registered(client: Any, name: str, trained: Ref, champion: object) -> str | None:
+    """The version that is this model; of several, which two homes may have made at once, the champion."""
     found = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
-    return str(found[0].version) if found else None
+    numbers = [str(version.version) for version in found]
+    return str(champion) if str(champion) in numbers else next(iter(numbers), None)
 
 
 def _probes(data: Ref, predictions: Ref) -> list[dict[str, Any]]:

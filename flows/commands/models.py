@@ -63,8 +63,12 @@ def _version_lines(versions: Sequence[Mapping[str, Any]], width: int) -> list[st
 
 def _figures(version: Mapping[str, Any]) -> str:
     figures = version["figures"].get(version["split"], {})
-    told = ", ".join(f"{name} {figure['value']:.4f}" for name, figure in figures.items())
+    told = ", ".join(f"{name} {_value(figure['value'])}" for name, figure in figures.items())
     return f"{version['split']} {told}" if told else ""
+
+
+def _value(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
 
 
 def _first_of(listed: str, width: int) -> str:

@@ -12,6 +12,7 @@ from tasks.runtime.versions import (
     REASON_TAG,
     SPLIT_TAG,
     VERDICT_TAG,
+    aliases_given,
     every,
     figures_in,
     need_model,
@@ -46,7 +47,7 @@ def _as_json(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
     number = str(version.version)
     return {
         "version": number,
-        "aliases": sorted(alias for alias, its in model.aliases.items() if str(its) == number),
+        "aliases": aliases_given(model, number),
         "registered_ms": version.creation_timestamp,
         "verdict": version.tags.get(VERDICT_TAG),
         "reason": version.tags.get(REASON_TAG),

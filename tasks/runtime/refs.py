@@ -179,6 +179,8 @@ class Version(BaseModel):
 
     name: str
     version: str
+    taken: str | None = None
+    """How a person took the champion's alias from it: then no run publishes it or gives the alias back."""
 
 
 class Promotion(BaseModel):

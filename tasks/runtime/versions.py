@@ -42,6 +42,16 @@ def aliases_of(model: RegisteredModel) -> Aliases:
     return Aliases(*(model.tags.get(tag, usual) for usual, tag in ALIAS_TAGS.items()))
 
 
+def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
+    """The registered model; None where nothing is registered under the name yet."""
+    return next((model for model in client.search_registered_models(f"name = '{name}'") if model.name == name), None)
+
+
+def aliases_given(model: RegisteredModel, version: str) -> list[str]:
+    """The aliases of a version."""
+    return sorted(alias for alias, its in model.aliases.items() if str(its) == version)
+
+
 def need_model(client: MlflowClient, name: str) -> RegisteredModel:
     """The registered model. Raises UserError, with those that there are, where there is none of the name."""
     from mlflow.exceptions import MlflowException

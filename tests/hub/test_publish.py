@@ -17,7 +17,7 @@ from huggingface_hub import ModelCard
 from tasks.card import card, description
 from tasks.publish import publish
 from tasks.runtime import store
-from tasks.runtime.refs import HubPin, Pins, Ref, Verdict
+from tasks.runtime.refs import HubPin, Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
 from tests.hub.server import Hub
 from training.problems import UserError
@@ -92,9 +92,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-def run(refs: dict[str, Ref], home: Path, name: str, verdict: Verdict = PROMOTE) -> tuple[Any, Work]:
+def run(
+    refs: dict[str, Ref], home: Path, name: str, verdict: Verdict = PROMOTE, taken: str | None = None
+) -> tuple[Any, Work]:
     """The stage, as the run of this name calls it."""
-    inputs = (recipe(), PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict)
+    version = Version(name="reviews", version="1", taken=taken)
+    inputs = (recipe(), PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict, version)
     flat, _ = publish.flat_ingredients(*inputs)
     work = Work(publish.key(flat), home / "runs" / name / "publish", name, stage="publish")
     return publish.make(work, *inputs), work
@@ -164,6 +167,11 @@ def test_a_token_that_may_not_write_is_told_and_stands_in_no_log(
 
 def test_what_was_kept_is_not_published(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
     given, work = run(refs, home, "first", Verdict(decision="keep", reason="it may be chance."))
+    assert given is None and work.state == "skipped" and hub.requests == []
+
+
+def test_what_a_person_took_the_alias_from_is_not_published_again(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
+    given, work = run(refs, home, "first", taken="was champion until ann rolled back")
     assert given is None and work.state == "skipped" and hub.requests == []
 
 

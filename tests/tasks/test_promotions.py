@@ -17,8 +17,9 @@ from flows.commands.main import main
 from tasks.registry import promote
 from tasks.runtime.connection import connect
 from tasks.runtime.promotions import Move, champions, moves_of
-from tasks.runtime.refs import Promotion, Verdict, Version
+from tasks.runtime.refs import Comparison, Promotion, Verdict, Version
 from tasks.runtime.stage import Work
+from training.problems import UserError
 from training.recipe import parse
 
 RECIPE = parse(
@@ -43,9 +44,11 @@ def client(tracked: Path) -> MlflowClient:
     return made
 
 
-def run(version: str, decision: str = "promote", why: str = "better") -> Promotion | None:
-    """What a run does whose model is this version."""
-    verdict = Verdict.model_validate({"decision": decision, "reason": why})
+def run(version: str, decision: str = "promote", why: str = "better", beside: str | None = None) -> Promotion | None:
+    """What a run does whose model is this version, compared with this one (None: with the champion)."""
+    beside = beside or aliases(connect()).get("live")
+    compared = Comparison.model_construct(champion=f"reviews/{beside}") if beside else None
+    verdict = Verdict.model_validate({"decision": decision, "reason": why, "comparison": compared})
     work = Work("k", Path(), f"run-{next(_runs)}")
     given = promote.make(work, RECIPE, Version(name="reviews", version=version), verdict)
     assert given is None or isinstance(given, Promotion)
@@ -131,6 +134,18 @@ def test_a_challenger_that_is_promoted_is_no_challenger_any_more(client: MlflowC
     assert aliases(client) == {"live": "1", "challenger": "3"} and len(kept(client)) == 1
     main(["promote", "reviews", "3"])
     assert aliases(client) == {"live": "3"}
+
+
+def test_a_champion_that_the_model_was_not_compared_with_stays(client: MlflowClient) -> None:
+    run("1")
+    run("3")  # by another run, while that of version 2 compares it with version 1
+    with pytest.raises(UserError, match=r"^release\.registry: reviews/3 became champion after .* with reviews/1: "):
+        run("2", beside="1")
+    assert aliases(client) == {"live": "3"} and len(kept(client)) == 2
+    assert run("3", "keep", beside="1") == Promotion(name="reviews", version="3", alias="live")
+    assert aliases(client) == {"live": "3"}  # which a person gave it meanwhile, and no challenger
+    client.delete_registered_model_alias("reviews", "live")
+    assert run("2", beside="3") == Promotion(name="reviews", version="2", alias="live")
 
 
 def test_a_promotion_that_was_killed_before_the_alias_moved_is_made_by_the_next_run(
@@ -228,6 +243,9 @@ def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_kn
     client: MlflowClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     figures = {"test": {name: {"value": 0.875, "low": None, "high": None} for name in ("accuracy", "f1", "roc_auc")}}
+    none = {"test": {"roc_auc": {"value": None, "low": None, "high": None}}}
+    client.set_model_version_tag("reviews", "4", "finetune.figures", json.dumps(none))
+    client.set_model_version_tag("reviews", "4", "finetune.judged_split", "test")
     client.set_model_version_tag("reviews", "5", "finetune.figures", json.dumps(figures))
     for tag, value in {"judged_split": "test", "verdict": "promote", "data": "somebody/" + 30 * "long-name-"}.items():
         client.set_model_version_tag("reviews", "5", f"finetune.{tag}", value)
@@ -238,6 +256,7 @@ def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_kn
     assert lines[0] == "other" and lines[3] == "reviews" and max(map(len, lines)) <= 100
     assert [line.split()[0] for line in lines[4:]] == ["version", "5", "4", "3", "2", "1"]
     assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, …" in lines[5]
+    assert lines[6].endswith("test roc_auc unknown")
     other, reviews = json.loads((tmp_path / "models.json").read_text())
     assert other == {"name": "other", "aliases": {}, "versions": [], "moves": []}
     assert reviews["versions"][0]["figures"] == figures and reviews["aliases"] == {"live": "5"}

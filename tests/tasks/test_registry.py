@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,10 @@ ROWS, FITTED = Ref(kind="load_data", key="r", digest="rows"), Ref(kind="fit", ke
 
 
 def scored(accuracy: float) -> Ref:
-    figures = {"validation": {"accuracy": {"value": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02}}}
+    figures: dict[str, Any] = {
+        "validation": {"accuracy": {"value": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02}}
+    }
+    figures["validation"]["roc_auc"] = {"value": None, "low": None, "high": None}  # of one label alone
     return Ref(kind="score", key=f"score-{accuracy}", digest="d", figures=figures)
 
 
@@ -46,6 +50,7 @@ def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_sin
         assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
         assert version.tags["finetune.score.key"] == f"score-{accuracy}"
         assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).figures
+        assert "| validation | roc_auc | - |" in version.description
         assert f"| validation | accuracy | {accuracy:.4g} ({accuracy - 0.02:.4g} to" in version.description
 
 
