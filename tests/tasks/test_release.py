@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 
 from tasks.registry import promote, register
@@ -13,7 +14,7 @@ from tasks.runtime.stage import Work
 from training.recipe import Recipe, parse
 
 TRAINED = Ref(kind="fit", key="t", digest="trained", parts={"model": "m" * 40})
-OTHER = Ref(kind="load_data", key="o", digest="other")
+OTHERS = [Ref(kind=kind, key="o", digest="other") for kind in ("load_data", "predict", "score")]
 PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
 
 
@@ -43,9 +44,12 @@ def aliases(client: MlflowClient) -> dict[str, str]:
     return {alias: str(version) for alias, version in client.get_registered_model("small").aliases.items()}
 
 
-def test_a_version_that_a_killed_run_left_outlives_the_failure_of_the_next_and_aliases_are_put_back(home: Path) -> None:
-    client, work = two_versions(home), Work("key", home / "out", "run")
-    found = register.make(work, recipe(), Pins(), OTHER, TRAINED, OTHER, PROMOTE)
+def test_a_version_that_a_killed_run_left_outlives_the_failure_of_the_next_and_aliases_are_put_back(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.registry.description", lambda *facts: "")
+    client, work = two_versions(tracked), Work("key", tracked / "out", "run")
+    found = register.make(work, recipe(), Pins(), PROMOTE, TRAINED, *OTHERS)
     assert found == Version(name="small", version="2") and work.take_back is None
     assert len(client.search_model_versions("name = 'small'")) == 2
     for verdict, alias, before in (
