@@ -20,6 +20,7 @@ from tasks.runtime import store
 from tasks.runtime.refs import HubPin, Pins, Ref, Verdict
 from tasks.runtime.stage import Work
 from tests.hub.server import Hub
+from training.problems import UserError
 from training.recipe import Recipe, load, parse
 
 REPO, ROWS, BASE = "tester/reviews", "me/rows", "me/base"
@@ -146,6 +147,19 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     stored = [path for path in home.rglob("*") if path.is_file()]
     assert len(stored) > 10 and [path for path in stored if token in path.read_bytes()] == []
     assert token not in readme + b"".join(files.values())
+
+
+def test_a_token_that_may_not_write_is_told_and_stands_in_no_log(
+    hub: Hub, refs: dict[str, Ref], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = hub.token(write=False)
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(UserError, match=r"^release\.hub\.repo: the Hub does not let this access token write") as raised:
+        run(refs, home, "first")
+    assert token not in str(raised.value) and hub.repos == {}
+    stored = [path for path in home.rglob("*") if path.is_file()]
+    assert any(path.parent.name == "logs" for path in stored)
+    assert [path for path in stored if token.encode() in path.read_bytes()] == []
 
 
 def test_what_was_kept_is_not_published(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
