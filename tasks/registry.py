@@ -41,6 +41,7 @@ from tasks.runtime.versions import (
     Aliases,
     need_model,
 )
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
@@ -128,10 +129,23 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             return None
         else:
             before, alias = model.aliases.get(names.champion), names.champion
+            _need_compared(before, version, verdict)
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
         work.take_back = partial(_move_back, version.name, alias, before)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
+
+
+def _need_compared(champion: Any, version: Version, verdict: Verdict) -> None:
+    """Raises UserError where another version became champion since the model was compared, or found to have nobody to
+    be compared with."""
+    compared = f"{version.name}/{version.version}" if verdict.comparison is None else verdict.comparison.champion
+    if champion is not None and f"{version.name}/{champion}" not in (compared, f"{version.name}/{version.version}"):
+        message = (
+            f"version {champion} of {version.name!r} became champion while this run went on, and the model was not "
+            "compared with it: run the same command again."
+        )
+        raise UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
 
 
 def _unregister(name: str, version: str) -> str:
