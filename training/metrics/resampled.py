@@ -64,7 +64,7 @@ class _Pairs:
     def rows(self, counts: Counts) -> Floats:
         """(D, K)"""
         if self._last is None or self._last[0] is not counts:  # one metric after the other asks for the same
-            rows = np.add.reduceat(counts[:, self._order], self._starts, axis=1, dtype=np.int64)
+            rows = np.add.reduceat(np.take(counts, self._order, axis=1), self._starts, axis=1, dtype=np.int64)
             self._last = counts, rows.astype(np.float64)
         return self._last[1]
 
@@ -216,7 +216,7 @@ class _Ordered:
 
     def area(self, counts: Counts) -> Floats:
         """(D,), nan where all rows of a draw have the label, or none."""
-        drawn = counts[:, self._order]
+        drawn = np.take(counts, self._order, axis=1)
         up_to = np.zeros((len(drawn), drawn.shape[1] + 1), np.int32)
         np.cumsum(drawn, axis=1, dtype=np.int32, out=up_to[:, 1:])
         having = drawn[:, self._has].astype(np.int64)
