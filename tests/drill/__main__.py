@@ -1,6 +1,6 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
-    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 random fsdp zero2 zero3] [--only kills|FIRE ...]
+    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3] [--only kills|FIRE ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the supervisor, the launcher or a rank, at an instant drawn from the whole of a run;

@@ -33,6 +33,7 @@ _SHORT = "training.num_train_epochs=40"  # their steps and checkpoints take long
 WAYS: dict[str, tuple[str, ...]] = {
     "1": ("compute.num_processes=1",),
     "2": (_TWO,),
+    "loop": (_TWO, "training.engine=accelerate"),
     "random": (_TWO, "training.collator=tests.training.own:Masked"),
     "fsdp": (_TWO, "compute.strategy=fsdp", _SHORT),
     **(
@@ -41,7 +42,8 @@ WAYS: dict[str, tuple[str, ...]] = {
         else {}
     ),
 }
-"""How a drill trains, by name: in one process or two, in batches that draw random numbers, by each strategy."""
+"""How a drill trains, by name: in one process or two, by the plain loop, in batches that draw random
+numbers, by each strategy."""
 ROW_STATES = {"ran", "cached", "resumed", "skipped", "failed"}
 
 
