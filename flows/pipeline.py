@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from tasks.champion import find_champion
+from tasks.champion import find_champion, predict_champion
+from tasks.compare import compare
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
 from tasks.model import load_model
 from tasks.predict import predict
+from tasks.publish import publish
 from tasks.registry import promote, register
 from tasks.resolve import resolve
-from tasks.runtime.refs import Champion, Pins, Promotion, Ref, Verdict, Version
+from tasks.runtime.refs import Champion, Pins, Promotion, Publication, Ref, Verdict, Version
+from tasks.runtime.stage import Walk
 from tasks.score import require_fitting, score
 from tasks.tokens import tokenize
 from training.recipe import Recipe
 
 STAGES = (
-    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion", "gate"),
-    *("register", "promote"),
+    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion"),
+    *("predict_champion", "compare", "gate", "register", "publish", "promote"),
 )
 
 
@@ -35,11 +36,12 @@ class Finished:
     champion: Champion | None
     verdict: Verdict
     version: Version | None
+    publication: Publication | None
     promotion: Promotion | None
 
 
-def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
-    """From a recipe to a registered model; `walk(stage, *inputs)` runs a stage, or only looks."""
+def pipeline(walk: Walk, recipe: Recipe) -> Finished:
+    """From a recipe to a model that is registered, published and promoted, as far as it has earned that."""
     pins = walk(resolve, recipe)
     data = walk(load_data, recipe, pins)
     require_fitting(recipe, data)
@@ -50,7 +52,13 @@ def pipeline(walk: Callable[..., Any], recipe: Recipe) -> Finished:
     predictions = walk(predict, recipe, pins, tokens, trained)
     scores = walk(score, recipe, data, predictions)
     champion = walk(find_champion, recipe, trained, scores)
-    verdict = walk(gate, recipe, scores, None)
-    version = walk(register, recipe, pins, data, trained, predictions, verdict)
-    promotion = walk(promote, recipe, version, verdict)
-    return Finished(pins, trained, scores, champion, verdict, version, promotion)
+    rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
+    comparison = walk(compare, recipe, data, predictions, champion, rival) if champion else None
+    verdict = walk(gate, recipe, scores, comparison)
+    publication = None
+    with walk.together():
+        version = walk(register, recipe, pins, verdict, data, model, tokens, trained, predictions, scores)
+        if recipe.release.hub is not None:
+            publication = walk(publish, recipe, pins, data, trained, predictions, scores, verdict)
+        promotion = walk(promote, recipe, version, verdict)
+    return Finished(pins, trained, scores, champion, verdict, version, publication, promotion)

@@ -76,4 +76,5 @@ def _model(trained: Ref, finished: Finished) -> dict[str, Any]:
         "sha256": Digests(settings.home()).of(whole) if whole.is_file() else trained.parts["model"],
         "registered": f"{version.name}/{version.version}" if version else None,
         "alias": finished.promotion.alias if finished.promotion else None,
+        "published": finished.publication.url if finished.publication else None,
     }

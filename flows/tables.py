@@ -7,6 +7,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tasks.runtime.refs import Verdict
+from tasks.runtime.reports import checks_table, comparison_table
+
 MOST_LABELS = 30  # the most frequent ones; the others share a line
 LONGEST_NAME = 24
 BAR = 10  # characters, at most
@@ -74,7 +77,16 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
             for split, count in report["rows"].items()
         ]
     shown = {name: cells for name, cells in columns.items() if any(cells)}
-    return _aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+    return aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """The decision; below it its reason, each bound, how the model stands beside the champion, and warnings."""
+    lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
+    for table in (checks_table(verdict), comparison_table(verdict)):
+        if table:
+            lines += [f"  {line}" for line in aligned([list(table[0]), *(list(row.values()) for row in table)])]
+    return [*lines, *(f"  warning: {warning}" for warning in verdict.warnings)]
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:
@@ -95,7 +107,7 @@ def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str
         for count, of in zip(counts, rows, strict=True):
             line += [f"{count:,}", f"{count / of:.1%}", _bar(count / of, min(BAR, room))]
         lines.append(line)
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _spans(lengths: Mapping[str, Mapping[str, int]], splits: Iterable[str]) -> list[str]:
@@ -120,7 +132,7 @@ def _cells(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Lines with columns of one width; numbers stand to the right, as does the head above them."""
     columns = list(zip(*table, strict=True))
     widths = [max(map(_cells, column)) for column in columns]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from flows.tables import counted
-from tasks.runtime.refs import Champion, Promotion, Ref, Verdict, Version
+from tasks.runtime.refs import Champion, Promotion, Publication, Ref, Verdict, Version
 from tasks.runtime.stage import Row
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.
@@ -108,9 +108,11 @@ def figure(stage: str, result: Any) -> str:
     if isinstance(result, Champion):
         return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):
-        return f"{result.decision}: {result.reason}"
+        return result.decision
     if isinstance(result, Version):
         return f"{result.name} version {result.version}"
+    if isinstance(result, Publication):
+        return f"{result.repo} at {result.revision}, commit {result.commit[:12]}"
     if isinstance(result, Promotion):
         before = f", before that version {result.previous}" if result.previous else ""
         return f"{result.name} version {result.version}: {result.alias}{before}"
@@ -140,6 +142,10 @@ def _scores(figures: Mapping[str, Any]) -> str:
     )
 
 
+def _rate(figures: Mapping[str, Any]) -> str:
+    return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
+
+
 def _score(entry: Mapping[str, float | None]) -> str:
     value, low, high = entry["value"], entry["low"], entry["high"]
     told = "unknown" if value is None else f"{value:.4f}"
@@ -151,6 +157,8 @@ _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "load_model": _size,
     "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
     "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
-    "predict": lambda f: f"{f['rows']:,} rows, {f['rows_per_second']:.0f} rows/s",
+    "predict": _rate,
     "score": _scores,
+    "predict_champion": _rate,
+    "compare": lambda f: f"{f['metric']} {f['value']:.4f} beside {f['champion_value']:.4f} of {f['champion']}",
 }

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from tasks.runtime import settings
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime import settings, store
 from tasks.runtime.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, failures_told
-from tasks.runtime.refs import Champion, Ref
-from tasks.runtime.stage import Ingredients, Work, action
+from tasks.runtime.hardware import visible_gpus
+from tasks.runtime.jobs import run_child
+from tasks.runtime.launch import accelerate_argv, accelerate_environment
+from tasks.runtime.memory import Fits
+from tasks.runtime.refs import Champion, Pins, Ref
+from tasks.runtime.stage import Ingredients, Work, action, stage
+from training.kinds import KINDS
+from training.problems import Problem, UserError
 from training.recipe import Recipe
+from training.snapshot import part_of
+
+# The folders in which mlflow.transformers keeps what a model is made of.
+PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
 
 
 def ingredients(recipe: Recipe, trained: Ref, scores: Ref) -> Ingredients:
@@ -44,3 +60,99 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
         key=version.tags.get("finetune.fit.key"),
         max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
     )
+
+
+def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Ingredients:
+    """The champion's model, how it reads a text, today's rows and labels, and the precision that it predicts in."""
+    split = recipe.judged_split
+    # A version that was registered by other means says of no digest what it is.
+    unnamed = f"{settings.registry_place()}: {champion.name}/{champion.version}"
+    return Ingredients(
+        {
+            "kind": recipe.kind,
+            "split": split,
+            "tokens": {"max_length": champion.max_length},
+            "compute": {"mixed_precision": pins.mixed_precision},
+            "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
+            "upstream": {
+                "champion": champion.model or unnamed,
+                "load_data": data.parts[f"{split}.arrow"],
+                "labels": data.parts["labels.json"],
+            },
+        },
+        code=["training.champion", KINDS[recipe.kind]],
+        libraries=("torch", "transformers", "tokenizers", "pyarrow"),
+    )
+
+
+@stage(prediction_ingredients, where="there is a champion")
+def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Mapping[str, Any]:
+    """Has the champion predict every row of the split that is judged, with its own tokenizer."""
+    folders = _in_store(champion) or fetched(work, champion)
+    name, use_cpu = f"{champion.name}/{champion.version}", not visible_gpus()
+    precision, batch_size = pins.mixed_precision, recipe.training.per_device_eval_batch_size
+    return run_child(
+        work,
+        "training.champion",
+        accelerate_argv("training.champion", num_processes=1, mixed_precision=precision, use_cpu=use_cpu),
+        env=accelerate_environment(num_processes=1, use_cpu=use_cpu),
+        settings={
+            "kind": recipe.kind,
+            "split": recipe.judged_split,
+            "labels": json.loads((data.path / "labels.json").read_text()),
+            "champion": name,
+            "max_length": champion.max_length,
+            "batch_size": batch_size,
+            "mixed_precision": precision,
+        },
+        inputs={**folders, "data": data.path},
+        fits=Fits(
+            batch_size,
+            folders["model"],
+            program="training.champion",
+            max_length=champion.max_length,
+            mixed_precision=precision,
+        ),
+    )
+
+
+def _in_store(champion: Champion) -> dict[str, Path] | None:
+    """The champion's folders, where the artifact that it came from is still here and whole."""
+    try:
+        trained = store.find("fit", champion.key) if champion.key else None
+    except store.Damaged:  # made again by the next run that wants it
+        return None
+    if trained is None or trained.parts["model"] != champion.model:
+        return None
+    return dict.fromkeys(("model", "tokenizer"), trained.path / "model")
+
+
+def fetched(work: Work, champion: Champion) -> dict[str, Path]:
+    """The champion's folders, from MLflow: no file but the known ones, of which none is run."""
+    place, aside = work.job / "champion", work.job / ".champion"
+    folders = {part: place / part for part in PARTS}
+    if place.is_dir():  # by a try that was killed later on
+        return folders
+    name = f"{champion.name}/{champion.version}"
+    work.on_events([{"kind": "note", "message": f"{name} is fetched from MLflow"}])
+    shutil.rmtree(aside, ignore_errors=True)
+    with failures_told():
+        uri = connect().get_model_version_download_uri(champion.name, champion.version)
+        from mlflow.artifacts import download_artifacts, list_artifacts
+
+        tracking_uri, found = settings.tracking_uri(), {}
+        for part, folder in PARTS.items():
+            listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
+            found[part] = [file for entry in listed if part_of(file := Path(entry.path).name) == part]
+            (aside / part).mkdir(parents=True)
+            for file in found[part]:
+                source = f"{uri}/{folder}/{file}"
+                download_artifacts(artifact_uri=source, dst_path=str(aside / part), tracking_uri=tracking_uri)
+    if not all(found.values()) or not any(file.endswith(".safetensors") for file in found["model"]):
+        message = (
+            f"the champion {name} has no model in safetensors with its tokenizer in MLflow: give its alias to a "
+            "version that finetune registered, or name another registry."
+        )
+        raise UserError([Problem(kind="release", where="release.registry", message=message)])
+    aside.rename(place)
+    return folders

@@ -16,6 +16,7 @@ from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
+from tasks.runtime.uploads import uploading
 from training import strategies
 from training.engines import ENGINES
 from training.kinds import KINDS
@@ -167,14 +168,15 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
         if machines.count > 1:
             gather(machines, work, stall_timeout_s)
 
-    return run_child(
-        work,
-        "training.fit",
-        launched.argv,
-        env=launched.env,
-        settings=settings_of(recipe, pins, data),
-        inputs=inputs_of(recipe, model, tokens),
-        fits=fits_of(recipe, pins, model),
-        stall_timeout_s=stall_timeout_s,
-        before_try=before_try,
-    )
+    with uploading(work, recipe, model.path / "tokenizer"):
+        return run_child(
+            work,
+            "training.fit",
+            launched.argv,
+            env=launched.env,
+            settings=settings_of(recipe, pins, data),
+            inputs=inputs_of(recipe, model, tokens),
+            fits=fits_of(recipe, pins, model),
+            stall_timeout_s=stall_timeout_s,
+            before_try=before_try,
+        )

@@ -26,7 +26,7 @@ def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ver
     checks = _checks(recipe, scores)
     beside = Comparison.model_validate(comparison.figures) if comparison else None
     decision, reason = _decided(checks, beside)
-    warnings = list(_warnings(recipe))
+    warnings = [*_warnings(recipe), *(beside.warnings if beside else [])]
     return Verdict(decision=decision, reason=reason, checks=checks, comparison=beside, warnings=warnings)
 
 
@@ -38,7 +38,7 @@ def _checks(recipe: Recipe, scores: Ref) -> list[Check]:
     for bound, limits in (("minimum", gate.minimum), ("maximum", gate.maximum)):
         for metric, limit in limits.items():
             if metric in figures:
-                value = math.nan if figures[metric]["value"] is None else figures[metric]["value"]
+                value = figures[metric]["value"]
                 checks.append(Check.model_validate({"figure": f"{split}.{metric}", "value": value, bound: limit}))
             else:  # only a metric of the user's own can get this far: its names are known when it has run
                 message = f"there is no such figure: choose from {', '.join(figures)}.{nearest(metric, figures)}"
@@ -54,10 +54,30 @@ def _decided(checks: Sequence[Check], beside: Comparison | None) -> tuple[Litera
         return "reject", f"it misses {', '.join(missed)}."
     if beside is None:
         return "promote", "it reaches every minimum, and there is no other champion to compare it with."
-    gain = f"{beside.metric} {beside.value:.4g} beside {beside.champion_value:.4g} of {beside.champion}"
-    if not beside.better:
-        return "keep", f"{gain}: that may be chance (p = {beside.p_value:.2g})."
-    return "promote", f"{gain}: at least {beside.at_least:+.4g} at {beside.confidence:.0%} confidence."
+    return "promote" if beside.better else "keep", f"{_told(beside)}."
+
+
+def _told(beside: Comparison) -> str:
+    """How the model stands beside the champion, and what that means."""
+    return (
+        f"{beside.metric} {beside.value:.4f} beside {beside.champion_value:.4f} of {beside.champion} on the same "
+        f"{beside.rows:,} rows of {beside.split}: {beside.gained:,} rows better, {beside.lost:,} worse; "
+        f"{_meaning(beside)}"
+    )
+
+
+def _meaning(beside: Comparison) -> str:
+    margin, sure = beside.margin, f"at {100 * beside.confidence:g}% confidence"
+    if not math.isfinite(beside.gain):
+        return "one of these is no number, so nothing shows that it is better"
+    if beside.better:
+        least = f"{abs(beside.at_least):.4f}"
+        return f"that is {f'better by at least {least}' if beside.at_least > 0 else f'worse by at most {least}'} {sure}"
+    asked = f"{'worse' if margin < 0 else 'better'} by more than {abs(margin):g}" if margin else "better"
+    if beside.gain > margin:
+        chance = f"p = {beside.p_value:.2g}"
+        return f"it may be {asked} ({chance})" if margin < 0 else f"that it is {asked} may be chance ({chance})"
+    return f"that is {asked}" if margin < 0 else f"that is not {asked}"
 
 
 def _warnings(recipe: Recipe) -> Iterator[str]:

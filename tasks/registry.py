@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tasks.runtime import settings
-from tasks.runtime.code import library_versions
+from tasks.runtime import promotions, settings
+from tasks.runtime.code import git_commit, library_versions
 from tasks.runtime.connection import (
+    FLOW_RUN_TAG,
     MAX_LENGTH_TAG,
     MODEL_TAG,
     connect,
@@ -17,47 +21,75 @@ from tasks.runtime.connection import (
     failures_told,
     find_or_create_run,
 )
+from tasks.runtime.digests import digest_of
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Promotion, Ref, Verdict, Version
 from tasks.runtime.stage import Ingredients, Work, action
+from tasks.runtime.versions import (
+    DATA_COMMIT_TAG,
+    DATA_FILES_TAG,
+    DATA_TAG,
+    FIGURES_TAG,
+    GIT_COMMIT_TAG,
+    REASON_TAG,
+    RECIPE_TAG,
+    SPLIT_TAG,
+    TEXT_COLUMNS_TAG,
+    VERDICT_TAG,
+    Aliases,
+    figures_in,
+    need_model,
+)
 from training.recipe import Recipe
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
+MADE_WITH = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "pyarrow", "mlflow", "prefect")
 PROBES = 8
+EXAMPLES = 2
 # A registered model answers in full precision, alone or in another batch: equal but for rounding.
 TOLERANCE = 1e-3
 MIXED_TOLERANCE = 3e-2
 
 
-def ingredients(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, verdict: Verdict) -> Ingredients:
+# MLflow's databases hold 5000 characters of a description; of a tag 100,000 are allowed.
+LONGEST_DESCRIPTION, LONGEST_TAG = 5000, 100_000
+
+
+def ingredients(recipe: Recipe, pins: Pins, verdict: Verdict, *made: Ref | None) -> Ingredients:
     """What is registered where, if at all."""
     return Ingredients(
         {
             "release": {"registry": recipe.release.registry},
             "registry": settings.registry_place(),
-            "upstream": {"fit": trained.parts["model"]},
+            "upstream": {"fit": _by_stage(made)["fit"].parts["model"]},
             "rejected": verdict.decision == "reject",
         }
     )
 
 
 @action(ingredients, gives=Version)
-def register(
-    work: Work, recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, verdict: Verdict
-) -> Version | None:
-    """Registers the model once, whatever the number of runs, without an alias yet; not one that was rejected."""
+def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Ref | None) -> Version | None:
+    """Registers the model once, whatever the number of runs, without an alias yet; not one that was rejected.
+
+    `made` are the artifacts behind it. A model that is there already is told what was now found of it.
+    """
     name = recipe.release.registry
     if name is None or verdict.decision == "reject":
         work.state = "skipped"
         return None
+    artifacts = _by_stage(made)
+    judged = _judged(recipe, verdict, artifacts)
     # Two runs that end with the same model at once register it once.
     with failures_told(), exclusive(f"registry-{name}"):
         client = connect()
-        version = _registered(client, name, trained)
+        version = _registered(client, name, artifacts["fit"])
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
-            version = _log_model(work, recipe, pins, run_id, data, trained, predictions)
+            tags = _origin(recipe, pins, work.run, artifacts) | judged
+            version = _log_model(work, recipe, pins, run_id, tags, artifacts)
+            work.take_back = partial(_unregister, name, version)
+        _tell(client, name, version, judged)
     return Version(name=name, version=version)
 
 
@@ -75,29 +107,115 @@ def promotion_ingredients(recipe: Recipe, version: Version | None, verdict: Verd
 
 @action(promotion_ingredients, gives=Promotion)
 def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdict) -> Promotion | None:
-    """Moves the champion's alias to the version, or the challenger's to one that has not earned that."""
+    """Moves the champion's alias to the version, or the challenger's to one that has not earned that.
+
+    What a person has taken the alias from does not get it back from a run.
+    """
     if version is None:
         work.state = "skipped"
         return None
-    alias = recipe.release.champion if verdict.decision == "promote" else recipe.release.challenger
+    names = Aliases(recipe.release.champion, recipe.release.challenger)
     with failures_told(), exclusive(f"registry-{version.name}"):
         client = connect()
-        previous = client.get_registered_model(version.name).aliases.get(alias)
-        client.set_registered_model_alias(version.name, alias, version.version)
-    moved = str(previous) if previous is not None and str(previous) != version.version else None
+        model = need_model(client, version.name)
+        promotions.call_aliases(client, model, names)
+        if verdict.decision != "promote":
+            client.set_registered_model_alias(version.name, names.challenger, version.version)
+            before, alias = model.aliases.get(names.challenger), names.challenger
+        elif taken := promotions.taken_from(model, names.champion, version.version):
+            work.on_events([{"kind": "note", "message": f"{version.name} version {version.version} {taken}"}])
+            work.state = "skipped"
+            return None
+        else:
+            before, alias = model.aliases.get(names.champion), names.champion
+            promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
+    moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
 
 
-def _log_model(work: Work, recipe: Recipe, pins: Pins, run_id: str, data: Ref, trained: Ref, predictions: Ref) -> str:
-    """The new version, logged, reloaded and asked by a child program."""
+def _unregister(name: str, version: str) -> str:
+    with failures_told(), exclusive(f"registry-{name}"):
+        connect().delete_model_version(name, version)
+    return f"{name} version {version} was removed again: a stage after it failed."
+
+
+def description(tags: Mapping[str, str]) -> str:
+    """What a person reads of a version, in Markdown, from the version's tags."""
+    data = tags.get(DATA_TAG, "") + (f" at {tags[DATA_COMMIT_TAG]}" if DATA_COMMIT_TAG in tags else "")
+    lines = [f"Made by the recipe `{tags.get(RECIPE_TAG)}` from `{data}`."]
+    lines += ["", f"{tags.get(VERDICT_TAG)}: {tags.get(REASON_TAG)}", "", "| split | figure | value |", "|---|---|---|"]
+    lines += [
+        f"| {split} | {name} | {_figure(figure)} |"
+        for split, figures in figures_in(tags).items()
+        for name, figure in figures.items()
+    ]
+    return "\n".join(lines)[:LONGEST_DESCRIPTION]
+
+
+def _figure(figure: Mapping[str, Any]) -> str:
+    """`0.8312 (0.81 to 0.85)`"""
+    between = f" ({figure['low']:.4g} to {figure['high']:.4g})" if figure.get("low") is not None else ""
+    return f"{figure['value']:.4g}{between}"
+
+
+def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
+    return {ref.kind: ref for ref in made if ref is not None}
+
+
+def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:
+    """What the model was made of, as tags: it stays what it is."""
     tags = {
-        MODEL_TAG: trained.parts["model"],
+        MODEL_TAG: artifacts["fit"].parts["model"],
         MAX_LENGTH_TAG: str(recipe.tokens.max_length),
-        "finetune.recipe": recipe.name,
-        "finetune.flow_run_id": work.run,
-        **{f"finetune.{ref.kind}.key": ref.key for ref in (data, trained, predictions)},
-        **{f"finetune.{ref.kind}.digest": ref.digest for ref in (data, trained, predictions)},
+        TEXT_COLUMNS_TAG: json.dumps(recipe.data.text, ensure_ascii=False),
+        RECIPE_TAG: recipe.name,
+        "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
+        FLOW_RUN_TAG: run,
+        DATA_TAG: " ".join(filter(None, [recipe.data.path, recipe.data.config])),
+        "finetune.libraries": json.dumps(library_versions(MADE_WITH)),
     }
+    if pins.data_hub:
+        tags[DATA_COMMIT_TAG] = pins.data_hub.commit
+    if pins.data_files:
+        files = {s: [f"{Path(f.path).name} {f.sha256}" for f in pinned] for s, pinned in pins.data_files.items()}
+        told = json.dumps(files, ensure_ascii=False)
+        # The digest of load_data tells as much of so many files, but not of which one.
+        tags[DATA_FILES_TAG] = told if len(told) <= LONGEST_TAG else json.dumps({s: len(files[s]) for s in files})
+    if pins.model_hub:
+        tags["finetune.base_model_commit"] = pins.model_hub.commit
+    if git := git_commit():
+        tags |= {GIT_COMMIT_TAG: git.commit, "finetune.git_dirty": str(git.dirty).lower()}
+    return tags
+
+
+def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> dict[str, str]:
+    """What was found of the model, as tags: a later run may find more."""
+    tags = {
+        VERDICT_TAG: verdict.decision,
+        REASON_TAG: verdict.reason,
+        SPLIT_TAG: recipe.judged_split,
+        FIGURES_TAG: json.dumps(artifacts["score"].figures),
+    }
+    for stage, ref in artifacts.items():
+        tags |= {f"finetune.{stage}.key": ref.key, f"finetune.{stage}.digest": ref.digest}
+    return tags
+
+
+def _tell(client: Any, name: str, version: str, judged: Mapping[str, str]) -> None:
+    """Has the registry know what was found of the version, where it knows otherwise."""
+    known = client.get_model_version(name, version)
+    for tag, value in judged.items():
+        if known.tags.get(tag) != value:
+            client.set_model_version_tag(name, version, tag, value)
+    text = description({**known.tags, **judged})
+    if known.description != text:
+        client.update_model_version(name, version, text)
+
+
+def _log_model(
+    work: Work, recipe: Recipe, pins: Pins, run_id: str, tags: Mapping[str, str], artifacts: Mapping[str, Ref]
+) -> str:
+    """The new version, logged, reloaded and asked by a child program."""
     figures = run_child(
         work,
         "tasks.programs.log_model",
@@ -109,11 +227,12 @@ def _log_model(work: Work, recipe: Recipe, pins: Pins, run_id: str, data: Ref, t
             "task": "text-classification",
             "requirements": [f"{k}=={v}" for k, v in library_versions(SERVED_WITH).items() if k != "python"],
             "max_length": recipe.tokens.max_length,
-            "tags": tags,
-            "probes": _probes(data, predictions),
+            "tags": dict(tags),
+            "probes": _probes(artifacts["load_data"], artifacts["predict"]),
+            "examples": EXAMPLES,
             "tolerance": TOLERANCE if pins.mixed_precision == "no" else MIXED_TOLERANCE,
         },
-        inputs={"model": trained.path / "model"},
+        inputs={"model": artifacts["fit"].path / "model"},
         env=environment(),
     )
     return str(figures["version"])
@@ -136,7 +255,7 @@ def _probes(data: Ref, predictions: Ref) -> list[dict[str, Any]]:
         rows = pa.ipc.open_file(file).get_batch(0).slice(0, PROBES).to_pylist()
     return [
         {
-            "inputs": {"text": row["text"], "text_pair": row["text_pair"]} if "text_pair" in row else row["text"],
+            "inputs": {name: row[name] for name in ("text", "text_pair") if name in row},
             "probabilities": dict(zip(labels, _softmax(scores), strict=True)),
         }
         for row, scores in zip(rows, logits, strict=True)

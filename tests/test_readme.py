@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,14 @@ import numpy as np
 import pytest
 import yaml
 
-from training.recipe import parse
+from flows.commands.main import parser
+from flows.tables import verdict_lines
+from tasks.gate import gate
+from tasks.runtime.refs import Ref
+from tasks.runtime.stage import Work
+from training.compare import compared as compare
+from training.predicted import Predicted
+from training.recipe import load, parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +45,11 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
     assert parse(document["deployments"][0]["parameters"]["recipe"]).data.source == "csv"
 
 
+def test_what_is_published_is_part_of_a_valid_recipe() -> None:
+    recipe = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
+    assert parse({**recipe, **yaml.safe_load(example("hub"))}).release.hub is not None
+
+
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from training.recipe import Data
     from training.rows.load import load
@@ -57,6 +70,29 @@ def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPat
     predicted = Predicted(references, predictions, np.eye(2)[predictions], ["no", "yes"])
     found = metrics.compute(["accuracy", "my_metrics:Errors"], predicted)
     assert found == {"accuracy": 0.75, "errors": 0.25}
+
+
+def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
+    """1,623 rows, of which both models get 1,280 right, the new one alone 79, the champion alone 69."""
+    recipe = load(ROOT / "deployments" / "demo.yaml", {"training.seed": 7})
+    labels = np.zeros(1623, dtype=np.int64)
+    new, old = (np.repeat([0, a, b, 1], [1280, 79, 69, 195]) for a, b in ((0, 1), (1, 0)))
+    both = [Predicted(labels, predictions, np.eye(2)[predictions], ["a", "b"]) for predictions in (new, old)]
+    say = {"figure": recipe.compared_by, "margin": 0.0, "confidence": 0.95, "split": recipe.judged_split}
+    compared = Ref(
+        kind="compare", key="k", digest="d", figures=compare(*both, {**say, "champion": "demo/1", "warnings": []})
+    )
+    scored = Ref(kind="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1359 / 1623}}})
+    told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
+    shown = re.search(r"<!-- gate -->\n(.*?)<!-- /gate -->", README, re.DOTALL)
+    assert shown and "\n".join(f"    {line}" for line in told) in shown[1]
+
+
+def test_every_command_that_is_shown_is_one_that_there_is() -> None:
+    commands = re.findall(r"^ {4}(?:\$ )?finetune (.+)$", README, re.MULTILINE)
+    assert {command.split()[0] for command in commands} >= {"run", "plan", "models", "promote", "rollback", "predict"}
+    for command in commands:
+        parser().parse_args(shlex.split(command, comments=True))
 
 
 def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:

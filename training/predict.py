@@ -43,7 +43,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     batch_size = -(-job.settings["batch_size"] // job.settings["batch_division"])
     began = time.monotonic()
     for split, rows in splits.items():
-        tell = _told_now_and_then(events, split, before, total)
+        tell = told_now_and_then(events, split, before, total)
         logits = predict(network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
         write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, kind.predictions(logits), logits)
         before += len(rows)
@@ -103,7 +103,8 @@ def write(
     pq.write_table(table, file, compression="zstd")
 
 
-def _told_now_and_then(events: Events, split: str, before: int, total: int) -> Callable[[int], None]:
+def told_now_and_then(events: Events, split: str, before: int, total: int) -> Callable[[int], None]:
+    """What tells how many of `total` rows are done, given those of this split; `before` are those of earlier ones."""
     told_at = 0.0
 
     def tell(done: int) -> None:

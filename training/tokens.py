@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE = 2**19
 """Of text that are encoded together: enough to keep all cores busy. An encoding takes some 100 bytes a token."""
 CHECK = "truncated"
+SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
 
@@ -68,9 +69,11 @@ def tokenize(
     return write(data, load_encoder(tokenizer, max_length), out, level, progress)
 
 
-def write(data: Path, encoder: Encoder, out: Path, level: Level, progress: Progress) -> dict[str, int]:
-    """Writes the token ids of every split of `data` to `out`; gives the rows, tokens, truncated rows and lost tokens
-    of all splits.
+def write(
+    data: Path, encoder: Encoder, out: Path, level: Level, progress: Progress, splits: Sequence[str] = SPLITS
+) -> dict[str, int]:
+    """Writes the token ids of the splits that `data` has to `out`; gives the rows, tokens, truncated rows and lost
+    tokens of all of them.
 
     The encoder's `max_length` counts tokens, special ones included; of a pair the longer text is cut first. `level`
     says what it is that rows are cut. `progress` gets rows done and rows in all, of all splits.
@@ -81,7 +84,7 @@ def write(data: Path, encoder: Encoder, out: Path, level: Level, progress: Progr
     where rows are cut and that is an error.
     """
     out.mkdir(parents=True, exist_ok=True)
-    files = [path for split in ("train", "validation", "test") if (path := data / f"{split}.arrow").is_file()]
+    files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]
     total, done = sum(map(_count_rows, files)), 0
     tallies: dict[str, Tally] = {}
     for path in files:

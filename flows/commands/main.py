@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from flows.commands import check, plan, predict, run
+from flows.commands import check, models, plan, predict, promote, rollback, run
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from flows.tables import problem_line
 from tasks.runtime import settings
@@ -18,13 +18,7 @@ from training.problems import UserError, full_disk
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and gives its exit code."""
-    parser = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, plan, check, predict):
-        command = module.add_parser(commands)
-        command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
-        command.set_defaults(act=module.act)
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     if arguments.home:
         os.environ["FINETUNE_HOME"] = arguments.home
     settings.prepare_environment()
@@ -43,6 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """All subcommands and their arguments."""
+    whole = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
+    for module in (run, plan, check, models, promote, rollback, predict):
+        command = module.add_parser(commands)
+        command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
+        command.set_defaults(act=module.act)
+    return whole
 
 
 def show_problems(error: UserError) -> None:

@@ -16,7 +16,6 @@ from tasks.fit import launch
 from tasks.runtime import settings
 from tasks.runtime.looking import Foreseen, Looking
 from tasks.runtime.refs import Pins
-from tasks.runtime.stage import Stage
 from training.recipe import Recipe
 
 
@@ -31,17 +30,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def act(arguments: argparse.Namespace) -> int:
     """Prints a line a stage. Raises UserError for mistakes in the file and the names in the recipe."""
     recipe = chosen_recipe(arguments)
-    looking, inputs = Looking(recipe.name), {}
-
-    def look(stage: Stage[Any], *given: Any) -> Any:
-        inputs[stage.name] = given
-        return looking(stage, *given)
-
-    pins = pipeline(look, recipe).pins
+    looking = Looking(recipe.name)
+    pins = pipeline(looking, recipe).pins
     for row in looking.rows:
         print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     training = next(row for row in looking.rows if row.name == "fit")
-    for need in needs(*inputs["fit"]) if training.state == "will run" else ():
+    for need in needs(*looking.inputs["fit"]) if training.state == "will run" else ():
         print(f"  fit: {need}")
     print(_summary(looking.rows))
     if arguments.show_launch:

@@ -15,13 +15,14 @@ from flows.commands.arguments import add_json_argument, add_recipe_arguments, ch
 from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interrupt
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
-from flows.tables import problem_line
+from flows.tables import problem_line, verdict_lines
 from flows.terminal import Terminal, line
 from tasks.runtime import settings
 from tasks.runtime.history import History
 from tasks.runtime.launch import Machines
 from tasks.runtime.looking import Foreseen, Looking
 from tasks.runtime.machines import Helper, machines_of
+from tasks.runtime.refs import Verdict
 from tasks.runtime.tracking import deliver_left
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
@@ -40,6 +41,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         const="all",
         help=f"run a stage although its output is stored: all, or one of {', '.join(STAGES)}",
     )
+    parser.add_argument(
+        "--require-promotion", action="store_true", help="exit with 1 unless the model is the champion at the end"
+    )
     return parser
 
 
@@ -50,6 +54,9 @@ def act(arguments: argparse.Namespace) -> int:
         need_folder(out)
         force = _forced(arguments.force)
         recipe = chosen_recipe(arguments)
+        if arguments.require_promotion and recipe.release.registry is None:
+            message = "without release.registry nothing is promoted: set it, or leave the option out."
+            raise UserError([Problem(kind="option", where="--require-promotion", message=message)])
         machines = machines_of(recipe.compute)
         helper = Helper(machines) if machines.rank else None
         looking = Looking(recipe.name, force)
@@ -61,18 +68,18 @@ def act(arguments: argparse.Namespace) -> int:
     if done is None and helper is not None:
         return _help(recipe, machines, helper, out)
     if done is None:
-        return _run(recipe, force, out)
+        return _run(recipe, force, out, arguments.require_promotion)
     for row in looking.rows:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
-    _say_next(recipe, done)
+    code = _say_next(recipe, done, arguments.require_promotion)
     trouble = deliver_left()
     warnings = [f"MLflow has not everything yet ({trouble})."] if trouble else []
     for warning in warnings:
         print(warning, file=sys.stderr)
     stages = [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]
     _write(out, {**done, "stages": stages, "warnings": warnings})
-    return COMPLETED
+    return code
 
 
 _EMPTY: dict[str, Any] = {
@@ -106,7 +113,7 @@ def _nothing_changed(recipe: Recipe, foreseen: list[Foreseen]) -> dict[str, Any]
     return done if keys == {row.name: row.key for row in foreseen} else None
 
 
-def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
+def _run(recipe: Recipe, force: frozenset[str], out: Path | None, require_promotion: bool) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     # The table tells what happens here; Prefect's own lines go to its server and its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
@@ -116,7 +123,7 @@ def _run(recipe: Recipe, force: frozenset[str], out: Path | None) -> int:
     print(f"{recipe.name}: starting", file=sys.stderr)
     done = _call_flow(recipe, force)
     _write(out, done)
-    code = _say(recipe, done)
+    code = _say(recipe, done, require_promotion)
     for warning in done["warnings"]:
         print(warning, file=sys.stderr)
     from tasks.runtime import untold
@@ -147,11 +154,10 @@ def _help(recipe: Recipe, machines: Machines, helper: Helper, out: Path | None) 
     return {"completed": COMPLETED, "interrupted": INTERRUPTED}.get(state, FAILED)
 
 
-def _say(recipe: Recipe, done: dict[str, Any]) -> int:
+def _say(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> int:
     """Tells how the run ended, and what to do next; gives the exit code."""
     if done["state"] == "completed":
-        _say_next(recipe, done)
-        return COMPLETED
+        return _say_next(recipe, done, require_promotion)
     if done["state"] == "interrupted":
         print("Stopped. Run the same command again: it goes on where it stopped.", file=sys.stderr)
         return INTERRUPTED
@@ -187,14 +193,25 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
     return terminal.result
 
 
-def _say_next(recipe: Recipe, done: dict[str, Any]) -> None:
-    model = done["model"]
+def _say_next(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> int:
+    """Tells what became of the model, and what to do with it; gives the exit code."""
+    model, verdict = done["model"], Verdict.model_validate(done["verdict"])
+    print(*verdict_lines(verdict), sep="\n")
     print(f"Model: {model['path']}")
     if model["registered"]:
-        print(f"Registered: {model['registered'].replace('/', ' version ')}")
-        print(f'Ask it:     finetune predict {recipe.release.registry} "some text"')
-    else:
+        name, _, version = model["registered"].partition("/")
+        print(f"Registered: {name} version {version}{', ' + model['alias'] if model['alias'] else ''}")
+        # The champion is the one that is asked by default.
+        asked = {"champion": "", None: f"/{version}"}.get(model["alias"], f"@{model['alias']}")
+        print(f'Ask it:     finetune predict {name}{asked} "some text"')
+    elif recipe.release.registry is None:
         print("Register it: set release.registry in the recipe.")
+    if model.get("published"):  # a run of an earlier version of the project told nothing of it
+        print(f"Published: {model['published']}")
+    if require_promotion and verdict.decision != "promote":
+        print("Not promoted, which --require-promotion asks for.", file=sys.stderr)
+        return FAILED
+    return COMPLETED
 
 
 def _write(out: Path | None, result: dict[str, Any]) -> None:

@@ -16,8 +16,9 @@ from training.protocol import Events, Job
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Logs the model as safetensors under the MLflow run, reloads it, compares its answers and registers it.
 
-    Settings: experiment, run_id, registry, task, max_length (tokens), tags, requirements, probes
-    (texts with the probabilities that were stored for them), tolerance (of a probability). Inputs: model, a folder.
+    Settings: experiment, run_id, registry, task, max_length (tokens), tags, requirements, probes (inputs, `text` and
+    perhaps `text_pair`, with the probabilities that were stored for them), examples (how many probes the model
+    keeps as examples), tolerance (of a probability). Inputs: model, a folder.
     Figures: version. Raises RuntimeError, and registers nothing, where the reloaded model answers otherwise;
     MlflowFailed where MLflow does not do its part.
     """
@@ -28,7 +29,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def _log_and_register(job: Job, events: Events) -> str:
     import mlflow
-    from mlflow.models import Model
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, Schema
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     say = job.settings
@@ -38,6 +40,7 @@ def _log_and_register(job: Job, events: Events) -> str:
         folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
     )
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    inputs = [probe["inputs"] for probe in say["probes"]]
     info = Model.log(
         artifact_path=None,
         name=say["registry"],
@@ -47,19 +50,27 @@ def _log_and_register(job: Job, events: Events) -> str:
         task=say["task"],
         # A served model cuts long texts as training did.
         model_config={"truncation": True, "max_length": say["max_length"]},
+        # By name: of texts without one, MLflow takes those that look like values of Python's for these values.
+        signature=ModelSignature(
+            inputs=Schema([ColSpec("string", name) for name in inputs[0]]),
+            outputs=Schema([ColSpec("string", "label"), ColSpec("double", "score")]),
+        ),
+        input_example=inputs[: say["examples"]],
+        validate_serving_input=False,  # below, and held against what is known
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
     )
     events.progress(done=1, total=3)
-    _compare(mlflow.transformers.load_model(info.model_uri), say)
+    _compare(mlflow.pyfunc.load_model(info.model_uri), say)
     events.progress(done=2, total=3)
     # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
     return str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)
 
 
-def _compare(pipeline: Any, say: dict[str, Any]) -> None:
-    texts = [probe["inputs"] for probe in say["probes"]]
-    answers = pipeline(texts, top_k=None, truncation=True, max_length=say["max_length"])
+def _compare(served: Any, say: dict[str, Any]) -> None:
+    """Raises RuntimeError where the model, as a server would load it, answers otherwise than was stored."""
+    inputs = [probe["inputs"] for probe in say["probes"]]
+    answers = served.get_raw_model()(inputs, top_k=None, truncation=True, max_length=say["max_length"])
     for probe, answer in zip(say["probes"], answers, strict=True):
         given = {entry["label"]: entry["score"] for entry in answer}
         for label, stored in probe["probabilities"].items():
@@ -68,6 +79,10 @@ def _compare(pipeline: Any, say: dict[str, Any]) -> None:
                     f"the registered model gives {label!r} {given[label]:.4f} for {probe['inputs']!r}, "
                     f"and {stored:.4f} was stored when it was evaluated"
                 )
+    scores = served.predict(inputs)["score"]
+    for answer, score in zip(answers, scores, strict=True):
+        if abs(answer[0]["score"] - score) > say["tolerance"]:
+            raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
 
 
 if __name__ == "__main__":

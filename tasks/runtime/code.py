@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
+import os
 import platform
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from training.problems import Problem, UserError
 
@@ -98,6 +101,35 @@ def library_versions(names: Iterable[str]) -> dict[str, str]:
     versions = {name: importlib.metadata.version(name) for name in names}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
     return versions
+
+
+class GitCommit(NamedTuple):
+    """What is checked out in the working directory."""
+
+    commit: str
+    dirty: bool
+    """Whether files that git knows differ from it."""
+
+
+def git_commit() -> GitCommit | None:
+    """The commit of the working directory; None where it is in no repository of git, or there is no git."""
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # looking must not get in the way of who works there
+
+    def said(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        return GitCommit(said("rev-parse", "HEAD"), bool(said("status", "--porcelain", "--untracked-files=no")))
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _is_left_out(name: str) -> bool:

@@ -99,11 +99,11 @@ def _unanswered(where: str, path: str, revision: str, error: Exception) -> UserE
         message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
         return _problem(where, message)
     mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
-    message = f"the Hub cannot be asked for {path!r} at {revision!r} ({_why(error)}): {mend}, then run the same command"
+    message = f"the Hub cannot be asked for {path!r} at {revision!r} ({why(error)}): {mend}, then run the same command"
     return _problem(where, f"{message} again.", NETWORK)
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
     """The first error of a chain, in few words: the clients wrap it in advice of their own."""
     while error.__cause__ is not None:
         error = error.__cause__

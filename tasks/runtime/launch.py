@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 import training
 from tasks.runtime.hardware import killed_for_memory, visible_gpus
+from tasks.runtime.settings import ACCESS_TOKENS
 from training.problems import UserError, full_disk
 from training.processes import LINUX, send, start_ticks
 from training.protocol import (
@@ -351,7 +352,8 @@ def _let_go(handle: Handle) -> None:
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
     """What a job's processes see: this process's environment without what would make them another run, and ours."""
     # A rank number or a launcher's setting left over from a shell, a notebook or a scheduler's step.
-    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    # Nor an access token: only who writes to the Hub is given it.
+    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *ACCESS_TOKENS)
     prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_")
     env = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(prefixes)}
     return env | added_environment(added)

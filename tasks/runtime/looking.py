@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class Foreseen:
 
     name: str
     state: str
-    """cached, ran (an action that only reads), or will run."""
+    """cached, ran (an action that only reads), will run, or may run."""
     key: str | None
     """None where an input is not known yet."""
     reasons: tuple[str, ...] = ()
@@ -45,6 +46,8 @@ class Looking:
 
     def __init__(self, recipe: str, force: frozenset[str] = frozenset()) -> None:
         self.rows: list[Foreseen] = []
+        self.inputs: dict[str, tuple[Any, ...]] = {}
+        """What each stage would be given."""
         self._history = History(recipe)
         self._force = force
 
@@ -52,10 +55,17 @@ class Looking:
         """The stage's result where it is known without running it, else UNKNOWN."""
         result, row = self._look(stage, inputs)
         self.rows.append(row)
+        self.inputs[stage.name] = inputs
         return result
+
+    def together(self) -> AbstractContextManager[None]:
+        """As for whoever runs them; nothing is done here."""
+        return nullcontext()
 
     def _look(self, stage: Stage[Any], inputs: tuple[Any, ...]) -> tuple[Any, Foreseen]:
         if any(isinstance(value, Unknown) for value in inputs):
+            if stage.where:
+                return UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
             above = [row.name for row in self.rows if row.state == "will run"]
             return UNKNOWN, Foreseen(stage.name, "will run", None, (f"{above[-1]} runs before it",))
         if stage.foreseeable:

@@ -1,5 +1,5 @@
 """Prefect's view of a run: a progress bar of each long stage, log lines at each evaluation, and as tables the report on
-the rows and the worst errors. Bars and tables are what Prefect calls artifacts."""
+the rows, the worst errors and the verdict on the model. Bars and tables are what Prefect calls artifacts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
-from tasks.runtime.refs import Ref
-from tasks.runtime.reports import as_markdown, problems_table, read_report, worst_errors
+from tasks.runtime.refs import Ref, Verdict
+from tasks.runtime.reports import (
+    as_markdown,
+    checks_table,
+    problems_table,
+    read_report,
+    verdict_markdown,
+    worst_errors,
+)
 from tasks.runtime.stage import Row
 from training.problems import Problem
 
@@ -31,10 +38,11 @@ END_WAIT_S = 5.0
 # A busy server refuses now and then; nothing comes after a stage's last update to make up for it.
 TRIES = 3
 RETRY_S = 0.5
-# The stages whose reports make the table, and the table's name.
+# The stages whose reports make the table of the rows, and the tables' names.
 REPORTING = ("load_data", "tokenize")
 TABLE = "data-report"
 ERRORS = "worst-errors"
+VERDICT = "verdict"
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ class PrefectProgress:
             self._show(stage, 100.0 * done[-1]["done"] / done[-1]["total"])
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """Fills the bar of a stage that ended well, and shows what it found."""
+        """Fills the bar of a stage that ended well, and shows what it found or decided."""
         if self._shown and row.state != "failed":
             self._show(row.name, 100.0)
         if row.name in REPORTING and isinstance(result, Ref) and (report := read_report(result.path)):
@@ -116,6 +124,8 @@ class PrefectProgress:
             self._table([problem for found in self._reports.values() for problem in found["problems"]])
         if row.name == "score" and isinstance(result, Ref) and (errors := worst_errors(result.path)):
             self._put(ERRORS, _Table(errors, "The wrong predictions of which the model is most sure."))
+        if isinstance(result, Verdict):
+            self._put(VERDICT, _Table(checks_table(result), verdict_markdown(result)))
 
     def refused(self, problems: Iterable[Problem]) -> None:
         """Shows why the rows were refused, beside what is known of them."""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from tasks.runtime import settings
+
+# What is not a number is null in JSON.
+Number = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
+]
 
 
 class Ref(BaseModel):
@@ -101,7 +108,7 @@ class Check(BaseModel):
 
     figure: str
     """`split.metric`, of a group of rows `split.slice=group.metric`."""
-    value: float
+    value: Number
     minimum: float | None = None
     maximum: float | None = None
 
@@ -129,19 +136,25 @@ class Comparison(BaseModel):
     metric: str
     split: str
     rows: int
-    value: float
+    value: Number
     """The new model's figure."""
-    champion_value: float
-    gain: float
+    champion_value: Number
+    gained: int
+    """Rows that only the new model gets right."""
+    lost: int
+    """Rows that only the champion gets right."""
+    gain: Number
     """How much better the new model is, in the metric's unit; for metrics of which less is better, how much less."""
-    at_least: float
+    at_least: Number
     """The gain that it has at the confidence asked for: the lower end of a one-sided interval."""
     margin: float
     confidence: float
     method: Literal["mcnemar", "bootstrap"]
-    p_value: float
+    p_value: Number
     """How likely a gain like this would be by chance, were the true one no more than the margin."""
     better: bool
+    warnings: list[str] = Field(default_factory=list)
+    """What makes the two less comparable."""
 
 
 class Verdict(BaseModel):
@@ -178,3 +191,16 @@ class Promotion(BaseModel):
     alias: str
     previous: str | None = None
     """The version that had it before."""
+
+
+class Publication(BaseModel):
+    """Where a model lies on the Hugging Face Hub."""
+
+    model_config = ConfigDict(frozen=True)
+
+    repo: str
+    revision: str
+    """The branch, or `refs/pr/N` of a pull request."""
+    commit: str
+    url: str
+    """Of the branch or the pull request."""

@@ -1,7 +1,7 @@
-"""What the stages that read rows found, and what the model got wrong, as a run's watchers tell it.
+"""What stages found, as a run's watchers tell it: the report on the rows, the worst errors, the verdict on the model.
 
-The report's form is that of `training.rows.load.load` and `training.tokens.tokenize`, which write it; that of the
-sample of predictions is training.score's.
+The rows' report lies beside an artifact, in the form that `training.rows.load.load` and `training.tokens.tokenize`
+write it; the sample of predictions is training.score's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.refs import Verdict
 from tasks.runtime.stage import Work
 from training.problems import Problem
 
@@ -81,6 +82,45 @@ def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None
         parts.append(_table(head, (_split_line(split, rows, tokens) for split in rows["rows"])))
         parts.append(_labels(rows["labels"]))
     return "\n\n".join(parts)
+
+
+def checks_table(verdict: Verdict) -> list[dict[str, str]]:
+    """A row a bound: the figure, its value, the bound, and whether it is held."""
+    return [
+        {
+            "figure": check.figure,
+            "value": f"{check.value:.4f}",
+            "bound": f"≥ {check.minimum:g}" if check.minimum is not None else f"≤ {check.maximum:g}",
+            "held": "yes" if check.held else "no",
+        }
+        for check in verdict.checks
+    ]
+
+
+def comparison_table(verdict: Verdict) -> list[dict[str, str]]:
+    """A row of the model beside the champion; none where there is no champion."""
+    if (beside := verdict.comparison) is None:
+        return []
+    return [
+        {
+            "figure": f"{beside.split}.{beside.metric}",
+            "new": f"{beside.value:.4f}",
+            beside.champion: f"{beside.champion_value:.4f}",
+            "gain": f"{beside.gain:+.4f}",
+            f"at least, {100 * beside.confidence:g}%": f"{beside.at_least:+.4f}",
+            "margin": f"{beside.margin:g}",
+            "p": f"{beside.p_value:.2g}",
+            "test": beside.method,
+        }
+    ]
+
+
+def verdict_markdown(verdict: Verdict) -> str:
+    """The decision, its reason, how the model stands beside the champion, and what is to be known of that."""
+    beside = comparison_table(verdict)
+    parts = [f"**{verdict.decision}**: {verdict.reason}"]
+    parts += [_table(list(row), [list(row.values())]) for row in beside]
+    return "\n\n".join([*parts, *(f"Warning: {warning}" for warning in verdict.warnings)])
 
 
 def _split_line(split: str, rows: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> list[str]:

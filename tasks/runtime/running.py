@@ -6,10 +6,11 @@ serializer would hand on a path whose files are gone; its file lock outlives a k
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.serializers import Serializer
 from prefect.states import Completed
-from prefect.transactions import IsolationLevel
+from prefect.transactions import IsolationLevel, Transaction, transaction
 
 from tasks.runtime import settings, store
 from tasks.runtime.history import History
@@ -81,6 +82,8 @@ class Running:
         self._run = run
         self._watchers = _Watchers(watchers)
         self._force = force
+        self._uncommitted: list[Callable[[], None]] | None = None
+        """What to remember of the stages of a `together` that has not ended yet."""
 
     def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
         """The stage's result. Raises what the stage raises."""
@@ -101,10 +104,32 @@ class Running:
             row = Row(stage.name, key or None, state, time.monotonic() - started, artifact)
             self.rows.append(row)
             self._watchers.stage_ended(row, result)
+        if self._uncommitted is None:
+            self._remember(stage, key, result)
+        else:
+            self._uncommitted.append(lambda: self._remember(stage, key, result))
+        return result
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """One Prefect transaction around actions: where one fails, those before it take back what they did.
+
+        No cached stage may run in it: its lock would be held until the end. A process that is killed takes nothing
+        back; the next run finds what was done, and goes on from there.
+        """
+        self._uncommitted = []
+        try:
+            with transaction():
+                yield
+            for remember in self._uncommitted:
+                remember()
+        finally:
+            self._uncommitted = None
+
+    def _remember(self, stage: Stage[Any], key: str, result: Any) -> None:
         self._history.remember_key(stage.name, key)
         if stage.gives is not None:
             self._history.remember_result(stage.name, key, result)
-        return result
 
     def _place(self, stage: Stage[Any], key: str) -> Path:
         """Where a stage's files come to lie; an action makes no artifact, so its log is the run's."""
@@ -114,7 +139,13 @@ class Running:
 
     def _task(self, stage: Stage[Any], work: Work, flat: dict[str, Any]) -> Task[..., Any]:
         if not stage.cached:
-            return Task(fn=_action_body(stage, work), name=stage.name, cache_policy=NO_CACHE, persist_result=False)
+            return Task(
+                fn=_action_body(stage, work),
+                name=stage.name,
+                cache_policy=NO_CACHE,
+                persist_result=False,
+                on_rollback=[_taking_back(work)],
+            )
         locks = FlockManager(settings.home() / "locks", on_wait=lambda _: self._watchers.stage_waits(stage.name))
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
         forced = stage.name in self._force
@@ -194,6 +225,19 @@ def _action_body(stage: Stage[Any], work: Work) -> Any:
     body.__name__ = stage.name
     body.__doc__ = stage.make.__doc__
     return body
+
+
+def _taking_back(work: Work) -> Callable[[Transaction], None]:
+    def take_back(transaction: Transaction) -> None:
+        if work.take_back is None:
+            return
+        try:
+            event = {"kind": "note", "message": work.take_back()}
+        except Exception as error:  # the run has failed already, and that is what ends it
+            event = {"kind": "warning", "message": f"what it did could not be taken back: {error}"}
+        work.on_events([event])
+
+    return take_back
 
 
 def _forget_finished(job: Path) -> None:

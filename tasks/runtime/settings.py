@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "true",
 }
 
+ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Where the Hub's clients look for an access token first."""
 
 # The bars of the Hub's clients are for a person who waits, not for a log.
 WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}

@@ -6,6 +6,7 @@ No Prefect here: `plan` and the check that nothing changed read keys without imp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -87,6 +88,9 @@ class Work:
     stage: str = ""
     state: str = "ran"
     """What the table says of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
+    take_back: Callable[[], str] | None = None
+    """Set by an action that changed something: undoes that, where a stage after it in `Walk.together` fails, and gives
+    what to tell the user."""
 
     @property
     def job(self) -> Path:
@@ -103,6 +107,16 @@ class Work:
         self.on_events([{"kind": "progress", "done": done, "total": total}])
 
 
+class Walk(Protocol):
+    """Goes over a composition of stages: runs them, or only looks."""
+
+    def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
+        """The stage's result, or what is known of it."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Around actions of which all are done, or none: where one fails, those before it take back what they did."""
+
+
 @dataclass(frozen=True)
 class Stage(Generic[Result]):
     """One step of a flow. Made by `@stage` and `@action`."""
@@ -116,6 +130,8 @@ class Stage(Generic[Result]):
     """Whether `plan` may call it: it reads, and acts on nothing."""
     gives: type[BaseModel] | None = None
     """What an action returns where it does not return None: remembered, for a plan that finds it would do the same."""
+    where: str = ""
+    """Where it is run at all, if not always: for a plan that cannot tell yet."""
 
     def flat_ingredients(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """Ingredients under flat names, JSON values; and what to call them. Raises UserError for
@@ -136,12 +152,12 @@ class Stage(Generic[Result]):
 
 
 def stage(
-    ingredients: Callable[..., Ingredients], *, name: str | None = None
+    ingredients: Callable[..., Ingredients], *, name: str | None = None, where: str = ""
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Stage[Any]]:
     """A cached stage. The function takes `Work` and the inputs, fills `work.out`, and returns a few figures."""
 
     def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
-        return Stage(name or make.__name__, make, ingredients, cached=True)
+        return Stage(name or make.__name__, make, ingredients, cached=True, where=where)
 
     return decorate
 

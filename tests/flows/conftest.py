@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shutil
 
 import pytest
 
@@ -19,9 +22,18 @@ def server(prefect_server: None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """The small recipe, run once, as a person would run it."""
-    folder = tmp_path_factory.mktemp("finished")
-    file, out = write_project(folder / "project"), folder / "out.json"
-    run = finetune(folder / "home", "run", str(file), "--json", str(out))
-    assert run.returncode == 0, run.stdout + run.stderr
-    return FinishedRun(folder / "home", file, json.loads(out.read_text()), run.stdout)
+    """The small recipe, run once, as a person would run it: of all processes that test, the first to ask runs it."""
+    own = tmp_path_factory.mktemp("finished")
+    folder = own.parents[1] / "finished" if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ran = folder / "ran.json"
+        if not ran.exists():
+            file, out = write_project(folder / "project"), folder / "out.json"
+            run = finetune(folder / "home", "run", str(file), "--json", str(out))
+            assert run.returncode == 0, run.stdout + run.stderr
+            ran.write_text(json.dumps({"result": json.loads(out.read_text()), "printed": run.stdout}))
+    if folder != own:  # each process changes a home of its own
+        shutil.copytree(folder / "home", own / "home", symlinks=True)
+    return FinishedRun(own / "home", folder / "project" / "small.yaml", **json.loads(ran.read_text()))

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+from mlflow import MlflowClient
+from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
 
 from tests.flows.small import environment, finetune
 from tests.hub.server import Hub
@@ -20,12 +22,19 @@ from tests.hub.sst2 import MODEL, ROWS, distilbert_files, sst2_files
 from tests.hub.stages import run_stages
 
 SST2 = str(Path(__file__).parents[2] / "deployments" / "sst2.yaml")
+REPO = "tester/sst2"
+RELEASED = [
+    SST2,
+    "--set",
+    f"release.hub={{repo: {REPO}, license: apache-2.0, revision: next, checkpoints: every_save}}",
+]
 COMMITS = (("load_data", ROWS, "commit"), ("load_model", MODEL, "model.commit"))
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """What the shipped recipe left: a run that failed at the weights, and its retry when both branches had moved."""
+    """What the shipped recipe left: a run that failed at the weights, and two retries when both branches had moved. The
+    first of them fails when it publishes the model."""
 
     hub: Hub
     home: Path
@@ -38,6 +47,9 @@ class Shipped:
     result: dict[str, Any]
     left: list[str]
     """The artifacts that the failed run left."""
+    unpublished: subprocess.CompletedProcess[str]
+    versions: list[Any]
+    """Those in the registry when it could not be published."""
     retried: subprocess.CompletedProcess[str]
     retry_asked: list[str]
 
@@ -52,7 +64,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) ->
         env = {**hub.environment(folder / "hf", hub.token(ROWS)), **server}
 
         hub.fault = lambda method, path: 503 if method == "GET" and path.endswith("/model.safetensors") else None
-        failed = finetune(home, "run", SST2, "--json", str(out), **env)
+        failed = finetune(home, "run", *RELEASED, "--json", str(out), **env)
         failed_asked, result = [*hub.requests], json.loads(out.read_text())
         left = [str(path.relative_to(home / "artifacts")) for path in home.glob("artifacts/*/*")]
 
@@ -60,15 +72,40 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) ->
         moved = {ROWS: hub.commit("dataset", ROWS, sst2_files(train_rows=200))}
         moved[MODEL] = hub.commit("model", MODEL, {"README.md": b"# Another one"})
         hub.requests.clear()
-        retry = ["flow-run", "retry", result["flow_run_id"], "--entrypoint", "flows.finetune:finetune"]
-        retried = subprocess.run(
-            [sys.executable, "-m", "prefect", *retry],
-            env=environment(home, **env),
-            capture_output=True,
-            text=True,
-            timeout=300,
+        # Asked before a card is sent, and not for checkpoints.
+        hub.fault = lambda method, path: 500 if path == "/api/validate-yaml" else None
+        unpublished = retry(result["flow_run_id"], home, env)
+        hub.fault = lambda method, path: None
+        client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+        versions = [*client.search_model_versions("name = 'sst2'"), *client.get_registered_model("sst2").aliases]
+        retried = retry(result["flow_run_id"], home, env)
+        asked = [*hub.requests]
+        yield Shipped(
+            hub,
+            home,
+            env,
+            first,
+            moved,
+            failed,
+            failed_asked,
+            result,
+            left,
+            unpublished,
+            versions,
+            retried,
+            asked,
         )
-        yield Shipped(hub, home, env, first, moved, failed, failed_asked, result, left, retried, [*hub.requests])
+
+
+def retry(run: str, home: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Prefect's own retry of a flow run."""
+    return subprocess.run(
+        [sys.executable, "-m", "prefect", "flow-run", "retry", run, "--entrypoint", "flows.finetune:finetune"],
+        env=environment(home, **env),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_weights_that_do_not_come_end_the_run_with_one_message_and_nothing_half_stored(shipped: Shipped) -> None:
@@ -95,12 +132,23 @@ def test_a_retry_ends_with_the_commits_of_the_first_try_although_the_branches_mo
         assert json.loads(made.read_text())[field] == shipped.first[name]
     completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
     assert completed["flow_run_id"] == shipped.result["flow_run_id"]
-    assert completed["model"]["registered"] == "sst2/1"
+    assert completed["model"]["registered"] == "sst2/2"
+
+
+def test_a_push_that_fails_leaves_no_version_and_no_alias_and_the_next_try_trains_nothing_again(
+    shipped: Shipped,
+) -> None:
+    assert shipped.unpublished.returncode == 1 and "release.hub.repo: writing to" in shipped.unpublished.stderr
+    assert "sst2 version 1 was removed again" in shipped.unpublished.stderr and shipped.versions == []
+    completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
+    states = {stage["name"]: stage["state"] for stage in completed["stages"]}
+    assert states["fit"] == states["score"] == "cached" and states["publish"] == states["promote"] == "ran"
+    client = MlflowClient(f"sqlite:///{shipped.home / 'mlflow.db'}")
+    aliases = client.get_registered_model("sst2").aliases
+    assert {alias: str(version) for alias, version in aliases.items()} == {"champion": "2"}
 
 
 def test_mlflow_holds_the_commits(shipped: Shipped) -> None:
-    from mlflow import MlflowClient
-
     client = MlflowClient(f"sqlite:///{shipped.home / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("sst2").experiment_id])
     assert run.data.tags["finetune.flow_run_id"] == shipped.result["flow_run_id"] and run.info.status == "FINISHED"
@@ -111,7 +159,8 @@ def test_mlflow_holds_the_commits(shipped: Shipped) -> None:
 
 def test_a_retry_loads_nothing_twice_and_below_the_model_nothing_asks_the_hub(shipped: Shipped) -> None:
     weights = f"/{MODEL}/resolve/{shipped.first[MODEL]}/model.safetensors"
-    assert shipped.retry_asked == [f"HEAD {weights}", f"GET {weights}"]
+    asked = [path for path in shipped.retry_asked if MODEL in path or ROWS in path]
+    assert asked == [f"HEAD {weights}", f"GET {weights}"]
 
 
 def test_only_what_is_needed_is_loaded_and_no_code_and_no_pickle(shipped: Shipped) -> None:
@@ -124,9 +173,26 @@ def test_only_what_is_needed_is_loaded_and_no_code_and_no_pickle(shipped: Shippe
     assert {path.name for path in (artifact / "tokenizer").iterdir()} == tokenizer
 
 
+def test_what_was_published_is_what_was_trained_and_its_checkpoints_came_before_it(shipped: Shipped) -> None:
+    completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
+    assert completed["model"]["published"] == f"{shipped.hub.url}/{REPO}/tree/next"
+    repo = shipped.hub.repos["models", REPO]
+    trained = {path.name: path.read_bytes() for path in Path(completed["model"]["path"]).iterdir()}
+    published = {path: file.content for path, file in repo.at("next").files.items()}
+    assert published.keys() - trained.keys() == {"README.md", "loss.png"}
+    assert {name: published[name] for name in trained} == trained
+    titles, commit = [], repo.commits.get(repo.branches["next"])
+    while commit is not None:
+        titles.append(commit.title)
+        commit = repo.commits.get(commit.parent or "")
+    assert titles[0].startswith("sst2 ") and "checkpoint" not in titles[0] and titles[-1] == "initial commit"
+    assert titles[1:-1] and all(title.startswith("sst2 checkpoint-") for title in titles[1:-1])
+    assert repo.at("main").files == {}
+
+
 def test_plan_says_that_the_branches_moved_and_asks_for_metadata_alone(shipped: Shipped) -> None:
     shipped.hub.requests.clear()
-    plan = finetune(shipped.home, "plan", SST2, **shipped.env)
+    plan = finetune(shipped.home, "plan", *RELEASED, **shipped.env)
     assert plan.returncode == 0, plan.stderr
     for name in (ROWS, MODEL):
         assert f"{name} at main {shipped.first[name]} → {shipped.moved[name]}" in plan.stdout
@@ -140,7 +206,7 @@ def test_a_new_run_sees_where_the_branches_are_now_and_stores_no_half_of_their_r
     home, out = shutil.copytree(shipped.home, tmp_path / "home", symlinks=True), tmp_path / "out.json"
     shipped.hub.fault = lambda method, path: 503 if method == "GET" and path.endswith(".parquet") else None
     try:
-        run = finetune(home, "run", SST2, "--json", str(out), **shipped.env)
+        run = finetune(home, "run", *RELEASED, "--json", str(out), **shipped.env)
     finally:
         shipped.hub.fault = lambda method, path: None
     assert run.returncode == 1
@@ -161,13 +227,14 @@ def test_without_the_hub_what_is_stored_is_used_and_said_also_where_something_be
     if how == "stopped":
         shipped.hub.stop()
     try:
-        run = finetune(shipped.home, "run", SST2, **env)
-        plan = finetune(shipped.home, "plan", SST2, "--set", "training.learning_rate=1e-3", **env)
+        run = finetune(shipped.home, "run", *RELEASED, **env)
+        plan = finetune(shipped.home, "plan", *RELEASED, "--set", "training.learning_rate=1e-3", **env)
     finally:
         if how == "stopped":
             shipped.hub.start()
     assert run.returncode == plan.returncode == 0, run.stderr + plan.stderr
     assert f"Nothing changed since flow run {shipped.result['flow_run_id']}." in run.stdout
+    assert f"Published: {shipped.hub.url}/{REPO}/tree/next" in run.stdout
     rows = {line.split()[0]: line for line in plan.stdout.splitlines()}
     assert [name for name, line in rows.items() if "cached" in line] == ["load_data", "load_model", "tokenize"]
     assert "training.learning_rate 2e-05 → 0.001" in rows["fit"]
@@ -196,8 +263,13 @@ def test_the_token_stands_in_no_file_of_the_home_and_in_nothing_printed(shipped:
     files = [path for path in shipped.home.rglob("*") if path.is_file()]
     assert len(files) > 30 and any(path.name == "mlflow.db" for path in files)
     assert [path for path in files if token.encode() in path.read_bytes()] == []
-    for run in (shipped.failed, shipped.retried):
+    for run in (shipped.failed, shipped.unpublished, shipped.retried):
         assert token not in run.stdout + run.stderr
+    commits = [commit for repo in shipped.hub.repos.values() for commit in repo.commits.values()]
+    uploads = [file.content for commit in commits for file in commit.files.values()]
+    database = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition(":///")[2])
+    stored = [file.read_bytes() for file in database.parent.glob(f"{database.name}*")]
+    assert stored and [held for held in [*uploads, *stored] if token.encode() in held] == []
 
 
 def test_a_mistake_is_the_users_turn_and_a_dead_network_is_not(tmp_path: Path) -> None:
@@ -205,8 +277,8 @@ def test_a_mistake_is_the_users_turn_and_a_dead_network_is_not(tmp_path: Path) -
         hub.repo("dataset", ROWS, {})
         hub.repo("model", MODEL, {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b""})
         env = hub.environment(tmp_path / "hf")
-        wrong = finetune(tmp_path / "home", "plan", SST2, "--set", "data.revision=v9", **env)
-    dead = finetune(tmp_path / "home", "plan", SST2, **env)
+        wrong = finetune(tmp_path / "home", "plan", *RELEASED, "--set", "data.revision=v9", **env)
+    dead = finetune(tmp_path / "home", "plan", *RELEASED, **env)
     assert (wrong.returncode, dead.returncode) == (2, 1)
     assert wrong.stderr == f"data.revision: {ROWS!r} has no revision 'v9': name a branch, a tag or a commit.\n"
     assert [line.split(" the Hub cannot be asked ")[0] for line in dead.stderr.splitlines()] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import errno
+import importlib.metadata
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.outbox import OUTBOX
 from tests.flows.small import FinishedRun, command, environment, finetune, states, write_project
 from tests.servers import closed_port
+from training.protocol import sha256
 from training.recipe import parse
 
 STAGES = [
@@ -77,18 +79,37 @@ def test_a_run_is_tracked_in_one_mlflow_run_with_curve_figures_and_files(finishe
     assert expected | {"fit/loss.png", "score/predictions_sample.csv"} <= files
 
 
-def test_the_registered_version_is_safetensors_tagged_with_what_made_it(finished: FinishedRun) -> None:
+def test_the_registered_version_is_safetensors_and_tells_what_made_it_and_how_good_it_is(
+    finished: FinishedRun,
+) -> None:
     from mlflow import MlflowClient
+    from mlflow.models import Model
 
     client = MlflowClient(f"sqlite:///{finished.home / 'mlflow.db'}")
     version = client.get_model_version_by_alias("small", "champion")
     assert str(version.version) == "1"
-    keys = {stage["name"]: stage["key"] for stage in finished.result["stages"]}
-    assert version.tags["finetune.fit.key"] == keys["fit"]
-    assert version.tags["finetune.load_data.key"] == keys["load_data"]
+    for stage in (stage for stage in finished.result["stages"] if stage["artifact"]):
+        assert version.tags[f"finetune.{stage['name']}.key"] == stage["key"]
+        assert len(version.tags[f"finetune.{stage['name']}.digest"]) == 64
+    assert json.loads(version.tags["finetune.figures"]) == finished.result["metrics"]
+    assert version.tags["finetune.verdict"] == finished.result["verdict"]["decision"] == "promote"
+    assert version.tags["finetune.verdict_reason"] == finished.result["verdict"]["reason"]
+    rows = finished.file.parent / "train.csv"
+    assert json.loads(version.tags["finetune.data_files"])["train"] == [f"train.csv {sha256(rows)}"]
+    assert json.loads(version.tags["finetune.libraries"])["torch"] == importlib.metadata.version("torch")
+    git = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    assert version.tags.get("finetune.git_commit", "") == commit and len(version.tags["finetune.recipe_digest"]) == 64
+    accuracy = finished.result["metrics"]["validation"]["accuracy"]["value"]
+    assert f"| validation | accuracy | {accuracy:.4g}" in version.description
     stored = [path for path in (finished.home / "mlartifacts").rglob("*") if path.is_file()]
     assert any(path.name == "model.safetensors" for path in stored)
     assert not [path for path in stored if path.suffix in (".bin", ".pkl", ".pt", ".pth", ".pickle")]
+    (described,) = [Model.load(path) for path in stored if path.name == "MLmodel"]
+    assert described.signature.inputs.input_names() == ["text"]
+    assert described.signature.outputs.input_names() == ["label", "score"]
+    (example,) = [path for path in stored if path.name == "input_example.json"]
+    assert [list(row) for row in json.loads(example.read_text())] == [["text"], ["text"]]
 
 
 def test_a_second_run_says_that_nothing_changed_without_loading_what_it_does_not_need(

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.tables import label_lines, problem_line, problem_lines, split_lines, summary
+from flows.tables import label_lines, problem_line, problem_lines, split_lines, summary, verdict_lines
+from tasks.runtime.refs import Check, Comparison, Verdict
 
 
 def problem(level: str, message: str, check: str | None = None) -> dict[str, Any]:
@@ -82,3 +83,30 @@ def test_labels_have_bars_that_fit_and_names_that_cannot_harm_the_terminal() -> 
 def test_the_rarest_of_many_labels_share_a_line() -> None:
     lines = label_lines({"train": {f"label {n}": 100 - n for n in range(40)}}, 80)
     assert len(lines) == 32 and lines[-1].startswith("10 others") and lines[-1].split()[2] == "655"
+
+
+def test_a_verdict_has_its_reason_its_bounds_the_champion_and_its_warnings() -> None:
+    beside = Comparison(
+        champion="small/1", metric="accuracy", split="test", rows=1872, value=0.871, champion_value=0.8603, gained=52,
+        lost=32, gain=0.0107, at_least=-0.0021, margin=0.0, confidence=0.975, method="mcnemar", p_value=0.0193,
+        better=False,
+    )  # fmt: skip
+    checks = [
+        Check(figure="test.accuracy", value=0.871, minimum=0.75),
+        Check(figure="test.log_loss", value=float("nan"), maximum=0.5),
+    ]
+    verdict = Verdict(decision="keep", reason="It is so.", checks=checks, comparison=beside, warnings=["Few rows."])
+    told = verdict_lines(verdict)
+    assert told == [
+        "Verdict: keep",
+        "  It is so.",
+        "  figure          value  bound   held",
+        "  test.accuracy  0.8710  ≥ 0.75  yes",
+        "  test.log_loss     nan  ≤ 0.5   no",
+        "  figure            new  small/1  gain     at least, 97.5%  margin      p  test",
+        "  test.accuracy  0.8710   0.8603  +0.0107  -0.0021               0  0.019  mcnemar",
+        "  warning: Few rows.",
+    ]
+    # As a run's result keeps it, where what is not a number is null.
+    kept = verdict.model_dump(mode="json")
+    assert kept["checks"][1]["value"] is None and verdict_lines(Verdict.model_validate(kept)) == told

@@ -1,6 +1,6 @@
 """What the Hub answers: one function an endpoint, named in ENDPOINTS.
 
-What the clients ask beside these (Xet, pull requests, multipart uploads, pages of a listing) is answered with 404.
+What the clients ask beside these (Xet, multipart uploads, pages of a listing) is answered with 404.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ def whoami(hub: Hub, asked: Asked) -> Answer:
 @endpoint("POST", "/api/repos/create")
 def create(hub: Hub, asked: Asked) -> Answer:
     kind, name = _named(asked)
-    if asked.token is None:
-        raise Refused(401, None, "Invalid username or password.")
+    hub.need_writer(asked)
     status = 409 if (kind, name) in hub.repos else 200
     if status == 200:
         hub.repos[kind, name] = Repo(kind, name, private=asked.json.get("visibility") == "private")
@@ -290,7 +289,11 @@ def lfs_upload(hub: Hub, asked: Asked, path: str) -> Answer:
 def commit(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
     repo = hub.writable(asked, kind, name)
     head, files = repo.at(rev), dict(repo.at(rev).files)
-    title = ""
+    title, number = "", None
+    if asked.query.get("create_pr") == ["1"]:
+        number = len(repo.pulls) + 1
+        rev = f"refs/pr/{number}"
+        repo.pulls[rev] = head.id
     for line in asked.body.splitlines():
         operation = json.loads(line)
         key, value = operation["key"], operation["value"]
@@ -307,4 +310,24 @@ def commit(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
         elif key == "deletedFolder":
             files = {path: file for path, file in files.items() if not path.startswith(value["path"])}
     made = repo.add(files, title, rev)
-    return as_json({"commitUrl": f"{hub.url}/{name}/commit/{made.id}", "commitOid": made.id, "pullRequestUrl": None})
+    address = f"{hub.url}/{name}"
+    pull_request = f"{address}/discussions/{number}" if number else None
+    return as_json({"commitUrl": f"{address}/commit/{made.id}", "commitOid": made.id, "pullRequestUrl": pull_request})
+
+
+@endpoint("GET", "/api/{kind}/{name}/discussions")
+def discussions(hub: Hub, asked: Asked, kind: str, name: str) -> Answer:
+    repo = hub.readable(asked, kind, name)
+    found = [
+        {
+            "num": int(ref.rpartition("/")[2]),
+            "title": repo.commits[id].title,
+            "author": {"name": USER},
+            "createdAt": DATE,
+            "status": "open",
+            "isPullRequest": True,
+            "repo": {"name": name, "type": kind.removesuffix("s")},
+        }
+        for ref, id in repo.pulls.items()
+    ]
+    return as_json({"discussions": found, "count": len(found), "start": 0})

@@ -45,19 +45,23 @@ class Repo:
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    pulls: dict[str, str] = field(default_factory=dict)
+    """What pull requests propose, as `refs/pr/N`."""
 
     def add(self, files: dict[str, File], title: str, branch: str = "main") -> Commit:
-        """Moves a branch to a new commit with exactly these files."""
-        parent = self.branches.get(branch)
+        """Moves a branch, or a pull request, to a new commit with exactly these files."""
+        names = self.pulls if branch.startswith("refs/pr/") else self.branches
+        parent = names.get(branch)
         content = json.dumps([self.name, len(self.commits), parent, {path: files[path].oid for path in sorted(files)}])
         commit = Commit(hashlib.sha1(content.encode()).hexdigest(), parent, title, files)
         self.commits[commit.id] = commit
-        self.branches[branch] = commit.id
+        names[branch] = commit.id
         return commit
 
     def at(self, revision: str) -> Commit:
         """The commit that a branch, a tag or an id names."""
-        found = self.commits.get(self.branches.get(revision) or self.tags.get(revision) or revision)
+        named = {**self.pulls, **self.tags, **self.branches}
+        found = self.commits.get(named.get(revision, revision))
         if found is None:
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return found

@@ -24,7 +24,8 @@ from tests.hub.endpoints import ENDPOINTS, USER, Answer, Asked
 from tests.hub.repos import LFS_SUFFIXES, File, Refused, Repo
 
 CUT = 0
-"""For `Hub.fault`: the first half of the answer arrives, then the connection breaks; the rest never comes."""
+"""For `Hub.fault`: the connection breaks. Of what a GET asks for, the first half arrives; of what a PUT brings, nothing
+is kept; what a POST asks for is done, and its answer is lost."""
 
 
 class Hub:
@@ -39,6 +40,7 @@ class Hub:
         """What breaks: given a method and a path, the status to answer with, CUT, or None to answer well."""
         self.lock = threading.Lock()
         self._tokens: dict[str, frozenset[str]] = {}
+        self._readers: set[str] = set()
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
 
@@ -84,10 +86,12 @@ class Hub:
             "HF_TOKEN": token,
         }
 
-    def token(self, *names: str) -> str:
+    def token(self, *names: str, write: bool = True) -> str:
         """An access token that opens these private and gated repositories."""
         token = f"hf_{hashlib.sha1(str(len(self._tokens)).encode()).hexdigest()}"
         self._tokens[token] = frozenset(names)
+        if not write:
+            self._readers.add(token)
         return token
 
     def repo(
@@ -118,10 +122,16 @@ class Hub:
         return repo
 
     def writable(self, asked: Asked, kind: str, name: str) -> Repo:
-        """The repository, to those who have a token."""
-        if asked.token is None:
-            raise Refused(401, None, "Invalid username or password.")
+        """The repository, to those who may write."""
+        self.need_writer(asked)
         return self.readable(asked, kind, name)
+
+    def need_writer(self, asked: Asked) -> None:
+        """Refuses those without a token, and those whose token is for reading."""
+        if asked.token is None or asked.token not in self._tokens:
+            raise Refused(401, None, "Invalid username or password.")
+        if asked.token in self._readers:
+            raise Refused(403, None, "Forbidden: you must use a write token to write to this repository.")
 
     def answer(self, method: str, path: str, asked: Asked) -> Answer:
         """Finds the endpoint and asks it."""
@@ -146,12 +156,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         hub.requests.append(f"{self.command} {url.path}")
         fault = hub.fault(self.command, url.path)
+        if fault == CUT and self.command == "PUT":
+            self.close_connection = True
+            return
         try:
             method = "GET" if self.command == "HEAD" else self.command
             answer = Answer(status=fault) if fault else hub.answer(method, url.path, asked)
         except Refused as refused:
             answer = Answer(json.dumps({"error": str(refused)}).encode(), refused.status, refused.headers)
-        self._send(answer, cut=fault == CUT and self.command == "GET")
+        self._send(answer, cut=fault == CUT and self.command in ("GET", "POST"))
 
     do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
 

@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from tasks.runtime.push import Place, push
 from tests.hub.server import CUT, Hub
 
 NAME = "tester/thing"
@@ -131,16 +132,24 @@ def test_a_stopped_hub_refuses_and_answers_again_at_the_same_address(hub: Hub, a
 
 READ = """
 import json, sys
-import datasets
+import datasets, torch
 from transformers import AutoModel, AutoTokenizer
 rows = datasets.load_dataset("me/rows", "small", split="train")
 print(json.dumps({"rows": rows.to_list(), "labels": rows.features["label"].names}))
-model = AutoModel.from_pretrained("me/model")
-print(json.dumps([type(model).__name__, AutoTokenizer.from_pretrained("me/model").tokenize("good film")]))
+def read(name):
+    model, tokenizer = AutoModel.from_pretrained(name).eval(), AutoTokenizer.from_pretrained(name)
+    with torch.no_grad():
+        answer = model(**tokenizer("good film", return_tensors="pt")).last_hidden_state.tolist()
+    return [type(model).__name__, tokenizer.tokenize("good film"), answer]
+print(json.dumps([read("tester/model"), read(sys.argv[1])]))
 """
 
 
-def test_datasets_and_transformers_read_what_is_there(tmp_path: Path) -> None:
+def test_datasets_and_transformers_read_what_is_there_and_a_pushed_model_answers_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     from training.scratch import create, save_tokenizer, train_wordpiece
 
     tokenizer = train_wordpiece(lambda: iter(["good film", "bad film"]), 60)
@@ -155,12 +164,16 @@ def test_datasets_and_transformers_read_what_is_there(tmp_path: Path) -> None:
     rows = io.BytesIO()
     pq.write_table(pa.table({"text": ["good film", "bad film"], "label": pa.array([1, 0], pa.int64())}), rows)
     with Hub() as hub:
-        hub.repo("model", "me/model", {p.name: p.read_bytes() for p in (tmp_path / "model").iterdir()})
+        files = {path.name: path for path in (tmp_path / "model").iterdir()}
+        api, place = HfApi(endpoint=hub.url, token=hub.token()), Place("tester/model", "main", private=True)
+        push(api, place, files, title="a model", replaced=lambda path: False)
         parquet = "small/train-00000-of-00001.parquet"
         hub.repo("dataset", "me/rows", {"README.md": card.encode(), parquet: rows.getvalue()}, private=True)
         env = {**os.environ, **hub.environment(tmp_path / "cache", hub.token("me/rows"))}
-        done = subprocess.run([sys.executable, "-c", READ], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", READ, str(tmp_path / "model")], env=env, capture_output=True, text=True, timeout=120
+        )
     assert done.returncode == 0, done.stderr
-    read, model = map(json.loads, done.stdout.splitlines())
+    read, (pushed, local) = map(json.loads, done.stdout.splitlines())
     assert read["rows"] == [{"text": "good film", "label": 1}, {"text": "bad film", "label": 0}]
-    assert read["labels"] == ["bad", "good"] and model == ["DistilBertModel", ["good", "film"]]
+    assert read["labels"] == ["bad", "good"] and pushed == local and pushed[:2] == ["DistilBertModel", ["good", "film"]]

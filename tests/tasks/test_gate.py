@@ -14,8 +14,9 @@ from training.recipe import parse
 
 VALUES = {"accuracy": 0.8, "f1": 0.7, "log_loss": 0.4, "precision": float("nan")}
 BETTER = Comparison(
-    champion="small/1", metric="accuracy", split="validation", rows=100, value=0.8, champion_value=0.7, gain=0.1,
-    at_least=0.02, margin=0.0, confidence=0.95, method="mcnemar", p_value=0.01, better=True,
+    champion="small/1", metric="accuracy", split="test", rows=1872, value=0.871, champion_value=0.8603, gained=52,
+    lost=32, gain=0.0107, at_least=0.0021, margin=0.0, confidence=0.95, method="mcnemar", p_value=0.019, better=True,
+    warnings=["small/1 does not know the label new: it gets no row of these right."],
 )  # fmt: skip
 
 
@@ -59,13 +60,37 @@ def test_a_model_is_rejected_when_it_misses_a_bound_and_each_is_named(
     assert [str(check) for check in verdict.checks if not check.held] == [f"validation.{figure}" for figure in missed]
 
 
-def test_a_model_no_better_than_the_champion_is_kept_and_a_better_one_promoted() -> None:
-    assert judge({}, BETTER).decision == "promote"
-    kept = judge({}, BETTER.model_copy(update={"better": False, "p_value": 0.3}))
-    assert kept.decision == "keep" and "p = 0.3" in kept.reason
-    assert judge({"minimum": {"accuracy": 0.9}}, BETTER).decision == "reject"
+FACTS = "accuracy 0.8710 beside 0.8603 of small/1 on the same 1,872 rows of test: 52 rows better, 32 worse; "
+MEANINGS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "promote", "that is better by at least 0.0021 at 95% confidence."),
+    ({"better": False, "p_value": 0.3}, "keep", "that it is better may be chance (p = 0.3)."),
+    ({"better": False, "gain": 0.0}, "keep", "that is not better."),
+    ({"better": False, "margin": 0.01}, "keep", "that it is better by more than 0.01 may be chance (p = 0.019)."),
+    ({"better": False, "margin": 0.02}, "keep", "that is not better by more than 0.02."),
+    ({"margin": -0.01, "at_least": -0.004}, "promote", "that is worse by at most 0.0040 at 95% confidence."),
+    ({"better": False, "margin": -0.01}, "keep", "it may be worse by more than 0.01 (p = 0.019)."),
+    ({"better": False, "margin": -0.01, "gain": -0.02}, "keep", "that is worse by more than 0.01."),
+    ({"better": False, "gain": float("nan")}, "keep", "one of these is no number, so nothing shows that it is better."),
+]
+
+
+@pytest.mark.parametrize(("found", "decision", "meaning"), MEANINGS)
+def test_a_model_is_promoted_or_kept_for_a_reason_in_one_sentence(
+    found: dict[str, Any], decision: str, meaning: str
+) -> None:
+    verdict = judge({}, BETTER.model_copy(update=found))
+    assert (verdict.decision, verdict.reason) == (decision, FACTS + meaning)
+
+
+def test_a_better_model_that_misses_a_bound_is_rejected_with_the_comparison_as_evidence() -> None:
+    verdict = judge({"minimum": {"accuracy": 0.9}}, BETTER)
+    assert (verdict.decision, verdict.comparison) == ("reject", BETTER)
 
 
 def test_a_split_that_also_chose_the_checkpoint_is_warned_of() -> None:
     (warning,) = judge({}).warnings
     assert warning.startswith("validation also chose the checkpoint")
+
+
+def test_what_makes_the_champion_less_comparable_is_a_warning_of_the_verdict() -> None:
+    assert BETTER.warnings[0] in judge({}, BETTER).warnings

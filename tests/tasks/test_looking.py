@@ -30,6 +30,11 @@ def fit(work: Work, above: Any) -> Mapping[str, Any]:
     raise AssertionError("looking makes nothing")
 
 
+@stage(lambda above: Ingredients({"upstream": {"tokenize": above.digest}}), where="there is a champion")
+def compare(work: Work, above: Any) -> Mapping[str, Any]:
+    raise AssertionError("looking makes nothing")
+
+
 @action(lambda: Ingredients({"recipe": 1}), foreseeable=True)
 def resolve(work: Work) -> int:
     calls.append(work.run)
@@ -113,6 +118,13 @@ def test_a_foreseeable_action_is_called_without_a_run(home: Path) -> None:
     calls.clear()
     result, row = look(resolve)
     assert (result, row.state, calls) == (128, "ran", [""])
+
+
+def test_a_stage_that_is_not_always_run_may_run_where_that_is_not_known(home: Path) -> None:
+    looking = Looking("recipe")
+    rival = looking(compare, looking(tokenize, 128))
+    assert rival is UNKNOWN
+    assert (looking.rows[1].state, looking.rows[1].reasons) == ("may run", ("where there is a champion",))
 
 
 def test_an_action_is_done_when_the_last_run_did_the_same(home: Path) -> None:

@@ -20,6 +20,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import TaskRun
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from pydantic import BaseModel
 
 import tasks
 from tasks.runtime import store
@@ -59,6 +60,10 @@ def act(work: Work, text: str) -> str:
     if text == "nothing to do":
         work.state = "skipped"
     return text.upper()
+
+
+class Said(BaseModel):
+    text: str
 
 
 @stage(ingredients)
@@ -378,3 +383,68 @@ def test_when_the_one_that_makes_it_is_killed_the_next_makes_it(home: Path, tmp_
     second = start_slow(tmp_path, home, 0, "second")
     assert second.communicate(timeout=60)[0].split() == ["ran"]
     assert (tmp_path / "made").read_text() == "xx"
+
+
+@action(ingredients, gives=Said)
+def act_and_take_back(work: Work, text: str) -> Said:
+    def take_back() -> str:
+        if text == "stuck":
+            raise OSError("it is away")
+        calls.append(f"not {text}")
+        return f"{text} was taken back"
+
+    calls.append(text)
+    work.take_back = take_back
+    return Said(text=text)
+
+
+@action(ingredients)
+def fail(work: Work, text: str) -> None:
+    raise {"mistake": UserError([Problem(kind="hub", where="there", message="no.")]), "stop": KeyboardInterrupt()}[text]
+
+
+def run_together(*steps: tuple[Stage[Any], str]) -> list[dict[str, Any]]:
+    """Runs actions that belong together; gives the events that their watchers are told of, also where one fails."""
+
+    def body() -> None:
+        walk = Running("recipe", str(flow_run.get_id()), (log,))
+        with walk.together():
+            for stage, text in steps:
+                walk(stage, text)
+
+    log = Log()
+    told[:] = []
+    try:
+        flow(name="walk")(body)()
+    finally:
+        told[:] = [event for entry in log.told if entry[0] == "events" for event in entry[2]]
+    return told
+
+
+told: list[dict[str, Any]] = []
+
+
+@pytest.mark.parametrize(("how", "error"), [("mistake", UserError), ("stop", KeyboardInterrupt)])
+def test_where_one_of_them_fails_actions_that_belong_together_take_back_what_they_did_last_first(
+    home: Path, how: str, error: type[BaseException]
+) -> None:
+    with pytest.raises(error):
+        run_together((act_and_take_back, "one"), (act_and_take_back, "two"), (fail, how))
+    assert calls == ["one", "two", "not two", "not one"]
+    assert [event["message"] for event in told] == ["two was taken back", "one was taken back"]
+    assert History("recipe").last_key("act_and_take_back") is None  # a plan must not take it for done
+
+
+def test_what_cannot_be_taken_back_is_told_and_hides_neither_the_error_nor_the_others(home: Path) -> None:
+    with pytest.raises(UserError, match="there: no"):
+        run_together((act_and_take_back, "one"), (act_and_take_back, "stuck"), (fail, "mistake"))
+    assert calls == ["one", "stuck", "not one"]
+    assert told[0] == {"kind": "warning", "message": "what it did could not be taken back: it is away"}
+
+
+def test_actions_that_all_end_well_are_remembered_together(home: Path) -> None:
+    run_together((act_and_take_back, "one"), (act, "two"))
+    assert calls == ["one", "two"] and told == []
+    key = History("recipe").last_key("act_and_take_back")
+    assert key and History("recipe").last_result("act_and_take_back", key) == {"text": "one"}
+    assert History("recipe").last_key("act")

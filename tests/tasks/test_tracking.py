@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import tasks
-from tasks.runtime import machine, settings, store, tracking
+from tasks.runtime import machine, store, tracking
 from tasks.runtime.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, failures_told
 from tasks.runtime.outbox import OUTBOX, Outbox, left_by_others
 from tasks.runtime.refs import Ref
@@ -32,20 +31,6 @@ from tasks.runtime.tracking import Delivery, Tracker, deliver_left
 from tests.servers import Server, closed_port, mlflow_server
 
 ROOT = str(Path(tasks.__path__[0]).parent)
-
-
-@pytest.fixture(scope="module")
-def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated, empty database: making one takes seconds."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments(max_results=1)
-    return path
-
-
-@pytest.fixture
-def tracked(home: Path, fresh_database: Path) -> Path:
-    shutil.copyfile(fresh_database, settings.home() / "mlflow.db")
-    return home
 
 
 def runs() -> list[Run]:

@@ -14,7 +14,7 @@ _SET_BY_PROJECT = {
     "metrics go to MLflow (MLFLOW_TRACKING_URI), and beside it where training.report_to says": (
         "project trackio_space_id trackio_bucket_id trackio_static_space_id"
     ),
-    "publishing is a step of its own, after the model has earned it": (
+    "publishing is a step of its own, after the model has earned it: release.hub": (
         "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"
     ),
     "checkpoints are made each training.checkpoint_interval_s and at each evaluation": (

@@ -309,9 +309,10 @@ class Gate(Section):
     (`genre=fiction: {accuracy: 0.8}`)."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
-    evaluation.metrics)."""
+    evaluation.metrics). Of one of yours, more is better, unless it has a maximum."""
     margin: float = 0.0
-    """By how much, in the metric's own unit; below zero, how much worse is still taken."""
+    """By how much, in the metric's own unit; below zero, how much worse is still taken. Accuracy without a margin is
+    compared by McNemar's exact test, everything else by a paired bootstrap."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """How sure that must be: at 0.95, one of twenty models that are just as good is promoted by chance."""
 
@@ -326,21 +327,24 @@ class Hub(Section):
     private: bool = True
     """Whether a repository that is made is private."""
     revision: Text = "main"
-    """The branch that is written to; made where there is none."""
+    """The branch that is written to, README.md included; made where there is none."""
     pull_request: bool = False
     """Whether a pull request is opened in place of a commit."""
     tags: list[Text] = Field(default_factory=list)
     """Tags of the model card."""
     checkpoints: Annotated[Literal["no", "checkpoint", "every_save", "all_checkpoints"], Word] = "no"
-    """What of a training goes there while it goes on, as in TrainingArguments.hub_strategy: the newest checkpoint in
-    `last-checkpoint`, the weights at each checkpoint, or every checkpoint."""
+    """What of a training goes there while it goes on, much as in TrainingArguments.hub_strategy. checkpoint: the newest
+    checkpoint in `last-checkpoint/`, with those that it needs. every_save: the weights and the tokenizer at each
+    checkpoint. all_checkpoints: each as `checkpoint-N/`. They lie on the branch whatever the gate says of the model
+    later; downloaded, they are what training.resume_from_checkpoint takes."""
 
 
 class Release(Section):
     """What becomes of a model that is good enough."""
 
     registry: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The model's name in MLflow's registry (null: not registered)."""
+    """The model's name in MLflow's registry (null: not registered). Recipes and homes may share one: its champion is
+    compared by what it makes of this recipe's rows, whoever trained it."""
     gate: Gate = Gate()
     """What it must show."""
     hub: Hub | None = None

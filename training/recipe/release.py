@@ -158,6 +158,21 @@ def _aliases(written: Written) -> Iterator[tuple[str, str]]:
             yield f"release.{field}", f"{alias!r} is the alias of the {other} too: choose another."
 
 
+def _hub(written: Written) -> Iterator[tuple[str, str]]:
+    if written["release.hub"] is None or (which := written["release.hub.checkpoints"]) in ("no", False):
+        return  # YAML reads a bare `no` as false
+    if written["release.hub.pull_request"]:
+        message = "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a"
+        yield "release.hub.pull_request", f"{message} branch of its own, or release.hub.checkpoints to no."
+    engine, strategy = written["training.engine"], written["compute.strategy"]
+    if which == "every_save" and engine != "trainer":
+        message = f"'every_save' needs weights that transformers can load, and checkpoints of {engine!r} are its own"
+        yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `engine: trainer`."
+    elif which == "every_save" and strategy != "ddp":
+        message = f"'every_save' needs whole weights, and with {strategy} each process saves its share of them"
+        yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `strategy: ddp`."
+
+
 RELEASE_RULES = (
     _evaluated_splits,
     _metrics,
@@ -168,4 +183,5 @@ RELEASE_RULES = (
     _gate_floors,
     _gate_comparison,
     _aliases,
+    _hub,
 )

@@ -307,6 +307,27 @@ def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
     assert (compute.offload, compute.fsdp_wrap) == ("no", ["BertLayer"])
 
 
+@pytest.mark.parametrize(
+    ("values", "where", "message"),
+    [
+        ({"release.hub.checkpoints": "checkpoint", "release.hub.pull_request": True}, "release.hub.pull_request",
+         "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a branch "
+         "of its own, or release.hub.checkpoints to no."),
+        ({"release.hub.checkpoints": "every_save", "training.engine": "accelerate"}, "release.hub.checkpoints",
+         "'every_save' needs weights that transformers can load, and checkpoints of 'accelerate' are its own: choose "
+         "checkpoint or all_checkpoints, or `engine: trainer`."),
+        ({"release.hub.checkpoints": "every_save", "compute.strategy": "fsdp"}, "release.hub.checkpoints",
+         "'every_save' needs whole weights, and with fsdp each process saves its share of them: choose checkpoint or "
+         "all_checkpoints, or `strategy: ddp`."),
+        ({"release.hub.repo": "thing"}, "release.hub.repo", "'thing' is not a name for it: use owner/name, of letters, "
+         "digits, '.', '_' and '-'."),
+    ],
+)  # fmt: skip
+def test_what_a_repository_cannot_take_is_told(values: dict[str, Any], where: str, message: str) -> None:
+    assert problems(overrides={"release.hub": {"repo": "me/thing", "license": "mit"}, **values}) == {where: message}
+    parse(PLAIN, {"release.hub": {"repo": "me/thing", "license": "mit", "checkpoints": False}})
+
+
 def test_missing_fields_are_told_with_what_they_are_for() -> None:
     values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
     assert problems(values) == {"data.label": "is missing: The column of labels: names, or whole numbers."}

@@ -1,0 +1,92 @@
+"""Asking a registered model, in a child program of its own; no stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime import settings
+from tasks.runtime.connection import MAX_LENGTH_TAG, connect, environment, failures_told
+from tasks.runtime.launch import python_argv, require_finished, run_job
+from tasks.runtime.versions import TEXT_COLUMNS_TAG, aliases_of, need_model, need_version
+from training.protocol import Job, fsync
+from training.rows.answered import READ, WRITTEN
+
+__all__ = ["READ", "WRITTEN", "Asked", "ask", "ask_of_file", "find"]
+
+PROGRAM = "tasks.programs.answer"
+STALL_TIMEOUT_S = 600.0
+
+OnEvents = Callable[[list[dict[str, Any]]], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A version that is asked."""
+
+    uri: str
+    """MLflow's."""
+    max_length: int
+    """Tokens after which it cuts a text."""
+    columns: tuple[str, ...]
+    """The columns of the texts that it was trained on, one or two, in its order."""
+
+
+def find(name: str, alias: str = "", version: str = "") -> Asked:
+    """The version of this number, or with this alias; with neither, the champion.
+
+    Raises UserError where the registry has no such model, alias or version, MlflowFailed where it does not answer.
+    """
+    with failures_told():
+        client = connect()
+        model = need_model(client, name)
+        chosen = {"version": version} if version else {"alias": alias or aliases_of(model).champion}
+        found = need_version(client, model, **chosen)
+    columns = json.loads(found.tags.get(TEXT_COLUMNS_TAG, '["text"]'))
+    return Asked(f"models:/{name}/{found.version}", int(found.tags.get(MAX_LENGTH_TAG, 512)), tuple(columns))
+
+
+def ask(model: Asked, texts: Sequence[Sequence[str]]) -> list[list[dict[str, Any]]]:
+    """For each text, or pair of them, the labels with their probabilities, the likeliest first.
+
+    Raises MlflowFailed where MLflow does not answer.
+    """
+    figures = _run(model, {"texts": [list(text) for text in texts]}, {}, lambda _: None)
+    return list(figures["answers"])
+
+
+def ask_of_file(model: Asked, file: Path, out: Path, on_events: OnEvents) -> dict[str, int]:
+    """Writes the rows of the file, with answers, to `out`, whole or not at all; gives the number of rows, and of those
+    that are unanswered for want of a text. training/rows/answered.py has the formats.
+
+    Raises UserError for what is wrong with the rows, MlflowFailed where MLflow does not answer.
+    """
+    aside = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
+    try:
+        inputs = {"file": str(file), "aside": str(aside)}
+        figures = _run(model, {"columns": list(model.columns), "out": str(out)}, inputs, on_events)
+        os.replace(aside, out)
+    finally:
+        aside.unlink(missing_ok=True)
+    fsync(out.parent)
+    return figures
+
+
+def _run(model: Asked, asked: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
+    job = settings.home() / "jobs" / f"answer-{uuid.uuid4().hex[:12]}"
+    said = {"model": model.uri, "max_length": model.max_length, **asked}
+    Job(program=PROGRAM, key=job.name, settings=said, inputs=inputs).write(job)
+    try:
+        outcome = run_job(
+            job, python_argv(PROGRAM), env=environment(), on_events=on_events, stall_timeout_s=STALL_TIMEOUT_S
+        )
+        return require_finished(outcome).figures
+    finally:
+        shutil.rmtree(job, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""Stage: the promoted model, for all who may read its repository on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from tasks.card import CURVES, card
+from tasks.runtime.connection import exclusive
+from tasks.runtime.digests import digest_of
+from tasks.runtime.jobs import run_child
+from tasks.runtime.launch import python_argv
+from tasks.runtime.push import environment
+from tasks.runtime.refs import Pins, Publication, Ref, Verdict
+from tasks.runtime.stage import Ingredients, Work, action
+from training.recipe import Recipe
+
+
+def ingredients(
+    recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+) -> Ingredients:
+    """The model, all that its card says, and where they go, if at all."""
+    hub = recipe.release.hub
+    if hub is None or verdict.decision != "promote":
+        return Ingredients({"promoted": False})
+    upstream = {"load_data": data.digest, "fit": trained.parts["model"], "predict": predictions.digest}
+    return Ingredients(
+        {
+            "release": {"hub": hub.model_dump(exclude={"checkpoints"})},
+            "endpoint": os.environ.get("HF_ENDPOINT"),
+            "recipe": digest_of(recipe.model_dump(mode="json")),
+            "pins": digest_of(pins.model_dump(mode="json", exclude={"notes"})),
+            "upstream": {**upstream, "score": scores.digest},
+        }
+    )
+
+
+@action(ingredients, gives=Publication)
+def publish(
+    work: Work,
+    recipe: Recipe,
+    pins: Pins,
+    data: Ref,
+    trained: Ref,
+    predictions: Ref,
+    scores: Ref,
+    verdict: Verdict,
+) -> Publication | None:
+    """Pushes model, tokenizer, card and curves in one commit, where the model is to be promoted."""
+    hub = recipe.release.hub
+    if hub is None or verdict.decision != "promote":
+        work.state = "skipped"
+        return None
+    work.out.mkdir(parents=True)
+    readme = work.out / "README.md"
+    readme.write_text(card(recipe, pins, data, trained, predictions, scores), encoding="utf-8")
+    files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
+    files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
+    # Two runs that end with the same model at once publish it once.
+    with exclusive(f"hub-{hub.repo.replace('/', '--')}"):
+        figures = run_child(
+            work,
+            "tasks.programs.publish",
+            python_argv("tasks.programs.publish"),
+            settings={
+                **hub.model_dump(include={"repo", "revision", "private", "pull_request"}),
+                "title": f"{recipe.name} {trained.digest[:12]}",
+                "files": files,
+            },
+            inputs={},
+            env=environment(),
+            stall_timeout_s=math.inf,  # its connections have time-outs of their own
+        )
+    return Publication.model_validate(figures)

@@ -1,0 +1,63 @@
+"""A training's checkpoints go to the Hugging Face Hub while it goes on, by a child of the flow that training knows
+nothing of."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.runtime.launch import Handle, poll, python_argv, start, stop
+from tasks.runtime.push import environment
+from tasks.runtime.stage import Work
+from training.protocol import Job, read_outcome
+from training.recipe import Recipe
+
+PROGRAM = "tasks.programs.push_checkpoints"
+FOLDER = "hub"
+"""In the training's job: that of the child."""
+ENDED = "ended"
+"""The file that tells the child that no checkpoint will follow."""
+LAST_UPLOAD_S = 60.0
+"""How long the end of training waits for what is still to be sent."""
+
+
+@contextlib.contextmanager
+def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
+    """Around the training of `work`: its checkpoints are pushed as `release.hub.checkpoints` says.
+
+    What goes wrong with that is a warning; the training neither waits for it nor fails of it.
+    """
+    hub = recipe.release.hub
+    if hub is None or hub.checkpoints == "no":
+        yield
+        return
+    settings = hub.model_dump(include={"repo", "revision", "private", "checkpoints"})
+    inputs = {"job": str(work.job.resolve()), "tokenizer": str(tokenizer)}
+    folder = work.job / FOLDER
+    (folder / ENDED).unlink(missing_ok=True)
+    Job(program=PROGRAM, key=work.key, settings={**settings, "name": recipe.name}, inputs=inputs).write(folder)
+    child = start(folder, python_argv(PROGRAM), environment())
+    try:
+        yield
+        _end(child, folder, work)
+    finally:
+        stop(child, grace_s=0.0)
+
+
+def _end(child: Handle, folder: Path, work: Work) -> None:
+    """Lets the child send what is left, within reason, and tells what is missing."""
+    (folder / ENDED).touch()
+    deadline = time.monotonic() + LAST_UPLOAD_S
+    while poll(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    message = None
+    if poll(child):
+        message = f"they were not through {LAST_UPLOAD_S:g} s after the end of training"
+    elif (outcome := read_outcome(folder)) is None or outcome.failure is not None:
+        message = outcome.failure.message if outcome and outcome.failure else "what sends them was killed"
+    elif outcome.figures["trouble"]:
+        message = outcome.figures["trouble"]
+    if message:
+        work.on_events([{"kind": "warning", "message": f"the Hub has not all checkpoints: {message}"}])

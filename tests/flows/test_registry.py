@@ -1,0 +1,76 @@
+"""A registered model: what is told of it, asked by file and over HTTP, rolled back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from flows.commands.main import main
+from tests.flows.small import FinishedRun, finetune
+from tests.servers import Server
+
+# One that MLflow would take for a number, one for a string of Python's, and some that are cut.
+TEXTS = ["a great film", "1984", '"awful"', "the plot was dull, " * 40, "Ünïcode — 好", "fine"]
+
+
+def test_after_a_rollback_a_run_of_what_was_taken_back_changes_nothing(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    client.create_model_version("small", "file:///nowhere")
+    assert [main(["promote", "small", "2"]), main(["promote", "small", "1"]), main(["rollback", "small"])] == [0, 0, 0]
+    run = finetune(home, "run", str(finished.file))
+    assert run.returncode == 0 and "Nothing changed" in run.stdout, run.stderr
+    assert str(client.get_model_version_by_alias("small", "champion").version) == "2"
+
+
+def test_a_model_asked_by_file_and_served_over_http_gives_the_same_answers(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    served = Server("/ping", ["mlflow", "models", "serve", "-m", "models:/small@champion", "--env-manager", "local"], {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{finished.home / 'mlflow.db'}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    })  # fmt: skip
+    served.start()
+    try:
+        rows = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
+        file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        file.write_text("\n".join(map(json.dumps, [*rows, {"id": 6, "text": None}])))
+        asked = finetune(finished.home, "predict", "small", "--file", str(file), "--out", str(out))
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout == f"7 rows: {out}\nWithout an answer, for want of a text: 1 row.\n"
+        *found, empty = map(json.loads, out.read_text().splitlines())
+        assert [{"id": row["id"], "text": row["text"]} for row in found] == rows and empty["label"] is None
+        assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in found)
+        assert sorted(tmp_path.iterdir()) == [file, out] and not list(finished.home.glob("jobs/*"))
+        expected = [{"label": row["label"], "score": pytest.approx(row["probability"], abs=1e-6)} for row in found]
+        served.wait()
+        records = [{"text": text} for text in TEXTS]
+        for body in (
+            {"dataframe_records": records},
+            {"dataframe_split": {"columns": ["text"], "data": [[text] for text in TEXTS]}},
+            {"inputs": records},
+            {"inputs": TEXTS},
+            {"instances": records},
+        ):
+            assert _invoked(served.url, body) == expected, list(body)
+        assert _invoked(served.url, {"dataframe_records": records[1:2]}) == expected[1:2]
+    finally:
+        served.kill()
+
+
+def _invoked(url: str, body: dict[str, Any]) -> Any:
+    header = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/invocations", json.dumps(body).encode(), header)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["predictions"]

@@ -1,0 +1,223 @@
+"""The stage that publishes, over HTTP: what arrives, what its card says, and where the access token never stands."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from tasks.card import card, description
+from tasks.publish import publish
+from tasks.runtime import store
+from tasks.runtime.refs import HubPin, Pins, Ref, Verdict
+from tasks.runtime.stage import Work
+from tests.hub.server import Hub
+from training.problems import UserError
+from training.recipe import Recipe, load, parse
+
+REPO, ROWS, BASE = "tester/reviews", "me/rows", "me/base"
+MODEL = {"config.json": b"{}", "model.safetensors": b"weights" * 100, "tokenizer.json": b"{}"}
+PINS = Pins(
+    data_hub=HubPin(name=f"{ROWS}@main", commit="d" * 40),
+    model_hub=HubPin(name=f"{BASE}@main", commit="b" * 40),
+    mixed_precision="bf16",
+    num_processes=2,
+)
+SCORES = {
+    "validation": {
+        "accuracy": {"value": 0.75, "low": 0.6, "high": 0.9},
+        "f1_macro": {"value": 0.7, "low": None, "high": None},
+    },
+    "test": {
+        "accuracy": {"value": 0.8, "low": 0.7, "high": 0.9},
+        "roc_auc": {"value": float("nan"), "low": None, "high": None},
+    },
+}
+PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
+
+
+def recipe(**changes: Any) -> Recipe:
+    hub = {"repo": REPO, "license": "apache-2.0", "tags": ["reviews"], **changes.pop("hub", {})}
+    return parse(
+        {
+            "name": "reviews",
+            "kind": "sequence-classification",
+            "data": {"source": "hub", "path": ROWS, "text": ["text"], "label": "label"},
+            "model": {"source": "hub", "path": BASE},
+            "training": {"learning_rate": 3e-5},
+            "evaluation": {"splits": ["validation", "test"], "metrics": ["accuracy", "f1_macro", "roc_auc"]},
+            "release": {"registry": "reviews", "hub": hub},
+            **changes,
+        }
+    )
+
+
+def artifact(stage: str, files: dict[str, bytes], figures: dict[str, Any], made: dict[str, Any] | None = None) -> Ref:
+    with store.filling(stage, "k" * 40) as aside:
+        for name, content in files.items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_bytes(content)
+        return store.publish(aside, stage, "k" * 40, made or {}, figures)
+
+
+@pytest.fixture
+def refs(home: Path) -> dict[str, Ref]:
+    """What the stages before it gave."""
+    rows = pa.table({"label": [0, 0, 1, 1, 1, 1], "prediction": [0, 0, 1, 0, 0, 1]})
+    file = pa.BufferOutputStream()
+    pq.write_table(rows, file)
+    trained = {f"model/{name}": content for name, content in MODEL.items()} | {"log/loss.png": b"a picture"}
+    figures = {"steps": 1200, "epochs": 3.0, "train_loss": 0.4321, "train_samples_per_second": 99.9}
+    return {
+        "data": artifact("load_data", {"labels.json": b'["bad", "good"]'}, {"train_rows": 8949, "test_rows": 6}),
+        "trained": artifact("fit", trained, figures, {"library.torch": "2.13.0", "training.seed": 42}),
+        "predictions": artifact("predict", {"test.parquet": file.getvalue().to_pybytes()}, {}),
+        "scores": artifact("score", {"metrics.json": b"{}"}, SCORES),
+    }
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub() as hub:
+        for name, value in hub.environment(tmp_path / "hf", hub.token()).items():
+            monkeypatch.setenv(name, value)
+        yield hub
+
+
+def run(refs: dict[str, Ref], home: Path, name: str, verdict: Verdict = PROMOTE) -> tuple[Any, Work]:
+    """The stage, as the run of this name calls it."""
+    inputs = (recipe(), PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict)
+    flat, _ = publish.flat_ingredients(*inputs)
+    work = Work(publish.key(flat), home / "runs" / name / "publish", name, stage="publish")
+    return publish.make(work, *inputs), work
+
+
+class Watched:
+    """Looks at the command lines of all processes while the block runs."""
+
+    def __init__(self) -> None:
+        self.seen: set[bytes] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.02):
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    self.seen.add(entry.read_bytes())
+                except OSError:
+                    continue
+
+
+def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
+    hub: Hub, refs: dict[str, Ref], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Watched() as watched:
+        first, _ = run(refs, home, "first")
+    files = {path: file.content for path, file in hub.repos["models", REPO].at("main").files.items()}
+    readme = files.pop("README.md")
+    assert files == MODEL | {"loss.png": b"a picture"}  # neither optimizer state nor what only the artifact has
+    assert hub.repos["models", REPO].private
+    assert (first.repo, first.revision) == (REPO, "main") and first.url == f"{hub.url}/{REPO}/tree/main"
+    assert first.commit == hub.repos["models", REPO].branches["main"]
+    assert len(hub.repos["models", REPO].commits) == 2  # the Hub's own, and one for all files
+    hub.requests.clear()
+    again, _ = run(refs, home, "again")
+    assert again == first and [asked for asked in hub.requests if not asked.startswith("GET")] == []
+
+    token = next(iter(hub._tokens)).encode()
+    assert any(b"tasks.programs.publish" in line for line in watched.seen)
+    assert [line for line in watched.seen if token in line] == []
+    stored = [path for path in home.rglob("*") if path.is_file()]
+    assert len(stored) > 10 and [path for path in stored if token in path.read_bytes()] == []
+    assert token not in readme + b"".join(files.values())
+
+
+def test_a_token_that_may_not_write_is_told_and_stands_in_no_log(
+    hub: Hub, refs: dict[str, Ref], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = hub.token(write=False)
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(UserError, match=r"^release\.hub\.repo: the Hub does not let this access token write") as raised:
+        run(refs, home, "first")
+    assert token not in str(raised.value) and hub.repos == {}
+    stored = [path for path in home.rglob("*") if path.is_file()]
+    assert any(path.parent.name == "logs" for path in stored)
+    assert [path for path in stored if token.encode() in path.read_bytes()] == []
+
+
+def test_what_was_kept_is_not_published(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
+    given, work = run(refs, home, "first", Verdict(decision="keep", reason="it may be chance."))
+    assert given is None and work.state == "skipped" and hub.requests == []
+
+
+def facts(refs: dict[str, Ref]) -> tuple[Pins, Ref, Ref, Ref, Ref]:
+    return PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"]
+
+
+def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:
+    said = ModelCard(card(recipe(), *facts(refs))).data
+    assert (said.license, said.library_name, said.pipeline_tag) == ("apache-2.0", "transformers", "text-classification")
+    assert (said.base_model, said.datasets, said.tags) == (BASE, [ROWS], ["reviews"])
+    assert said.metrics == ["accuracy", "f1", "roc_auc"] and said.model_name == "reviews"
+    found = {(r.dataset_split, r.metric_name): r for r in said.eval_results or ()}
+    assert {place: r.metric_value for place, r in found.items()} == {
+        ("validation", "accuracy"): 0.75,
+        ("validation", "f1_macro"): 0.7,
+        ("test", "accuracy"): 0.8,
+    }
+    judged = found["test", "accuracy"]
+    assert judged.metric_args == {"confidence": 0.95, "low": 0.7, "high": 0.9}
+    assert found["validation", "f1_macro"].metric_args is None
+    assert (judged.dataset_type, judged.dataset_revision) == (ROWS, "d" * 40)
+
+
+def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref], tmp_path: Path) -> None:
+    text = card(recipe(), *facts(refs))
+    for said in (
+        "| **test** (judged) | accuracy | 0.8000 | 0.7000 to 0.9000 |",
+        "| **test** (judged) | roc_auc | - | - |",
+        f"[{ROWS}](https://huggingface.co/datasets/{ROWS}) at commit `{'d' * 40}`",
+        "Rows: train 8,949, test 6.",
+        "`good`: 2 of its 4 rows of test are right (50.0%)",
+        "1,200 optimizer steps, 3 epochs; mean loss 0.4321.",
+        "![Loss and evaluation by optimizer step](loss.png)",
+        "torch 2.13.0",
+    ):
+        assert said in text
+    (tmp_path / "recipe.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    again = load(tmp_path / "recipe.yaml")
+    pins = {"data.revision": "d" * 40, "model.revision": "b" * 40}
+    pins |= {"compute.num_processes": 2, "compute.mixed_precision": "bf16"}
+    assert again == parse(recipe().model_dump(exclude_unset=True), pins)
+    assert description(recipe(), *facts(refs)) in text and len(description(recipe(), *facts(refs))) < 5000
+
+
+def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neither_on_the_hub(
+    refs: dict[str, Ref],
+) -> None:
+    data = {"source": "python", "path": "my_rows:rows", "text": ["text"], "label": "label"}
+    mine = recipe(data=data, model={"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}})
+    text = card(mine, Pins(data_fingerprint="second edition"), *facts(refs)[1:])
+    said = yaml.safe_load(text.split("---\n")[1])
+    assert not said.keys() & {"base_model", "datasets"}
+    assert "The Python object `my_rows:rows`, which says of itself: second edition." in text
+    assert json.dumps(said["model-index"][0]["results"][0]["dataset"]) == (
+        '{"name": "reviews", "type": "python", "split": "validation"}'
+    )

@@ -1,0 +1,189 @@
+"""Checkpoints on the Hub while a training goes on: whole ones, from beside it, and never in its way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi, constants
+
+from tasks.programs.push_checkpoints import Uploads
+from tasks.runtime.stage import Work
+from tasks.runtime.uploads import uploading
+from tests.hub.server import Hub
+from training import checkpoints
+from training.protocol import CHECKPOINTS, EVENTS, Job, read_events
+from training.recipe import Recipe, parse
+
+NAME = "tester/thing"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with Hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    return tmp_path / "tokenizer"
+
+
+def save(job: Path, step: int, needs: Sequence[int] = ()) -> None:
+    """A checkpoint as training writes one, and the older ones that go then."""
+    final = job / CHECKPOINTS / checkpoints.name(step)
+    with checkpoints.writing(final, [checkpoints.name(other) for other in needs]) as folder:
+        (folder / "model.safetensors").write_bytes(b"weights %d" % step)
+        (folder / "config.json").write_text("{}")
+        (folder / "optimizer.pt").write_bytes(b"momentum %d" % step)
+    checkpoints.rotate(final.parent)
+
+
+def content(hub: Hub, revision: str = "main") -> dict[str, bytes]:
+    repo = hub.repos.get(("models", NAME))
+    return {path: file.content for path, file in repo.at(revision).files.items()} if repo else {}
+
+
+def uploads(hub: Hub, job: Path, tokenizer: Path, which: str) -> Uploads:
+    settings = {"name": "small", "repo": NAME, "revision": "main", "private": True, "checkpoints": which}
+    inputs = {"job": str(job), "tokenizer": str(tokenizer)}
+    api = HfApi(endpoint=hub.url, token=hub.token())
+    return Uploads(Job(program="p", key="k", settings=settings, inputs=inputs), job / "copy", lambda repo: api)
+
+
+def test_the_newest_lies_with_those_that_it_needs_where_training_can_go_on_from_it(
+    hub: Hub, tokenizer: Path, tmp_path: Path
+) -> None:
+    job, sent = tmp_path / "job", uploads(hub, tmp_path / "job", tokenizer, "checkpoint")
+    for step, needs in ((10, []), (20, [10]), (30, [10])):
+        save(job, step, needs)
+        sent.push_new()
+    files = ("model.safetensors", "config.json", "optimizer.pt", "manifest.json")
+    assert content(hub).keys() == {f"last-checkpoint/checkpoint-{n}/{file}" for n in (10, 30) for file in files}
+    made = len(hub.repos["models", NAME].commits)
+    sent.push_new()
+    uploads(hub, job, tokenizer, "checkpoint").push_new()  # a run that goes on after a kill
+    assert len(hub.repos["models", NAME].commits) == made == 4
+    down = Path(HfApi(endpoint=hub.url, token=hub.token()).snapshot_download(NAME, cache_dir=tmp_path / "cache"))
+    checkpoints.require_good(down / "last-checkpoint" / "checkpoint-30")
+
+
+def test_all_of_them_stay_there_although_training_removes_the_old_ones(
+    hub: Hub, tokenizer: Path, tmp_path: Path
+) -> None:
+    job, sent = tmp_path / "job", uploads(hub, tmp_path / "job", tokenizer, "all_checkpoints")
+    for step in (10, 20, 30, 40):
+        save(job, step)
+        sent.push_new()
+    assert {path.partition("/")[0] for path in content(hub)} == {f"checkpoint-{n}" for n in (10, 20, 30, 40)}
+    assert sorted(path.name for path in (job / CHECKPOINTS).iterdir()) == ["checkpoint-30", "checkpoint-40"]
+
+
+def test_each_save_is_a_commit_of_weights_and_tokenizer_without_optimizer_state(
+    hub: Hub, tokenizer: Path, tmp_path: Path
+) -> None:
+    job, sent = tmp_path / "job", uploads(hub, tmp_path / "job", tokenizer, "every_save")
+    for step in (10, 20):
+        save(job, step)
+        sent.push_new()
+        assert content(hub).keys() == {"model.safetensors", "config.json", "tokenizer.json"}
+        assert content(hub)["model.safetensors"] == b"weights %d" % step
+    titles = [commit.title for commit in hub.repos["models", NAME].commits.values()]
+    assert titles == ["initial commit", "small checkpoint-10", "small checkpoint-20"]
+
+
+def test_one_that_is_damaged_or_vanishes_while_it_is_read_is_not_sent(
+    hub: Hub, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, sent = tmp_path / "job", uploads(hub, tmp_path / "job", tokenizer, "checkpoint")
+    save(job, 10)
+    (job / CHECKPOINTS / "checkpoint-10" / "model.safetensors").write_bytes(b"weights 11")
+    sent.push_new()
+    save(job, 20)
+    link = os.link
+
+    def gone(source: str, target: str) -> None:
+        shutil.rmtree(job / CHECKPOINTS / "checkpoint-20", ignore_errors=True)
+        link(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", gone)
+        sent.push_new()
+    assert hub.requests == []
+    save(job, 20)
+    sent.push_new()
+    assert content(hub)["last-checkpoint/checkpoint-20/model.safetensors"] == b"weights 20"
+
+
+class Told:
+    """What the run was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        self.messages += [event["message"] for event in events]
+
+
+def recipe(which: str) -> Recipe:
+    return parse(
+        {
+            "name": "small",
+            "kind": "sequence-classification",
+            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+            "model": {"source": "folder", "path": "models/small"},
+            "release": {"hub": {"repo": NAME, "license": "mit", "checkpoints": which}},
+        }
+    )
+
+
+def wait(until: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_hub_that_cannot_be_reached_is_a_warning_and_gets_them_when_it_answers(
+    home: Path, hub: Hub, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in hub.environment(tmp_path / "hf", hub.token()).items():
+        monkeypatch.setenv(name, value)
+    told = Told()
+    work = Work("key", home / "out", "run", (told,), "fit")  # type: ignore[arg-type]
+
+    def said() -> list[str]:
+        return [event["message"] for event in read_events(work.job / EVENTS, 0)[0]]
+
+    hub.stop()
+    with uploading(work, recipe("checkpoint"), tokenizer):
+        save(work.job, 10)
+        wait(said)
+        hub.start()
+        wait(lambda: len(said()) == 2)
+        assert content(hub)["last-checkpoint/checkpoint-10/model.safetensors"] == b"weights 10"
+        save(work.job, 20)  # as training ends
+    assert content(hub)["last-checkpoint/checkpoint-20/model.safetensors"] == b"weights 20"
+    first, second = said()
+    assert first.startswith("checkpoints wait; training goes on, and it is tried again. release.hub.repo: writing")
+    assert second == "the Hub has the checkpoints again" and told.messages == []
+    hub.stop()
+    with uploading(work, recipe("checkpoint"), tokenizer):
+        save(work.job, 30)
+    (missing,) = told.messages
+    assert missing.startswith(
+        "the Hub has not all checkpoints: release.hub.repo: writing to 'tester/thing' on the Hub failed"
+    )
+    token = os.environ["HF_TOKEN"].encode()
+    assert [path for path in home.rglob("*") if path.is_file() and token in path.read_bytes()] == []
+    assert json.loads((work.job / "hub" / "job.json").read_text())["settings"]["checkpoints"] == "checkpoint"

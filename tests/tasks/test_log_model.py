@@ -1,0 +1,103 @@
+"""A model enters the registry only where it answers as it did, and pairs of texts are asked as they were trained."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.runtime.connection import connect, find_or_create_run
+from tests.training import tiny
+from tests.training.forks import FORKS
+from training.program import run_program
+from training.protocol import Job, Outcome, read_outcome
+
+PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
+
+
+def make_model(world: Path) -> list[dict[str, float]]:
+    """A classifier in `world/model`, and what it says of the pairs: one by one, without a pipeline."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tiny.make_world(world)
+    torch.manual_seed(3)
+    labels = dict(enumerate(tiny.LABELS))
+    network = AutoModelForSequenceClassification.from_pretrained(world / "base/model", id2label=labels)
+    tokenizer = AutoTokenizer.from_pretrained(world / "base/tokenizer")
+    network.save_pretrained(world / "model")
+    tokenizer.save_pretrained(world / "model")
+    found = []
+    for pair in PAIRS:
+        tokens = tokenizer(*pair, truncation=True, max_length=32, return_tensors="pt")
+        with torch.inference_mode():
+            logits = network.eval()(**tokens).logits[0]
+        found.append(dict(zip(tiny.LABELS, torch.softmax(logits, 0).tolist(), strict=True)))
+    return found
+
+
+def log_and_ask(world: Path, run_id: str, uri: str) -> None:
+    """In one process, for importing costs more than all of it: a model is logged wrongly, then rightly, then asked."""
+    os.environ |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_REGISTRY_URI": uri}
+    found = make_model(world)
+    (world / "found.json").write_text(json.dumps(found))
+    settings = {"experiment": "e", "run_id": run_id, "registry": "pairs", "task": "text-classification"}
+    settings |= {"max_length": 32, "requirements": ["torch"], "examples": 2, "tolerance": 1e-3}
+    stored = [
+        {"inputs": {"text": pair[0], "text_pair": pair[1]}, "probabilities": probabilities}
+        for pair, probabilities in zip(PAIRS, found, strict=True)
+    ]
+    other = [*stored[:-1], stored[-1] | {"probabilities": stored[-1]["probabilities"] | {"tool": 0.9}}]
+    for name, probes in (("refused", other), ("logged", stored)):
+        more = {"probes": probes, "tags": {"made": name}}
+        run(world / name, "tasks.programs.log_model", settings | more, {"model": str(world / "model")})
+    asked = {"model": "models:/pairs/1", "max_length": 32, "columns": ["first", "second"], "out": "out.csv"}
+    run(world / "asked", "tasks.programs.answer", asked, {"file": str(world / "in.csv"), "aside": str(world / "aside")})
+
+
+def run(job_dir: Path, program: str, settings: dict[str, Any], inputs: dict[str, str]) -> None:
+    Job(program=program, key=job_dir.name, settings=settings, inputs=inputs).write(job_dir)
+    sys.argv[1:] = [str(job_dir)]
+    with open(job_dir / "log.txt", "a") as log, contextlib.redirect_stderr(log), contextlib.suppress(SystemExit):
+        run_program(import_module(program).main)
+
+
+def outcome(job_dir: Path) -> Outcome:
+    found = read_outcome(job_dir)
+    assert found is not None, (job_dir / "log.txt").read_text()
+    return found
+
+
+def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked_by_file(
+    tracked: Path, tmp_path: Path
+) -> None:
+    client = connect()
+    world = tmp_path / "world"
+    world.mkdir()
+    with (world / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["second", "first"], *(reversed(pair) for pair in PAIRS)])
+    told = (world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
+    worker = FORKS.Process(target=log_and_ask, args=told, daemon=True)
+    worker.start()
+    worker.join(120)
+
+    refused = outcome(world / "refused").failure
+    assert refused is not None and refused.kind == "internal" and "was stored when it was evaluated" in refused.message
+    assert outcome(world / "logged").figures == {"version": "1"}
+    (version,) = client.search_model_versions("name = 'pairs'")
+    assert version.tags == {"made": "logged"}
+
+    assert outcome(world / "asked").figures == {"rows": 3, "unanswered": 0}
+    found = json.loads((world / "found.json").read_text())
+    with (world / "aside").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["first"], row["second"]) for row in rows] == PAIRS
+    assert [row["label"] for row in rows] == [max(one, key=one.__getitem__) for one in found]
+    assert [float(row["probability"]) for row in rows] == pytest.approx([max(one.values()) for one in found], abs=1e-6)

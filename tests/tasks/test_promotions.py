@@ -1,0 +1,245 @@
+"""Who became champion, when and why, in a real registry: promoted, kept, rolled back."""
+
+from __future__ import annotations
+
+import getpass
+import itertools
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from flows.commands.main import main
+from tasks.registry import promote
+from tasks.runtime.connection import connect
+from tasks.runtime.promotions import Move, champions, moves_of
+from tasks.runtime.refs import Promotion, Verdict, Version
+from tasks.runtime.stage import Work
+from training.recipe import parse
+
+RECIPE = parse(
+    {
+        "name": "test",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+        "model": {"source": "hub", "path": "me/model"},
+        "release": {"registry": "reviews", "champion": "live"},
+    }
+)
+_runs = itertools.count()
+
+
+@pytest.fixture
+def client(tracked: Path) -> MlflowClient:
+    """A registry with five versions of `reviews`, none of which has an alias."""
+    made = connect()
+    made.create_registered_model("reviews")
+    for _ in range(5):
+        made.create_model_version("reviews", "file:///nowhere")
+    return made
+
+
+def run(version: str, decision: str = "promote", why: str = "better") -> Promotion | None:
+    """What a run does whose model is this version."""
+    verdict = Verdict.model_validate({"decision": decision, "reason": why})
+    work = Work("k", Path(), f"run-{next(_runs)}")
+    given = promote.make(work, RECIPE, Version(name="reviews", version=version), verdict)
+    assert given is None or isinstance(given, Promotion)
+    return given
+
+
+def aliases(client: MlflowClient) -> dict[str, str]:
+    return {alias: str(version) for alias, version in client.get_registered_model("reviews").aliases.items()}
+
+
+def kept(client: MlflowClient) -> list[Move]:
+    return moves_of(client.get_registered_model("reviews"))
+
+
+def test_each_move_is_kept_with_who_when_why_and_from_where(client: MlflowClient) -> None:
+    assert run("1", why="the first") == Promotion(name="reviews", version="1", alias="live")
+    assert run("2") == Promotion(name="reviews", version="2", alias="live", previous="1")
+    assert main(["promote", "reviews", "4", "--why", "Ärger mit 2"]) == 0
+    assert main(["rollback", "reviews", "--why", "4 is worse"]) == 0
+    found = kept(client)
+    assert [(move.before, move.to, move.by, move.why) for move in found] == [
+        (None, "1", "run", "the first"),
+        ("1", "2", "run", "better"),
+        ("2", "4", "promote", "Ärger mit 2"),
+        ("4", "2", "rollback", "4 is worse"),
+    ]
+    assert {(move.user, move.host, move.alias) for move in found} == {(getpass.getuser(), socket.gethostname(), "live")}
+    assert [move.flow_run is not None for move in found] == [True, True, False, False]
+    assert sorted(move.time for move in found) == [move.time for move in found]
+
+
+def test_a_run_that_repeats_its_promotion_keeps_no_second_move(client: MlflowClient) -> None:
+    run("1")
+    assert run("1") == Promotion(name="reviews", version="1", alias="live")
+    assert len(kept(client)) == 1
+
+
+def test_rolled_back_twice_goes_back_twice_and_then_no_further(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in ("1", "2", "3"):
+        run(version)
+    assert main(["rollback", "reviews"]) == 0 and aliases(client)["live"] == "2"
+    assert main(["rollback", "reviews"]) == 0 and aliases(client)["live"] == "1"
+    assert "reviews version 1 is live again, after version 2." in capsys.readouterr().out
+    assert main(["rollback", "reviews"]) == 2
+    assert "version 1 of 'reviews' is the first live" in capsys.readouterr().err
+    run("4")
+    assert main(["rollback", "reviews"]) == 0 and aliases(client)["live"] == "1"
+
+
+def test_a_version_that_is_gone_is_not_rolled_back_to(client: MlflowClient) -> None:
+    for version in ("1", "2", "3"):
+        run(version)
+    client.delete_model_version("reviews", "2")
+    assert main(["rollback", "reviews"]) == 0 and aliases(client)["live"] == "1"
+
+
+def test_what_a_person_took_from_a_version_no_run_gives_back(client: MlflowClient) -> None:
+    run("1")
+    run("2")
+    main(["rollback", "reviews", "--why", "too slow"])
+    told: list[dict[str, Any]] = []
+
+    class Watcher:
+        def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+            told.extend(events)
+
+    verdict = Verdict(decision="promote", reason="better")
+    work = Work("k", Path(), "run", watchers=(Watcher(),))  # type: ignore[arg-type]
+    assert promote.make(work, RECIPE, Version(name="reviews", version="2"), verdict) is None
+    assert work.state == "skipped" and aliases(client)["live"] == "1"
+    assert "(too slow)" in told[0]["message"] and "finetune promote reviews 2" in told[0]["message"]
+    main(["promote", "reviews", "2"])
+    run("3")
+    assert run("2") == Promotion(name="reviews", version="2", alias="live", previous="3")
+
+
+def test_a_challenger_that_is_promoted_is_no_challenger_any_more(client: MlflowClient) -> None:
+    run("1")
+    assert run("2", "keep") == Promotion(name="reviews", version="2", alias="challenger")
+    assert run("3", "keep") == Promotion(name="reviews", version="3", alias="challenger", previous="2")
+    assert aliases(client) == {"live": "1", "challenger": "3"} and len(kept(client)) == 1
+    main(["promote", "reviews", "3"])
+    assert aliases(client) == {"live": "3"}
+
+
+def test_a_promotion_that_was_killed_before_the_alias_moved_is_made_by_the_next_run(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("1")
+    run("2")
+    real = MlflowClient.set_registered_model_alias
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MlflowClient, "set_registered_model_alias", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run("3")
+    assert aliases(client) == {"live": "2"} and kept(client)[-1].to == "3"
+    monkeypatch.setattr(MlflowClient, "set_registered_model_alias", real)
+    assert main(["rollback", "reviews"]) == 0 and aliases(client) == {"live": "1"}
+    assert run("3") == Promotion(name="reviews", version="3", alias="live", previous="1")
+    assert main(["rollback", "reviews"]) == 0 and aliases(client) == {"live": "1"}
+
+
+def move(before: str | None, to: str, by: str = "run") -> Move:
+    values = {"alias": "champion", "before": before, "to": to, "by": by, "user": "u", "host": "h", "time": "t"}
+    return Move.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("moves", "now", "line"),
+    [
+        ([], None, []),
+        ([], "1", ["1"]),
+        ([move(None, "1"), move("1", "2")], "2", ["1", "2"]),
+        ([move(None, "1"), move("1", "2")], "1", ["1"]),  # the last one never happened
+        ([move(None, "1"), move("1", "2")], "7", ["1", "2", "7"]),  # somebody moved it in MLflow's own pages
+        ([move(None, "1"), move("1", "2"), move("1", "3")], "3", ["1", "3"]),
+        ([move(None, "1"), move("7", "2")], "2", ["1", "7", "2"]),
+        ([move(None, "1"), move("1", "2"), move(None, "3")], "3", ["1", "2", "3"]),  # and took it away before
+        ([move(None, "1"), move("1", "2"), move("2", "1", "promote")], "1", ["1", "2", "1"]),
+        ([move(None, "1"), move("1", "2"), move("2", "1", "rollback")], "1", ["1"]),
+        ([move(None, "1"), move("1", "2"), move("2", "1", "rollback")], "2", ["1", "2"]),
+        ([move("1", "2"), move("2", "3"), move("3", "1", "rollback")], "1", ["1"]),
+    ],
+)
+def test_the_champions_before_this_one_are_told_by_what_happened(
+    moves: list[Move], now: str | None, line: list[str]
+) -> None:
+    assert champions(moves, now) == line
+
+
+def test_an_alias_other_than_the_champions_is_given_without_a_move(client: MlflowClient) -> None:
+    run("1")
+    assert main(["promote", "reviews", "2", "--alias", "canary"]) == 0
+    assert aliases(client) == {"live": "1", "canary": "2"} and len(kept(client)) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["promote", "review", "1"], "NAME: no model 'review' is registered in sqlite:"),
+        (["promote", "review", "1"], "Did you mean 'reviews'?"),
+        (["promote", "reviews", "9"], "VERSION: 'reviews' has no version '9': it has 5, 4, 3, 2, 1."),
+        (["promote", "reviews", "1", "--alias", "latest"], "--alias: 'latest' is no alias"),
+        (["rollback", "reviews"], "NAME: 'reviews' has no champion: name a version, finetune promote reviews VERSION."),
+        (["models", "review"], "Did you mean 'reviews'?"),
+        (["predict", "reviews/9", "a text"], "'reviews' has no version '9'"),
+        (["predict", "reviews@champion", "a text"], "'reviews' has no alias 'champion': it has none yet."),
+        (["predict", "reviews"], "TEXT: there is nothing to ask"),
+        (["predict", "reviews", "--file", "no.txt"], "--out: is missing"),
+        (["predict", "reviews", "--file", "no.txt", "--out", "out.xls"], "out.xls is of no known format"),
+        (["predict", "reviews", "--file", "no.txt", "--out", "out.csv"], "--file: no.txt is no file."),
+    ],
+)
+def test_what_is_not_there_is_told_by_one_line_and_what_is_there(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    assert main(argv) == 2
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told and len(told.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("argv", [["promote", "reviews", "1"], ["rollback", "reviews"], ["models"]])
+def test_mlflow_that_is_down_is_told_by_one_line(
+    argv: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.servers import closed_port
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://ann:secret@127.0.0.1:{closed_port()}")
+    assert main(argv) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("MLflow at http://127.0.0.1:") and "secret" not in told
+
+
+def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_known_of_them(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures = {"test": {name: {"value": 0.875, "low": None, "high": None} for name in ("accuracy", "f1", "roc_auc")}}
+    client.set_model_version_tag("reviews", "5", "finetune.figures", json.dumps(figures))
+    for tag, value in {"judged_split": "test", "verdict": "promote", "data": "somebody/" + 30 * "long-name-"}.items():
+        client.set_model_version_tag("reviews", "5", f"finetune.{tag}", value)
+    client.create_registered_model("other")
+    run("5", why="it is better")
+    assert main(["models", "--json", str(tmp_path / "models.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "other" and lines[3] == "reviews" and max(map(len, lines)) <= 100
+    assert [line.split()[0] for line in lines[4:]] == ["version", "5", "4", "3", "2", "1"]
+    assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, …" in lines[5]
+    other, reviews = json.loads((tmp_path / "models.json").read_text())
+    assert other == {"name": "other", "aliases": {}, "versions": [], "moves": []}
+    assert reviews["versions"][0]["figures"] == figures and reviews["aliases"] == {"live": "5"}
+    assert main(["models", "reviews"]) == 0
+    assert re.search(r" UTC  version 5 by flow run run-\d+ of .+: it is better$", capsys.readouterr().out)

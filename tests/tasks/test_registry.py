@@ -1,0 +1,71 @@
+"""A model that is registered already."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.registry import LONGEST_DESCRIPTION, description, register
+from tasks.runtime.code import git_commit
+from tasks.runtime.connection import connect
+from tasks.runtime.refs import Pins, Ref, Verdict, Version
+from tasks.runtime.stage import Work
+from training.recipe import parse
+
+RECIPE = parse(
+    {
+        "name": "test",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+        "model": {"source": "hub", "path": "me/model"},
+        "release": {"registry": "reviews"},
+    }
+)
+ROWS, FITTED = Ref(kind="load_data", key="r", digest="rows"), Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
+
+
+def scored(accuracy: float) -> Ref:
+    figures = {"validation": {"accuracy": {"value": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02}}}
+    return Ref(kind="score", key=f"score-{accuracy}", digest="d", figures=figures)
+
+
+def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_since(tracked: Path) -> None:
+    client = connect()
+    client.create_registered_model("reviews")
+    client.create_model_version(
+        "reviews", "file:///nowhere", tags={"finetune.model_digest": "m", "finetune.recipe": "r"}
+    )
+    for decision, accuracy in (("keep", 0.75), ("promote", 0.875)):
+        verdict = Verdict.model_validate({"decision": decision, "reason": "of this and that"})
+        given = register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, ROWS, FITTED, scored(accuracy), None)
+        assert given == Version(name="reviews", version="1")
+        (version,) = client.search_model_versions("name = 'reviews'")
+        assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
+        assert version.tags["finetune.score.key"] == f"score-{accuracy}"
+        assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).figures
+        assert f"| validation | accuracy | {accuracy:.4g} ({accuracy - 0.02:.4g} to" in version.description
+
+
+def test_a_description_is_never_longer_than_the_database_takes() -> None:
+    figures = {"validation": {f"metric-{number}": {"value": 0.5} for number in range(500)}}
+    assert len(description({"finetune.figures": json.dumps(figures)})) <= LONGEST_DESCRIPTION
+
+
+def test_the_commit_is_that_of_the_working_directory_and_dirty_where_known_files_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_commit() is None
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "file").write_text("1")
+    for command in (["init", "-q"], ["add", "file"], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], check=True)
+    (tmp_path / "unknown").write_text("1")
+    clean = git_commit()
+    assert clean is not None and len(clean.commit) == 40 and not clean.dirty
+    (tmp_path / "file").write_text("2")
+    assert git_commit() == clean._replace(dirty=True)

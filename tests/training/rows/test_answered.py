@@ -1,0 +1,159 @@
+"""Files of rows that a model is asked about, read and written again."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from training.problems import UserError
+from training.rows.answered import BATCH_ROWS, WRITTEN, Writer, read
+
+LABELS = ["neg", "pos"]
+
+
+def answer(text: str) -> dict[str, float]:
+    return {"neg": 0.25, "pos": 0.75} if "good" in text else {"neg": 0.875, "pos": 0.125}
+
+
+def answered(file: Path, out: Path, columns: Iterable[str] = ("text",)) -> Path:
+    """Asks somebody who knows one word."""
+    with Writer(out, out, LABELS) as writer:
+        for rows, texts in read(file, list(columns)):
+            writer.write(rows, [answer(text[0]) if text else None for text in texts])
+    return out
+
+
+def rows_in(file: Path) -> list[dict[str, Any]]:
+    if file.suffix == ".csv":
+        with file.open(newline="") as lines:
+            return list(csv.DictReader(lines))
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    return pq.read_table(file).to_pylist()
+
+
+@pytest.mark.parametrize("suffix", WRITTEN)
+def test_texts_of_a_text_file_get_their_answers_in_order(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "in.txt").write_text("\ufeffa good one, “really”\r\n\nbad\x0bone\nno end")
+    rows = rows_in(answered(tmp_path / "in.txt", tmp_path / f"out{suffix}"))
+    assert [row["text"] for row in rows] == ["a good one, “really”", "", "bad\x0bone", "no end"]
+    assert [row["label"] or None for row in rows] == ["pos", None, "neg", "neg"]
+    assert [float(row["probability"] or 0) for row in rows] == [0.75, 0, 0.875, 0.875]
+    if suffix != ".csv":
+        assert rows[0]["probabilities"] == {"neg": 0.25, "pos": 0.75} and rows[1]["probabilities"] is None
+
+
+@pytest.mark.parametrize("suffix", WRITTEN)
+def test_every_other_column_of_a_csv_file_comes_along_as_it_is(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "in.csv").write_text('id,text,note\n007,good,"two\nlines, ""quoted"""\n\n1.0,bad,NA\n')
+    rows = rows_in(answered(tmp_path / "in.csv", tmp_path / f"out{suffix}"))
+    assert [row["id"] for row in rows] == ["007", "1.0"]
+    assert [row["note"] for row in rows] == ['two\nlines, "quoted"', "NA"]
+    assert [row["label"] for row in rows] == ["pos", "neg"]
+
+
+def test_values_of_json_lines_stay_what_they_are_and_rows_may_differ(tmp_path: Path) -> None:
+    lines = ['{"text": "good", "n": 1, "deep": {"a": [1, null]}}', "", '{"x": "é\\ud800", "text": null, "n": 1.5}']
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    first, second = rows_in(answered(tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
+    assert first == json.loads(lines[0]) | {"label": "pos", "probability": 0.75, "probabilities": answer("good")}
+    assert second == json.loads(lines[2]) | {"label": None, "probability": None, "probabilities": None}
+    cells = rows_in(answered(tmp_path / "in.jsonl", tmp_path / "out.csv"))
+    assert [row["deep"] for row in cells] == ['{"a": [1, null]}', ""]
+
+
+def test_types_and_metadata_of_parquet_stay_what_they_are(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "text": pa.array(["good", None, "bad"]).dictionary_encode(),
+            "when": pa.array([1, None, 3], pa.timestamp("ns", "UTC")),
+            "vector": pa.array([[1.5], [], None], pa.list_(pa.float32())),
+        }
+    ).replace_schema_metadata({"made": "by hand"})
+    pq.write_table(table, tmp_path / "in.parquet")
+    found = pq.read_table(answered(tmp_path / "in.parquet", tmp_path / "out.parquet"))
+    assert found.select(table.schema.names).equals(table) and found.schema.metadata[b"made"] == b"by hand"
+    assert found["label"].to_pylist() == ["pos", None, "neg"]
+    said = rows_in(answered(tmp_path / "in.parquet", tmp_path / "out.jsonl"))
+    assert said[0]["vector"] == [1.5] and datetime.datetime.fromisoformat(said[0]["when"]).year == 1970
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("in.csv", "id,txt\n1,good\n", "has no column 'text': it has id, txt. Did you mean 'txt'?"),
+        ("in.csv", "text,label\ngood,1\n", "has a column 'label', which is what part of the answer is called"),
+        ("in.csv", "text,text\na,b\n", "has two columns 'text': rename one."),
+        ("in.csv", "text,n\na,1\nb\n", "row 3 has 1 fields, and its header 2."),
+        ("in.csv", 'text\n"a\n', "is no CSV at line 2"),
+        ("in.csv", "text\n", "holds no rows."),
+        ("in.csv", b"text\n\xff\n", "is not UTF-8 text: byte 0xff."),
+        ("in.txt", "", "holds no rows."),
+        ("in.jsonl", '{"text": "a"}\n[1]\n', "line 2 is no object but [1]: write an object a line."),
+        ("in.jsonl", '{"text": "a"}\nnull\n', "line 2 is no object but null"),
+        ("in.jsonl", '{"text": "a"}\n\n{"text": 3}\n', "row 3 has 3 in column 'text', where a text belongs."),
+        ("in.jsonl", '{"text": "a"\n', "line 1 is not JSON"),
+        ("in.jsonl", '{"text": "\\ud800"}\n', "row 1 has '\\ud800' in column 'text'"),
+        ("in.parquet", "PAR1", "is not readable as Parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_asked_about_is_told_by_one_message(
+    tmp_path: Path, name: str, content: str | bytes, said: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as raised:
+        list(read(file, ["text"]))
+    (problem,) = raised.value.problems
+    assert problem.where == str(file) and said in problem.message
+
+
+def test_a_row_that_does_not_fit_the_columns_of_the_first_ones_names_the_format_that_takes_it(tmp_path: Path) -> None:
+    def write(last: str) -> None:
+        (tmp_path / "in.jsonl").write_text('{"text": "a", "n": 1}\n' * BATCH_ROWS + last)
+
+    write('{"text": "a", "new": 1}')
+    for suffix in (".csv", ".parquet"):
+        with pytest.raises(UserError, match=r"'new' is in none of the first 2,048 rows.* write a .jsonl\."):
+            answered(tmp_path / "in.jsonl", tmp_path / f"out{suffix}")
+    write('{"text": "a", "n": "one"}')
+    with pytest.raises(UserError, match="no type holds all values of a column"):
+        answered(tmp_path / "in.jsonl", tmp_path / "out.parquet")
+    assert len(rows_in(answered(tmp_path / "in.jsonl", tmp_path / "out.jsonl"))) == BATCH_ROWS + 1
+
+
+def test_pairs_of_texts_are_taken_in_the_models_order_and_a_text_a_line_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("b,a\nsecond,first\n,only\n")
+    (batch,) = read(tmp_path / "in.csv", ["a", "b"])
+    assert batch.texts == [("first", "second"), None]
+    (tmp_path / "in.txt").write_text("a\n")
+    with pytest.raises(UserError, match=r"the model takes two: give a and b as columns of a .csv"):
+        list(read(tmp_path / "in.txt", ["a", "b"]))
+
+
+@pytest.mark.parametrize("suffix", WRITTEN)
+def test_more_rows_need_no_more_memory(tmp_path: Path, suffix: str) -> None:
+    def peak(rows: int) -> int:
+        (tmp_path / "in.csv").write_text(
+            "id,text\n" + "".join(f"{n},a good text of some length\n" for n in range(rows))
+        )
+        allocated = 0
+        tracemalloc.start()
+        with Writer(tmp_path / "out", tmp_path / f"out{suffix}", LABELS) as writer:
+            for batch in read(tmp_path / "in.csv", ["text"]):
+                writer.write(batch.rows, [answer("good")] * len(batch.texts))
+                allocated = max(allocated, pa.total_allocated_bytes())
+        peak = tracemalloc.get_traced_memory()[1] + allocated
+        tracemalloc.stop()
+        return peak
+
+    assert peak(5 * BATCH_ROWS) < 1.2 * peak(2 * BATCH_ROWS)

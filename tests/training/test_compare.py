@@ -1,0 +1,89 @@
+"""A model beside the champion, on the same rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from tasks.runtime.refs import Comparison
+from training import compare, predict
+from training.protocol import Events, Job
+
+LABELS = ["neg", "pos"]
+ROWS = 40
+TRUE = np.arange(ROWS) % 2
+
+
+def logits_of(wrong: list[int], sure: float = 2.0) -> npt.NDArray[np.float32]:
+    """Of a model that is right but on these rows, and surest on the last ones."""
+    said = np.where(np.isin(np.arange(ROWS), wrong), 1 - TRUE, TRUE)
+    logits = np.zeros((ROWS, 2), dtype=np.float32)
+    logits[np.arange(ROWS), said] = sure * (1 + np.arange(ROWS) / ROWS)
+    return logits
+
+
+def run(
+    home: Path, new: npt.NDArray[np.float32], old: npt.NDArray[np.float32], **say: Any
+) -> tuple[Comparison, list[dict[str, str]]]:
+    """What the program finds, and the rows that it shows."""
+    for folder in ("predictions", "champion", "data", "job/output"):
+        (home / folder).mkdir(parents=True)
+    for folder, logits in (("predictions", new), ("champion", old)):
+        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits)
+    table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
+    with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    settings = {
+        **{"kind": "sequence-classification", "split": "test", "labels": LABELS, "champion": "small/1"},
+        **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
+        "warnings": [],
+    }
+    inputs = {name: str(home / name) for name in ("predictions", "champion", "data")}
+    job = Job(program="training.compare", key="compare", settings=settings | say, inputs=inputs)
+    figures = compare.main(home / "job", job, Events(home / "job/events.jsonl"))
+    assert json.loads((home / "job/output/comparison.json").read_text()) == figures
+    with open(home / "job/output/log/disagreements.csv", newline="", encoding="utf-8") as file:
+        return Comparison.model_validate(figures), list(csv.DictReader(file))
+
+
+def test_accuracy_is_compared_exactly_and_the_rows_that_differ_are_shown_plainest_first(tmp_path: Path) -> None:
+    found, rows = run(tmp_path, logits_of([1, 7]), logits_of([1, 2, 3, 4, 5, 6, 9, 11]))
+    assert (found.method, found.rows, found.gained, found.lost) == ("mcnemar", ROWS, 7, 1)
+    assert (found.value, found.champion_value) == (38 / 40, 32 / 40) and found.gain == pytest.approx(6 / 40)
+    assert found.better and found.p_value == pytest.approx(9 / 256)
+    assert [(row["change"], row["row"]) for row in rows] == [
+        ("lost", "7"),
+        *(("gained", str(row)) for row in (11, 9, 6, 5, 4, 3, 2)),
+    ]
+    lost = rows[0]
+    assert (lost["text"], lost["label"], lost["prediction"], lost["champion"]) == ("text 7", "pos", "neg", "pos")
+    assert float(lost["probability_of_label"]) < 0.5 < float(lost["champion_probability_of_label"])
+
+
+def test_a_margin_is_compared_by_the_bootstrap_and_so_is_every_other_metric(tmp_path: Path) -> None:
+    new, old = logits_of([1]), logits_of([1, 2, 3, 4, 5, 6, 9, 11])
+    found, _ = run(tmp_path / "margin", new, old, margin=0.05)
+    assert found.method == "bootstrap" and found.better and found.gain == pytest.approx(7 / 40)
+    assert found.at_least > 0.05
+    found, _ = run(tmp_path / "f1", new, old, metrics=["f1"], figure="f1")
+    assert (found.method, found.metric) == ("bootstrap", "f1") and found.better
+
+
+def test_of_log_loss_less_is_better(tmp_path: Path) -> None:
+    sure, unsure = logits_of([1], sure=3.0), logits_of([1], sure=0.5)
+    asked = {"metrics": ["log_loss"], "figure": "log_loss", "less_is_better": ["log_loss"]}
+    found, rows = run(tmp_path, sure, unsure, **asked)
+    assert found.value < found.champion_value and found.gain == pytest.approx(found.champion_value - found.value)
+    assert found.better and rows == []
+
+
+def test_models_that_predict_alike_show_no_rows(tmp_path: Path) -> None:
+    found, rows = run(tmp_path, logits_of([1]), logits_of([1]))
+    assert not found.better and found.p_value == 1 and rows == []

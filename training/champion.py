@@ -1,0 +1,110 @@
+"""The program that has the champion predict today's rows: `python -m training.champion JOB`.
+
+inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
+settings   kind, split, labels (today's names, in the order of their indices), champion (NAME/VERSION), max_length
+           (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
+output     SPLIT.parquet, as training.predict writes it, by today's labels
+figures    rows, rows_per_second, unknown (labels that the champion does not know), dropped (those that it alone knows)
+
+N rows, K labels of the champion, L labels of today.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.problems import Problem, UserError
+from training.program import run_program
+from training.protocol import OUTPUT, Events, Job
+from training.snapshot import read_json
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Tokenize and predict every row of the split; gives the figures."""
+    import torch
+
+    from training import kinds, model, tokens
+    from training.batching import TokenRows
+    from training.predict import predict, told_now_and_then, write
+    from training.slow_tokens import load_encoder
+
+    model.make_deterministic()
+    say, split, labels = job.settings, job.settings["split"], job.settings["labels"]
+    kind = kinds.load(say["kind"])
+    folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
+    need_kind(kind, say["kind"], folder, say["champion"])
+    encoder = load_encoder(tokenizer, folder, say["max_length"])
+
+    def tell_tokens(done: int, total: int) -> None:
+        events.progress(phase="tokenize", split=split)
+
+    tokens.write(Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split])
+    rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
+    collate = kind.collator(model.load_tokenizer(tokenizer, folder), model.padding_multiple())
+    network = model.load_trained(kind, folder).to("cuda" if torch.cuda.is_available() else "cpu")
+    batch_size = -(-say["batch_size"] // say["batch_division"])
+    began = time.monotonic()
+    tell = told_now_and_then(events, split, 0, len(rows))
+    logits = predict(network, rows, collate, batch_size, say["mixed_precision"], tell)
+    own = [network.config.id2label[number] for number in range(logits.shape[1])]
+    write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, *by_labels(kind, logits, own, labels, rows.labels))
+    return {
+        "rows": len(rows),
+        "rows_per_second": round(len(rows) / (time.monotonic() - began), 1),
+        "unknown": [name for name in labels if name not in own],
+        "dropped": [name for name in own if name not in labels],
+    }
+
+
+def need_kind(kind: ModuleType, name: str, folder: Path, champion: str) -> None:
+    """Raises UserError where the model of the folder was made for something else: transformers would load it with a
+    head of random weights."""
+    architectures = read_json(folder / "config.json").get("architectures") or []
+    if not any(made.endswith(kind.AUTO_CLASS.removeprefix("AutoModel")) for made in architectures):
+        message = (
+            f"{champion} is {', '.join(architectures) or 'of no known kind'}, and a champion of {name} must be a model "
+            "for that: name another registry, or give its alias to another version."
+        )
+        raise UserError([Problem(kind="release", where="release.registry", message=message)])
+
+
+def by_labels(
+    kind: ModuleType,
+    logits: npt.NDArray[np.float32],
+    own: Sequence[str],
+    labels: Sequence[str],
+    references: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """(N, K) logits of the champion's own labels as (N,) predictions and (N, L) logits by today's labels.
+
+    A label that it does not know gets no probability. What it gives to labels that it alone knows is given to the
+    likeliest of today's that is not the true one (N,): a wrong answer, and as wrong as it was sure.
+    """
+    columns = [place for place, name in enumerate(labels) if name in own]
+    sources = [own.index(labels[place]) for place in columns]
+    dropped = [place for place, name in enumerate(own) if name not in labels]
+    ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
+    if not dropped:
+        ordered[:, columns] = logits[:, sources]
+        return kind.predictions(ordered), ordered
+    rows, given = np.arange(len(logits)), kind.probabilities(logits)
+    shared = np.zeros(ordered.shape)
+    shared[:, columns] = given[:, sources]
+    others = shared.copy()
+    others[rows, references] = -1.0
+    wrong = others.argmax(axis=-1)
+    predictions = np.where(np.isin(kind.predictions(logits), dropped), wrong, kind.predictions(shared))
+    shared[rows, wrong] += given[:, dropped].sum(axis=-1)
+    with np.errstate(divide="ignore"):
+        return predictions, np.log(shared).astype(np.float32)
+
+
+if __name__ == "__main__":
+    run_program(main)
