@@ -25,6 +25,7 @@ from tasks.runtime.digests import digest_of
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Promotion, Ref, Verdict, Version
+from tasks.runtime.reports import score_told
 from tasks.runtime.stage import Ingredients, Work, action
 from tasks.runtime.versions import (
     DATA_COMMIT_TAG,
@@ -145,17 +146,11 @@ def description(tags: Mapping[str, str]) -> str:
     lines = [f"Made by the recipe `{tags.get(RECIPE_TAG)}` from `{data}`."]
     lines += ["", f"{tags.get(VERDICT_TAG)}: {tags.get(REASON_TAG)}", "", "| split | figure | value |", "|---|---|---|"]
     lines += [
-        f"| {split} | {name} | {_figure(figure)} |"
+        f"| {split} | {name} | {score_told(figure)} |"
         for split, figures in figures_in(tags).items()
         for name, figure in figures.items()
     ]
     return "\n".join(lines)[:LONGEST_DESCRIPTION]
-
-
-def _figure(figure: Mapping[str, Any]) -> str:
-    """`0.8312 (0.81 to 0.85)`"""
-    between = f" ({figure['low']:.4g} to {figure['high']:.4g})" if figure.get("low") is not None else ""
-    return f"{figure['value']:.4g}{between}"
 
 
 def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
