@@ -46,7 +46,7 @@ def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_sin
         assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
         assert version.tags["finetune.score.key"] == f"score-{accuracy}"
         assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).figures
-        assert f"| validation | accuracy | {accuracy:.4g} ({accuracy - 0.02:.4g} to" in version.description
+        assert f"| validation | accuracy | {accuracy:.4f} ({accuracy - 0.02:.3f} to" in version.description
 
 
 def test_a_description_is_never_longer_than_the_database_takes() -> None:
