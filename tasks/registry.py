@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tasks.card import description
 from tasks.runtime import promotions, settings
 from tasks.runtime.code import git_commit, library_versions
 from tasks.runtime.connection import (
@@ -25,7 +26,6 @@ from tasks.runtime.digests import digest_of
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Promotion, Ref, Verdict, Version
-from tasks.runtime.reports import score_told
 from tasks.runtime.stage import Ingredients, Work, action
 from tasks.runtime.versions import (
     DATA_COMMIT_TAG,
@@ -39,9 +39,9 @@ from tasks.runtime.versions import (
     TEXT_COLUMNS_TAG,
     VERDICT_TAG,
     Aliases,
-    figures_in,
     need_model,
 )
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
@@ -90,7 +90,7 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
-        _tell(client, name, version, judged)
+        _tell(client, name, version, judged, _described(recipe, pins, verdict, artifacts))
     return Version(name=name, version=version)
 
 
@@ -129,9 +129,23 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             return None
         else:
             before, alias = model.aliases.get(names.champion), names.champion
+            _need_compared(before, version, verdict)
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
+        work.take_back = partial(_move_back, version.name, alias, before)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
+
+
+def _need_compared(champion: Any, version: Version, verdict: Verdict) -> None:
+    """Raises UserError where another version became champion since the model was compared, or found to have nobody to
+    be compared with."""
+    compared = f"{version.name}/{version.version}" if verdict.comparison is None else verdict.comparison.champion
+    if champion is not None and f"{version.name}/{champion}" not in (compared, f"{version.name}/{version.version}"):
+        message = (
+            f"version {champion} of {version.name!r} became champion while this run went on, and the model was not "
+            "compared with it: run the same command again."
+        )
+        raise UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
 
 
 def _unregister(name: str, version: str) -> str:
@@ -140,17 +154,14 @@ def _unregister(name: str, version: str) -> str:
     return f"{name} version {version} was removed again: a stage after it failed."
 
 
-def description(tags: Mapping[str, str]) -> str:
-    """What a person reads of a version, in Markdown, from the version's tags."""
-    data = tags.get(DATA_TAG, "") + (f" at {tags[DATA_COMMIT_TAG]}" if DATA_COMMIT_TAG in tags else "")
-    lines = [f"Made by the recipe `{tags.get(RECIPE_TAG)}` from `{data}`."]
-    lines += ["", f"{tags.get(VERDICT_TAG)}: {tags.get(REASON_TAG)}", "", "| split | figure | value |", "|---|---|---|"]
-    lines += [
-        f"| {split} | {name} | {score_told(figure)} |"
-        for split, figures in figures_in(tags).items()
-        for name, figure in figures.items()
-    ]
-    return "\n".join(lines)[:LONGEST_DESCRIPTION]
+def _move_back(name: str, alias: str, before: str | None) -> str:
+    with failures_told(), exclusive(f"registry-{name}"):
+        client = connect()
+        if before is None:
+            client.delete_registered_model_alias(name, alias)
+        else:
+            client.set_registered_model_alias(name, alias, str(before))
+    return f"the alias {alias} of {name} is where it was: {f'version {before}' if before else 'nowhere'}."
 
 
 def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
@@ -196,13 +207,17 @@ def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> d
     return tags
 
 
-def _tell(client: Any, name: str, version: str, judged: Mapping[str, str]) -> None:
+def _described(recipe: Recipe, pins: Pins, verdict: Verdict, artifacts: Mapping[str, Ref]) -> str:
+    facts = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
+    return f"**{verdict.decision}**: {verdict.reason}\n\n{description(recipe, pins, *facts)}"[:LONGEST_DESCRIPTION]
+
+
+def _tell(client: Any, name: str, version: str, judged: Mapping[str, str], text: str) -> None:
     """Has the registry know what was found of the version, where it knows otherwise."""
     known = client.get_model_version(name, version)
     for tag, value in judged.items():
         if known.tags.get(tag) != value:
             client.set_model_version_tag(name, version, tag, value)
-    text = description({**known.tags, **judged})
     if known.description != text:
         client.update_model_version(name, version, text)
 

@@ -67,8 +67,8 @@ def score_told(score: Mapping[str, float | None]) -> str:
 
 
 def value_told(value: float | None) -> str:
-    """A metric's value, `unknown` where it has none."""
-    return "unknown" if value is None else f"{value:.4f}"
+    """A metric's value, `-` where it has none."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 def worst_errors(scores: Path) -> list[dict[str, str]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.registry import register
+import pytest
+from mlflow import MlflowClient
+
+from tasks.registry import promote, register
 from tasks.runtime.connection import MODEL_TAG, connect
 from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
 from training.recipe import Recipe, parse
 
 TRAINED = Ref(kind="fit", key="t", digest="trained", parts={"model": "m" * 40})
-OTHER = Ref(kind="load_data", key="o", digest="other")
-SCORES = Ref(kind="score", key="s", digest="scores")
+OTHERS = [Ref(kind=kind, key="o", digest="other") for kind in ("load_data", "predict", "score")]
 PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
 
 
@@ -28,10 +30,33 @@ def recipe() -> Recipe:
     )
 
 
-def test_a_version_that_a_killed_run_left_is_found_and_outlives_the_failure_of_the_next(home: Path) -> None:
-    client, work = connect(), Work("key", home / "out", "run")
+def two_versions(home: Path) -> MlflowClient:
+    """The champion, and one that a run registered before it was killed."""
+    client = connect()
     client.create_registered_model("small")
-    client.create_model_version("small", str(home), tags={MODEL_TAG: TRAINED.parts["model"]})
-    found = register.make(work, recipe(), Pins(), PROMOTE, OTHER, TRAINED, SCORES)
-    assert found == Version(name="small", version="1") and work.take_back is None
-    assert len(client.search_model_versions("name = 'small'")) == 1
+    for digest in ("c" * 40, TRAINED.parts["model"]):
+        client.create_model_version("small", str(home), tags={MODEL_TAG: digest})
+    client.set_registered_model_alias("small", "champion", "1")
+    return client
+
+
+def aliases(client: MlflowClient) -> dict[str, str]:
+    return {alias: str(version) for alias, version in client.get_registered_model("small").aliases.items()}
+
+
+def test_a_version_that_a_killed_run_left_outlives_the_failure_of_the_next_and_aliases_are_put_back(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.registry.description", lambda *facts: "")
+    client, work = two_versions(tracked), Work("key", tracked / "out", "run")
+    found = register.make(work, recipe(), Pins(), PROMOTE, TRAINED, *OTHERS)
+    assert found == Version(name="small", version="2") and work.take_back is None
+    assert len(client.search_model_versions("name = 'small'")) == 2
+    for verdict, alias, before in (
+        (PROMOTE, "champion", "1"),
+        (Verdict(decision="keep", reason=""), "challenger", None),
+    ):
+        promote.make(work, recipe(), Version(name="small", version="2"), verdict)
+        assert aliases(client)[alias] == "2" and work.take_back is not None
+        work.take_back()
+        assert aliases(client).get(alias) == before

@@ -73,4 +73,4 @@ def test_the_worst_errors_are_the_wrong_rows_with_most_confidence_of_all_splits(
 def test_a_score_is_told_with_its_interval_and_without_one_where_there_is_none() -> None:
     assert score_told({"value": 0.83125, "low": 0.81331, "high": 0.84844}) == "0.8313 (0.813 to 0.848)"
     assert score_told({"value": 0.5, "low": None, "high": None}) == "0.5000"
-    assert score_told({"value": None, "low": None, "high": None}) == "unknown"
+    assert score_told({"value": None, "low": None, "high": None}) == "-"

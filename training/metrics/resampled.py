@@ -146,7 +146,7 @@ def _spearman(pairs: _Pairs, rows: Floats) -> Floats:
 
 
 def _ranks(values: Floats, rows: Floats) -> Floats:
-    """(K,) values to (D, K) ranks, the mean one where values are equal; all less by a half, which no correlation sees."""
+    """(K,) values to (D, K) ranks less a half, which no correlation sees; the mean one where values are equal."""
     different, place = np.unique(values, return_inverse=True)
     equal = rows @ (place[:, None] == np.arange(len(different))).astype(np.float64)
     return (np.cumsum(equal, axis=1) - equal / 2)[:, place]
