@@ -133,7 +133,8 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert [line for line in watched.seen if token in line] == []
     stored = [path for path in home.rglob("*") if path.is_file()]
     assert len(stored) > 10 and [path for path in stored if token in path.read_bytes()] == []
-    assert token not in readme + b"".join(files.values())
+    titles = "".join(commit.title for commit in hub.repos["models", REPO].commits.values())
+    assert token not in readme + b"".join(files.values()) + titles.encode()
 
 
 def test_a_token_that_may_not_write_is_told_and_stands_in_no_log(
