@@ -19,6 +19,7 @@ from tasks.runtime.connection import connect
 from tasks.runtime.promotions import Move, champions, moves_of
 from tasks.runtime.refs import Comparison, Promotion, Verdict, Version
 from tasks.runtime.stage import Work
+from tests.made import BESIDE
 from training.problems import UserError
 from training.recipe import parse
 
@@ -31,6 +32,7 @@ RECIPE = parse(
         "release": {"registry": "reviews", "champion": "live"},
     }
 )
+FIRST = Verdict(decision="promote", reason="there is no other champion to compare it with.")
 _runs = itertools.count()
 
 
@@ -44,11 +46,15 @@ def client(tracked: Path) -> MlflowClient:
     return made
 
 
-def run(version: str, decision: str = "promote", why: str = "better", beside: str | None = None) -> Promotion | None:
-    """What a run does whose model is this version, compared with this one (None: with the champion)."""
-    beside = beside or aliases(connect()).get("live")
-    compared = Comparison.model_construct(champion=f"reviews/{beside}") if beside else None
-    verdict = Verdict.model_validate({"decision": decision, "reason": why, "comparison": compared})
+def compared_with(champion: str | int | None) -> Comparison | None:
+    """With that version, if it is one."""
+    return None if champion is None else BESIDE.model_copy(update={"champion": f"reviews/{champion}"})
+
+
+def run(version: str, decision: str = "promote", why: str = "better", champion: str | None = None) -> Promotion | None:
+    """What a run does whose model is this version, and was compared with the champion, or the one named."""
+    now = champion or connect().get_registered_model("reviews").aliases.get("live")
+    verdict = Verdict.model_validate({"decision": decision, "reason": why, "comparison": compared_with(now)})
     work = Work("k", Path(), f"run-{next(_runs)}")
     given = promote.make(work, RECIPE, Version(name="reviews", version=version), verdict)
     assert given is None or isinstance(given, Promotion)
@@ -84,6 +90,19 @@ def test_a_run_that_repeats_its_promotion_keeps_no_second_move(client: MlflowCli
     run("1")
     assert run("1") == Promotion(name="reviews", version="1", alias="live")
     assert len(kept(client)) == 1
+
+
+def test_a_champion_that_a_model_was_not_compared_with_stays(client: MlflowClient) -> None:
+    run("1")
+    run("2")
+    with pytest.raises(UserError, match="version 2 of 'reviews' became champion while this run went on"):
+        run("3", champion="1")
+    with pytest.raises(UserError, match="run the same command again"):
+        promote.make(Work("k", Path(), "run"), RECIPE, Version(name="reviews", version="3"), FIRST)
+    assert aliases(client) == {"live": "2"} and len(kept(client)) == 2
+    # A person gave it to the model meanwhile: it is no challenger of itself.
+    assert run("2", "keep", champion="1") == Promotion(name="reviews", version="2", alias="live")
+    assert aliases(client) == {"live": "2"}
 
 
 def test_rolled_back_twice_goes_back_twice_and_then_no_further(
@@ -134,18 +153,6 @@ def test_a_challenger_that_is_promoted_is_no_challenger_any_more(client: MlflowC
     assert aliases(client) == {"live": "1", "challenger": "3"} and len(kept(client)) == 1
     main(["promote", "reviews", "3"])
     assert aliases(client) == {"live": "3"}
-
-
-def test_a_champion_that_the_model_was_not_compared_with_stays(client: MlflowClient) -> None:
-    run("1")
-    run("3")  # by another run, while that of version 2 compares it with version 1
-    with pytest.raises(UserError, match=r"^release\.registry: reviews/3 became champion after .* with reviews/1: "):
-        run("2", beside="1")
-    assert aliases(client) == {"live": "3"} and len(kept(client)) == 2
-    assert run("3", "keep", beside="1") == Promotion(name="reviews", version="3", alias="live")
-    assert aliases(client) == {"live": "3"}  # which a person gave it meanwhile, and no challenger
-    client.delete_registered_model_alias("reviews", "live")
-    assert run("2", beside="3") == Promotion(name="reviews", version="2", alias="live")
 
 
 def test_a_promotion_that_was_killed_before_the_alias_moved_is_made_by_the_next_run(

@@ -14,13 +14,13 @@ from tasks.runtime import promotions
 from tasks.runtime.connection import MODEL_TAG, MlflowFailed, connect
 from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
-from training.problems import NETWORK, UserError
+from tests.made import BESIDE, LABELS, artifact, predictions
+from training.problems import UserError
 from training.recipe import Recipe, parse
 
 TRAINED = Ref(kind="fit", key="t", digest="trained", parts={"model": "m" * 40})
-OTHER = Ref(kind="load_data", key="o", digest="other")
-SCORES = Ref(kind="score", key="s", digest="scores")
-PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
+SCORED = Ref(kind="score", key="s", digest="d", figures={"validation": {}})
+PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=BESIDE)
 
 
 def recipe() -> Recipe:
@@ -46,9 +46,43 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def registered(work: Work, verdict: Verdict = PROMOTE) -> Version | None:
-    given = register.make(work, recipe(), Pins(), verdict, OTHER, TRAINED, SCORES)
+    """What the stage gives for the model."""
+    made = (artifact("load_data", {"labels.json": LABELS}), TRAINED, predictions("validation", [0, 1], [0, 0]), SCORED)
+    given = register.make(work, recipe(), Pins(), verdict, *made)
     assert given is None or isinstance(given, Version)
     return given
+
+
+def two_versions() -> MlflowClient:
+    """The champion, and one that a run registered before it was killed."""
+    client = connect()
+    client.create_registered_model("small")
+    for digest in ("c" * 40, TRAINED.parts["model"]):
+        client.create_model_version("small", "file:///nowhere", tags={MODEL_TAG: digest})
+    client.set_registered_model_alias("small", "champion", "1")
+    client.set_registered_model_alias("small", "challenger", "2")
+    return client
+
+
+def aliases(client: MlflowClient) -> dict[str, str]:
+    return {alias: str(version) for alias, version in client.get_registered_model("small").aliases.items()}
+
+
+def test_a_version_that_a_killed_run_left_outlives_the_failure_of_the_next_and_aliases_are_put_back(
+    tracked: Path,
+) -> None:
+    client, work = two_versions(), Work("key", tracked / "out", "run")
+    assert registered(work) == Version(name="small", version="2") and work.take_back is None
+    assert len(client.search_model_versions("name = 'small'")) == 2
+    promote.make(work, recipe(), Version(name="small", version="2"), PROMOTE)
+    assert aliases(client) == {"champion": "2"} and work.take_back is not None
+    work.take_back()
+    assert aliases(client) == {"champion": "1", "challenger": "2"}
+    client.create_model_version("small", "file:///nowhere")
+    promote.make(work, recipe(), Version(name="small", version="3"), Verdict(decision="keep", reason="perhaps chance."))
+    assert aliases(client)["challenger"] == "3"
+    work.take_back()
+    assert aliases(client) == {"champion": "1", "challenger": "2"}
 
 
 def test_a_version_is_taken_back_but_not_with_an_alias_of_which_only_the_answer_was_lost(
@@ -67,11 +101,11 @@ def test_a_version_is_taken_back_but_not_with_an_alias_of_which_only_the_answer_
         if version == "2":
             monkeypatch.setattr(MlflowClient, "set_registered_model_alias", moved_but_timed_out)
             with pytest.raises(MlflowFailed, match="read timed out"):
-                promote.make(work, recipe(), Version(name="small", version=version), PROMOTE)
+                promote.make(Work("key", tracked, "run"), recipe(), Version(name="small", version=version), PROMOTE)
         told = work.take_back()
         assert told.startswith(f"small version {version} {'was removed again' if version == '1' else 'stays'}")
     (left,) = client.search_model_versions("name = 'small'")
-    assert str(left.version) == str(client.get_registered_model("small").aliases["champion"]) == "2"
+    assert str(left.version) == aliases(client)["champion"] == "2"
 
 
 def test_nothing_is_registered_to_be_promoted_over_a_champion_that_it_was_not_compared_with(
@@ -81,30 +115,17 @@ def test_nothing_is_registered_to_be_promoted_over_a_champion_that_it_was_not_co
     client.create_registered_model("small")
     client.create_model_version("small", "file:///nowhere")
     client.set_registered_model_alias("small", "champion", "1")
-    with pytest.raises(UserError, match=r"^release\.registry: small/1 became champion after there was none") as raised:
-        registered(Work("key", tracked / "out", "run"))
-    assert raised.value.problems[0].kind == NETWORK and len(client.search_model_versions("name = 'small'")) == 1
+    alone = Verdict(decision="promote", reason="there is no other champion.")
+    with pytest.raises(UserError, match=r"^release\.registry: version 1 of 'small' became champion while"):
+        registered(Work("key", tracked / "out", "run"), alone)
+    assert len(client.search_model_versions("name = 'small'")) == 1
     kept = Verdict(decision="keep", reason="it may be chance.")
     assert registered(Work("key", tracked / "out", "run"), kept) == Version(name="small", version="2")
 
 
-def test_a_version_that_a_person_took_the_alias_from_is_known_as_such_before_it_is_published(
-    tracked: Path, logged: None
-) -> None:
-    client, work = connect(), Work("key", tracked / "out", "run")
-    client.create_registered_model("small")
-    mine = registered(work)
-    assert mine == Version(name="small", version="1")
-    promote.make(work, recipe(), mine, PROMOTE)
-    client.create_model_version("small", "file:///nowhere")
-    promotions.promote("small", "2", why="it is kinder")
-    again = registered(work)
-    assert again is not None and again.taken is not None and "version 2 that" in again.taken
-
-
-def test_a_version_that_a_killed_run_left_is_found_and_outlives_the_failure_of_the_next(tracked: Path) -> None:
-    client, work = connect(), Work("key", tracked / "out", "run")
-    client.create_registered_model("small")
-    client.create_model_version("small", str(tracked), tags={MODEL_TAG: TRAINED.parts["model"]})
-    assert registered(work) == Version(name="small", version="1") and work.take_back is None
-    assert len(client.search_model_versions("name = 'small'")) == 1
+def test_a_version_that_a_person_took_the_alias_from_is_known_as_such_before_it_is_published(tracked: Path) -> None:
+    two_versions()
+    promote.make(Work("key", tracked, "run"), recipe(), Version(name="small", version="2"), PROMOTE)
+    promotions.roll_back("small", why="too slow")
+    again = registered(Work("key", tracked / "out", "run"))
+    assert again is not None and again.taken is not None and "(too slow)" in again.taken
