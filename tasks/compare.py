@@ -12,7 +12,7 @@ from tasks.runtime.refs import Champion, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
 from training.recipe import Recipe
-from training.recipe.release import LESS_IS_BETTER, METRICS
+from training.recipe.release import METRICS
 
 
 def ingredients(recipe: Recipe, data: Ref, predictions: Ref, champion: Champion, rival: Ref) -> Ingredients:
@@ -70,10 +70,8 @@ def _metrics(recipe: Recipe) -> list[str]:
 
 
 def _less_is_better(recipe: Recipe) -> list[str]:
-    """The figures of which less is better: of the user's own, those that have a maximum."""
-    if recipe.compared_by in METRICS:
-        return [recipe.compared_by] if recipe.compared_by in LESS_IS_BETTER else []
-    return sorted(recipe.release.gate.maximum)
+    """The user's own figures of which less is better, for they have a maximum."""
+    return [] if recipe.compared_by in METRICS else sorted(recipe.release.gate.maximum)
 
 
 def _warnings(champion: Champion, rival: Ref) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 inputs     predictions, champion (each with SPLIT.parquet of training.predict), data (SPLIT.arrow)
 settings   kind, split, labels (names, in the order of their indices), metrics, figure (by which they are compared: one
-           of those that the metrics give, or a metric, for its first), less_is_better (the figures of which it is),
+           of those that the metrics give, or a metric, for its first), less_is_better (figures of the user's own of
+           which it is, beside those of which that is known),
            margin, confidence, champion (NAME/VERSION), warnings
 output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: those that are lost with
@@ -25,6 +26,7 @@ from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
+from training.recipe.release import more_is_better
 from training.score import read, write_samples
 
 SHOWN_ROWS = 50
@@ -95,7 +97,8 @@ def resampled(new: Predicted, old: Predicted, say: dict[str, Any]) -> tuple[str,
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
     ours, theirs = (figures(metrics, model)[name] for model in (new, old))
     bounds = {"margin": say["margin"], "confidence": say["confidence"]}
-    found = bootstrap(ours, theirs, len(new), **bounds, less_is_better=name in say["less_is_better"])
+    less = name in say["less_is_better"] or not more_is_better(name)
+    found = bootstrap(ours, theirs, len(new), **bounds, less_is_better=less)
     return name, (values[name], compute(metrics, old)[name]), found
 
 

@@ -78,7 +78,7 @@ def test_a_margin_is_compared_by_the_bootstrap_and_so_is_every_other_metric(tmp_
 
 def test_of_log_loss_less_is_better(tmp_path: Path) -> None:
     sure, unsure = logits_of([1], sure=3.0), logits_of([1], sure=0.5)
-    asked = {"metrics": ["log_loss"], "figure": "log_loss", "less_is_better": ["log_loss"]}
+    asked = {"metrics": ["log_loss"], "figure": "log_loss"}
     found, rows = run(tmp_path, sure, unsure, **asked)
     assert found.value < found.champion_value and found.gain == pytest.approx(found.champion_value - found.value)
     assert found.better and rows == []

@@ -309,7 +309,7 @@ class Gate(Section):
     (`genre=fiction: {accuracy: 0.8}`)."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
-    evaluation.metrics). Of one of yours, more is better, unless it has a maximum."""
+    evaluation.metrics). Of one of yours, more is better, unless it has a maximum or its name ends with `loss`."""
     margin: float = 0.0
     """By how much, in the metric's own unit; below zero, how much worse is still taken. Accuracy without a margin is
     compared by McNemar's exact test, everything else by a paired bootstrap."""
