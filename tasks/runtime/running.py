@@ -217,8 +217,9 @@ def _action_body(stage: Stage[Any], work: Work) -> Any:
     def body(*inputs: Any) -> Any:
         work.state = "ran"
         shutil.rmtree(work.out, ignore_errors=True)
+        # The outside world may be another when the action is repeated: a job that had finished is not used again.
+        _forget_finished(work.job)
         result = stage.make(work, *inputs)
-        # The outside world may be another when the action is repeated: nothing of this job is used again.
         shutil.rmtree(work.job, ignore_errors=True)
         return result
 

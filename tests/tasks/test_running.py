@@ -72,6 +72,11 @@ def child(work: Work, text: str) -> Mapping[str, Any]:
     return run_child(work, "no.such.program", python_argv("no.such.program"), settings={"text": text}, inputs={})
 
 
+@action(ingredients)
+def act_by_child(work: Work, text: str) -> Mapping[str, Any]:
+    return run_child(work, "no.such.program", python_argv("no.such.program"), settings={"text": text}, inputs={})
+
+
 def incomputable(text: str) -> Ingredients:
     return Ingredients({"text": object()})
 
@@ -285,6 +290,12 @@ def test_a_forced_stage_does_not_take_what_its_finished_job_left(home: Path) -> 
     finish(key_of(child, "hello"), home)
     with pytest.raises(JobFailed, match="ended before it began"):
         run((child, "hello"), force=("child",))
+
+
+def test_an_action_asks_the_outside_world_anew_though_its_job_of_a_killed_run_had_finished(home: Path) -> None:
+    finish(key_of(act_by_child, "hello"), home)
+    with pytest.raises(JobFailed, match="ended before it began"):
+        run((act_by_child, "hello"))
 
 
 def test_an_action_runs_each_time_and_nothing_of_it_is_kept(home: Path) -> None:
