@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.runtime.refs import HubPin
+from tasks.runtime.settings import without_credentials
 from training.problems import NETWORK, Problem, UserError
 
 METADATA_TIMEOUT_S = 10.0
@@ -104,10 +105,10 @@ def _unanswered(where: str, path: str, revision: str, error: Exception) -> UserE
 
 
 def why(error: BaseException) -> str:
-    """The first error of a chain, in few words: the clients wrap it in advice of their own."""
+    """The first error of a chain, in few words and without passwords: the clients wrap it in advice of their own."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": ")
+    return without_credentials(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": "))
 
 
 def _problem(where: str, message: str, kind: str = "hub") -> UserError:

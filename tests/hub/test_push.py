@@ -169,3 +169,10 @@ def test_a_hub_that_is_gone_or_forbidden_is_told(hub: Hub, folder: Path, monkeyp
     assert problem(hub, folder).message.startswith("writing to 'tester/thing' on the Hub failed (ConnectError")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "unset HF_HUB_OFFLINE" in problem(hub, folder).message
+
+
+def test_a_password_in_the_endpoint_is_not_told(hub: Hub, folder: Path) -> None:
+    api = HfApi(endpoint=hub.url.replace("://", "://ann:secret@"), token=hub.token())
+    with pytest.raises(UserError, match=r"401 Unauthorized.*http://127\.0\.0\.1") as raised:
+        push(api, Place(NAME, "main", private=True), {}, title="thing 1", replaced=lambda path: False)
+    assert "secret" not in str(raised.value)
