@@ -263,7 +263,7 @@ def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_kn
     assert lines[0] == "other" and lines[3] == "reviews" and max(map(len, lines)) <= 100
     assert [line.split()[0] for line in lines[4:]] == ["version", "5", "4", "3", "2", "1"]
     assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, …" in lines[5]
-    assert lines[6].endswith("test roc_auc unknown")
+    assert lines[6].endswith("test roc_auc -")
     other, reviews = json.loads((tmp_path / "models.json").read_text())
     assert other == {"name": "other", "aliases": {}, "versions": [], "moves": []}
     assert reviews["versions"][0]["figures"] == figures and reviews["aliases"] == {"live": "5"}
