@@ -51,7 +51,9 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
         if number is None:
             return None
         version = client.get_model_version(name, number)
-    digest = version.tags.get(MODEL_TAG, "")
+    # One that was registered by other means is known by when it was: a server that is made anew counts from 1 again.
+    unnamed = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
+    digest = version.tags.get(MODEL_TAG) or unnamed
     if digest == trained.parts["model"]:
         return None
     return Champion(
@@ -66,8 +68,6 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
 def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Ingredients:
     """The champion's model, how it reads a text, today's rows and labels, and the precision that it predicts in."""
     split = recipe.judged_split
-    # A version that was registered by other means says of no digest what it is.
-    unnamed = f"{settings.registry_place()}: {champion.name}/{champion.version}"
     return Ingredients(
         {
             "kind": recipe.kind,
@@ -76,7 +76,7 @@ def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Cham
             "compute": {"mixed_precision": pins.mixed_precision},
             "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
             "upstream": {
-                "champion": champion.model or unnamed,
+                "champion": champion.model,
                 "load_data": data.parts[f"{split}.arrow"],
                 "labels": data.parts["labels.json"],
             },

@@ -97,8 +97,10 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
+        if str(now) == version and verdict.comparison is None:
+            judged |= _verdict_of_then(client, name, version)
         made_of = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
-        text = f"{verdict.decision}: {verdict.reason}\n\n{description(recipe, pins, *made_of)}"
+        text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{description(recipe, pins, *made_of)}"
         _tell(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)
 
@@ -221,6 +223,12 @@ def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> d
     for stage, ref in artifacts.items():
         tags |= {f"finetune.{stage}.key": ref.key, f"finetune.{stage}.digest": ref.digest}
     return tags
+
+
+def _verdict_of_then(client: Any, name: str, version: str) -> dict[str, str]:
+    """What made the champion what it is: now it has nobody to be compared with."""
+    tags = client.get_model_version(name, version).tags
+    return {tag: tags[tag] for tag in (VERDICT_TAG, REASON_TAG) if tag in tags}
 
 
 def _tell(client: Any, name: str, version: str, judged: Mapping[str, str], text: str) -> None:

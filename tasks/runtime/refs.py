@@ -94,7 +94,8 @@ class Champion(BaseModel):
     """Of the registered model."""
     version: str
     model: str
-    """Digest of its folder: weights, configuration and tokenizer."""
+    """Digest of its folder: weights, configuration and tokenizer; of one that was registered by other means, which
+    version of which registry it is, and since when."""
     key: str | None = None
     """The artifact of `fit` that it came from, which may still be in the store."""
     max_length: int

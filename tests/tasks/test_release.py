@@ -9,6 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from tasks.champion import find_champion
 from tasks.registry import promote, register
 from tasks.runtime import promotions
 from tasks.runtime.connection import MODEL_TAG, MlflowFailed, connect
@@ -76,6 +77,8 @@ def test_a_version_that_a_killed_run_left_outlives_the_failure_of_the_next_and_a
     assert len(client.search_model_versions("name = 'small'")) == 2
     promote.make(work, recipe(), Version(name="small", version="2"), PROMOTE)
     assert aliases(client) == {"champion": "2"} and work.take_back is not None
+    registered(Work("key", tracked / "out", "again"), Verdict(decision="promote", reason="there is no other."))
+    assert client.get_model_version("small", "2").tags["finetune.verdict_reason"] == PROMOTE.reason
     work.take_back()
     assert aliases(client) == {"champion": "1", "challenger": "2"}
     client.create_model_version("small", "file:///nowhere")
@@ -129,3 +132,14 @@ def test_a_version_that_a_person_took_the_alias_from_is_known_as_such_before_it_
     promotions.roll_back("small", why="too slow")
     again = registered(Work("key", tracked / "out", "run"))
     assert again is not None and again.taken is not None and "(too slow)" in again.taken
+
+
+def test_a_champion_without_our_tags_is_another_one_where_the_registry_was_made_anew(tracked: Path) -> None:
+    client, found = connect(), []
+    for _ in range(2):
+        client.create_registered_model("small")
+        client.create_model_version("small", "file:///nowhere")
+        client.set_registered_model_alias("small", "champion", "1")
+        found.append(find_champion.make(Work("key", tracked, "run"), recipe(), TRAINED, SCORED))
+        client.delete_registered_model("small")
+    assert [champion.version for champion in found] == ["1", "1"] and found[0].model != found[1].model
