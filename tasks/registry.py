@@ -41,6 +41,7 @@ from tasks.runtime.versions import (
     Aliases,
     need_model,
 )
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
@@ -89,9 +90,7 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
-        made_of = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
-        text = f"{verdict.decision}: {verdict.reason}\n\n{description(recipe, pins, *made_of)}"
-        _tell(client, name, version, judged, text[:LONGEST_DESCRIPTION])
+        _tell(client, name, version, judged, _described(recipe, pins, verdict, artifacts))
     return Version(name=name, version=version)
 
 
@@ -131,10 +130,23 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             return None
         else:
             before, alias = model.aliases.get(names.champion), names.champion
+            _need_compared(before, version, verdict)
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
         work.take_back = partial(_put_back, version.name, held)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
+
+
+def _need_compared(champion: Any, version: Version, verdict: Verdict) -> None:
+    """Raises UserError where another version became champion since the model was compared, or found to have nobody to
+    be compared with."""
+    compared = f"{version.name}/{version.version}" if verdict.comparison is None else verdict.comparison.champion
+    if champion is not None and f"{version.name}/{champion}" not in (compared, f"{version.name}/{version.version}"):
+        message = (
+            f"version {champion} of {version.name!r} became champion while this run went on, and the model was not "
+            "compared with it: run the same command again."
+        )
+        raise UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
 
 
 def _unregister(name: str, version: str) -> str:
@@ -195,6 +207,11 @@ def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> d
     for stage, ref in artifacts.items():
         tags |= {f"finetune.{stage}.key": ref.key, f"finetune.{stage}.digest": ref.digest}
     return tags
+
+
+def _described(recipe: Recipe, pins: Pins, verdict: Verdict, artifacts: Mapping[str, Ref]) -> str:
+    facts = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
+    return f"**{verdict.decision}**: {verdict.reason}\n\n{description(recipe, pins, *facts)}"[:LONGEST_DESCRIPTION]
 
 
 def _tell(client: Any, name: str, version: str, judged: Mapping[str, str], text: str) -> None:

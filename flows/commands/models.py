@@ -63,7 +63,8 @@ def _version_lines(versions: Sequence[Mapping[str, Any]], width: int) -> list[st
 
 def _figures(version: Mapping[str, Any]) -> str:
     figures = version["figures"].get(version["split"], {})
-    told = ", ".join(f"{name} {figure['value']:.4f}" for name, figure in figures.items())
+    values = {name: figure["value"] for name, figure in figures.items()}
+    told = ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in values.items())
     return f"{version['split']} {told}" if told else ""
 
 
