@@ -90,7 +90,9 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
-        _tell(client, name, version, judged, _described(recipe, pins, verdict, artifacts))
+        made_of = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
+        text = f"{verdict.decision}: {verdict.reason}\n\n{description(recipe, pins, *made_of)}"
+        _tell(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version)
 
 
@@ -207,11 +209,6 @@ def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> d
     for stage, ref in artifacts.items():
         tags |= {f"finetune.{stage}.key": ref.key, f"finetune.{stage}.digest": ref.digest}
     return tags
-
-
-def _described(recipe: Recipe, pins: Pins, verdict: Verdict, artifacts: Mapping[str, Ref]) -> str:
-    facts = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
-    return f"**{verdict.decision}**: {verdict.reason}\n\n{description(recipe, pins, *facts)}"[:LONGEST_DESCRIPTION]
 
 
 def _tell(client: Any, name: str, version: str, judged: Mapping[str, str], text: str) -> None:

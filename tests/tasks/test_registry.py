@@ -49,7 +49,7 @@ def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_sin
         assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
         assert version.tags["finetune.score.key"] == f"score-{accuracy}"
         assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).figures
-        assert version.description.startswith(f"**{decision}**: of this and that\n\nGives a text one of 2 labels")
+        assert version.description.startswith(f"{decision}: of this and that\n\nGives a text one of 2 labels")
         assert f"(judged) | accuracy | {accuracy:.4f} | {accuracy - 0.02:.4f} to" in version.description
     several = {f"metric-{number}": {"value": 0.5, "low": None, "high": None} for number in range(500)}
     many = Ref(kind="score", key="many", digest="d", figures={"validation": several})

@@ -8,27 +8,14 @@ from mlflow import MlflowClient
 
 from tasks.registry import promote, register
 from tasks.runtime.connection import MODEL_TAG, connect
-from tasks.runtime.refs import Comparison, Pins, Ref, Verdict, Version
+from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
-from tests.made import LABELS, artifact, predictions
+from tests.made import BESIDE, LABELS, artifact, predictions
 from training.recipe import Recipe, parse
 
 TRAINED = Ref(kind="fit", key="t", digest="trained", parts={"model": "m" * 40})
 SCORED = Ref(kind="score", key="s", digest="d", figures={"validation": {}})
-BETTER = Comparison(
-    **{"champion": "small/1", "metric": "accuracy", "split": "validation", "rows": 100, "value": 0.9},
-    **{
-        "champion_value": 0.8,
-        "gained": 12,
-        "lost": 2,
-        "gain": 0.1,
-        "at_least": 0.05,
-        "margin": 0.0,
-        "confidence": 0.95,
-    },
-    **{"method": "mcnemar", "p_value": 0.01, "better": True},
-)
-PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=BETTER)
+PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=BESIDE)
 
 
 def recipe() -> Recipe:
