@@ -41,6 +41,7 @@ from tasks.runtime.versions import (
     Aliases,
     need_model,
 )
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
@@ -89,7 +90,9 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
-        _tell(client, name, version, judged, _described(recipe, pins, verdict, artifacts))
+        made_of = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
+        text = f"{verdict.decision}: {verdict.reason}\n\n{description(recipe, pins, *made_of)}"
+        _tell(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version)
 
 
@@ -119,6 +122,7 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         client = connect()
         model = need_model(client, version.name)
         promotions.call_aliases(client, model, names)
+        held = {alias: None if (at := model.aliases.get(alias)) is None else str(at) for alias in names}
         if verdict.decision != "promote":
             client.set_registered_model_alias(version.name, names.challenger, version.version)
             before, alias = model.aliases.get(names.challenger), names.challenger
@@ -128,10 +132,23 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             return None
         else:
             before, alias = model.aliases.get(names.champion), names.champion
+            _need_compared(before, version, verdict)
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
-        work.take_back = partial(_move_back, version.name, alias, before)
+        work.take_back = partial(_put_back, version.name, held)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
+
+
+def _need_compared(champion: Any, version: Version, verdict: Verdict) -> None:
+    """Raises UserError where another version became champion since the model was compared, or found to have nobody to
+    be compared with."""
+    compared = f"{version.name}/{version.version}" if verdict.comparison is None else verdict.comparison.champion
+    if champion is not None and f"{version.name}/{champion}" not in (compared, f"{version.name}/{version.version}"):
+        message = (
+            f"version {champion} of {version.name!r} became champion while this run went on, and the model was not "
+            "compared with it: run the same command again."
+        )
+        raise UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
 
 
 def _unregister(name: str, version: str) -> str:
@@ -140,14 +157,15 @@ def _unregister(name: str, version: str) -> str:
     return f"{name} version {version} was removed again: a stage after it failed."
 
 
-def _move_back(name: str, alias: str, before: str | None) -> str:
+def _put_back(name: str, before: Mapping[str, str | None]) -> str:
     with failures_told(), exclusive(f"registry-{name}"):
         client = connect()
-        if before is None:
-            client.delete_registered_model_alias(name, alias)
-        else:
-            client.set_registered_model_alias(name, alias, str(before))
-    return f"the alias {alias} of {name} is where it was: {f'version {before}' if before else 'nowhere'}."
+        for alias, version in before.items():
+            if version is None:
+                client.delete_registered_model_alias(name, alias)
+            else:
+                client.set_registered_model_alias(name, alias, version)
+    return f"the aliases of {name} are where they were."
 
 
 def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
@@ -191,11 +209,6 @@ def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> d
     for stage, ref in artifacts.items():
         tags |= {f"finetune.{stage}.key": ref.key, f"finetune.{stage}.digest": ref.digest}
     return tags
-
-
-def _described(recipe: Recipe, pins: Pins, verdict: Verdict, artifacts: Mapping[str, Ref]) -> str:
-    facts = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
-    return f"**{verdict.decision}**: {verdict.reason}\n\n{description(recipe, pins, *facts)}"[:LONGEST_DESCRIPTION]
 
 
 def _tell(client: Any, name: str, version: str, judged: Mapping[str, str], text: str) -> None:

@@ -13,6 +13,7 @@ from tasks.runtime.code import git_commit
 from tasks.runtime.connection import connect
 from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
+from tests.made import LABELS, artifact, predictions
 from training.recipe import parse
 
 RECIPE = parse(
@@ -24,9 +25,7 @@ RECIPE = parse(
         "release": {"registry": "reviews"},
     }
 )
-ROWS, FITTED = Ref(kind="load_data", key="r", digest="rows"), Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
-
-PREDICTED = Ref(kind="predict", key="p", digest="d")
+FITTED = Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
 
 
 def scored(accuracy: float) -> Ref:
@@ -34,27 +33,28 @@ def scored(accuracy: float) -> Ref:
     return Ref(kind="score", key=f"score-{accuracy}", digest="d", figures=figures)
 
 
-def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_since(
-    tracked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.registry.description", lambda recipe, pins, *facts: facts[-1].key * 500)
+def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_since(tracked: Path) -> None:
     client = connect()
     client.create_registered_model("reviews")
     client.create_model_version(
         "reviews", "file:///nowhere", tags={"finetune.model_digest": "m", "finetune.recipe": "r"}
     )
+    rows, given_to_them = artifact("load_data", {"labels.json": LABELS}), predictions("validation", [0, 1], [0, 0])
     for decision, accuracy in (("keep", 0.75), ("promote", 0.875)):
         verdict = Verdict.model_validate({"decision": decision, "reason": "of this and that"})
-        made = (ROWS, FITTED, PREDICTED, scored(accuracy), None)
-        assert register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, *made) == Version(
-            name="reviews", version="1"
-        )
+        made = (rows, FITTED, given_to_them, scored(accuracy), None)
+        given = register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, *made)
+        assert given == Version(name="reviews", version="1")
         (version,) = client.search_model_versions("name = 'reviews'")
         assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
         assert version.tags["finetune.score.key"] == f"score-{accuracy}"
         assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).figures
-        assert version.description.startswith(f"**{decision}**: of this and that\n\nscore-{accuracy}")
-        assert len(version.description) == LONGEST_DESCRIPTION
+        assert version.description.startswith(f"{decision}: of this and that\n\nGives a text one of 2 labels")
+        assert f"(judged) | accuracy | {accuracy:.4f} | {accuracy - 0.02:.4f} to" in version.description
+    several = {f"metric-{number}": {"value": 0.5, "low": None, "high": None} for number in range(500)}
+    many = Ref(kind="score", key="many", digest="d", figures={"validation": several})
+    register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, rows, FITTED, given_to_them, many)
+    assert len(client.get_model_version("reviews", "1").description) == LONGEST_DESCRIPTION
 
 
 def test_the_commit_is_that_of_the_working_directory_and_dirty_where_known_files_differ(

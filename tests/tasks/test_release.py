@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from mlflow import MlflowClient
 
 from tasks.registry import promote, register
 from tasks.runtime.connection import MODEL_TAG, connect
 from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
+from tests.made import BESIDE, LABELS, artifact, predictions
 from training.recipe import Recipe, parse
 
 TRAINED = Ref(kind="fit", key="t", digest="trained", parts={"model": "m" * 40})
-OTHERS = [Ref(kind=kind, key="o", digest="other") for kind in ("load_data", "predict", "score")]
-PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
+SCORED = Ref(kind="score", key="s", digest="d", figures={"validation": {}})
+PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=BESIDE)
 
 
 def recipe() -> Recipe:
@@ -30,13 +30,14 @@ def recipe() -> Recipe:
     )
 
 
-def two_versions(home: Path) -> MlflowClient:
+def two_versions() -> MlflowClient:
     """The champion, and one that a run registered before it was killed."""
     client = connect()
     client.create_registered_model("small")
     for digest in ("c" * 40, TRAINED.parts["model"]):
-        client.create_model_version("small", str(home), tags={MODEL_TAG: digest})
+        client.create_model_version("small", "file:///nowhere", tags={MODEL_TAG: digest})
     client.set_registered_model_alias("small", "champion", "1")
+    client.set_registered_model_alias("small", "challenger", "2")
     return client
 
 
@@ -45,18 +46,18 @@ def aliases(client: MlflowClient) -> dict[str, str]:
 
 
 def test_a_version_that_a_killed_run_left_outlives_the_failure_of_the_next_and_aliases_are_put_back(
-    tracked: Path, monkeypatch: pytest.MonkeyPatch
+    tracked: Path,
 ) -> None:
-    monkeypatch.setattr("tasks.registry.description", lambda *facts: "")
-    client, work = two_versions(tracked), Work("key", tracked / "out", "run")
-    found = register.make(work, recipe(), Pins(), PROMOTE, TRAINED, *OTHERS)
+    client, work = two_versions(), Work("key", tracked / "out", "run")
+    made = (artifact("load_data", {"labels.json": LABELS}), TRAINED, predictions("validation", [0, 1], [0, 0]), SCORED)
+    found = register.make(work, recipe(), Pins(), PROMOTE, *made)
     assert found == Version(name="small", version="2") and work.take_back is None
     assert len(client.search_model_versions("name = 'small'")) == 2
-    for verdict, alias, before in (
-        (PROMOTE, "champion", "1"),
-        (Verdict(decision="keep", reason=""), "challenger", None),
-    ):
-        promote.make(work, recipe(), Version(name="small", version="2"), verdict)
-        assert aliases(client)[alias] == "2" and work.take_back is not None
-        work.take_back()
-        assert aliases(client).get(alias) == before
+    promote.make(work, recipe(), Version(name="small", version="2"), PROMOTE)
+    assert aliases(client) == {"champion": "2"} and work.take_back is not None
+    work.take_back()
+    assert aliases(client) == {"champion": "1", "challenger": "2"}
+    promote.make(work, recipe(), Version(name="small", version="1"), Verdict(decision="keep", reason="perhaps chance."))
+    assert aliases(client)["challenger"] == "1"
+    work.take_back()
+    assert aliases(client) == {"champion": "1", "challenger": "2"}
