@@ -19,6 +19,7 @@ from tasks.runtime.connection import connect
 from tasks.runtime.promotions import Move, champions, moves_of
 from tasks.runtime.refs import Comparison, Promotion, Verdict, Version
 from tasks.runtime.stage import Work
+from tests.made import BESIDE
 from training.problems import UserError
 from training.recipe import parse
 
@@ -47,11 +48,7 @@ def client(tracked: Path) -> MlflowClient:
 
 def compared_with(champion: str | int | None) -> Comparison | None:
     """With that version, if it is one."""
-    return None if champion is None else Comparison(
-        champion=f"reviews/{champion}", metric="accuracy", split="test", rows=9, value=0.8, champion_value=0.7,
-        gained=1, lost=0, gain=0.1, at_least=0.02, margin=0.0, confidence=0.95, method="mcnemar", p_value=0.01,
-        better=True,
-    )  # fmt: skip
+    return None if champion is None else BESIDE.model_copy(update={"champion": f"reviews/{champion}"})
 
 
 def run(version: str, decision: str = "promote", why: str = "better", champion: str | None = None) -> Promotion | None:
