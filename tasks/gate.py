@@ -11,8 +11,6 @@ from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 
-SLICES = "slices.json"
-
 
 def ingredients(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ingredients:
     """The figures, what they must reach, and how the model stands beside the champion."""

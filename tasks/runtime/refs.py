@@ -108,7 +108,7 @@ class Check(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     figure: str
-    """`split.metric`, of a group of rows `split.slice=group.metric`."""
+    """`split.metric`."""
     value: Number
     minimum: float | None = None
     maximum: float | None = None

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
+from tasks.resolve import resolve
+from tasks.runtime.stage import Work
 from tests.hub.server import Hub
 from training import metrics
 from training.metrics import hub as metrics_of_the_hub
 from training.predicted import Predicted
 from training.problems import UserError
+from training.recipe import parse
 
 ERRORS = b"""
 import datasets
@@ -93,3 +96,22 @@ def test_what_is_no_metric_of_the_hub_is_told(hub: Hub) -> None:
     for name, message in reasons.items():
         kind, said = refused(f"hub:{name}")
         assert kind == "metrics" and said.startswith(message.format(name)), said
+
+
+def test_a_run_fetches_them_when_it_begins_for_its_jobs_have_no_network(
+    hub: Hub, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"hub:me/errors@{hub.repo('space', 'me/errors', {'errors.py': ERRORS.replace(b'FACTOR', b'1')})}"
+    (tmp_path / "train.csv").write_text("text,label\na,1\nb,0\n")
+    recipe = {
+        "name": "small",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": str(tmp_path / "train.csv"), "text": ["text"], "label": "label"},
+        "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
+        "evaluation": {"metrics": [name, f"hub:me/none@{'a' * 40}"], "allow_remote_code": True},
+    }
+    with pytest.raises(UserError) as error:
+        resolve.make(Work("key", tmp_path, "run"), parse(recipe))
+    assert [problem.where for problem in error.value.problems] == ["evaluation.metrics[1]"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert metrics.compute([name], ROWS) == {"errors": 1.0}

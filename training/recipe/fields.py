@@ -288,9 +288,6 @@ class Evaluation(Section):
     metrics: list[Text] = Field(default=["accuracy"], min_length=1)
     """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
     of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`."""
-    slices: list[Text] = Field(default_factory=list)
-    """Groups of rows that are also judged apart: by the values of a column of the data, by `label`, or by
-    `length_bucket` (tokens)."""
     allow_remote_code: bool = False
     """Whether the code of metrics of the Hub may be run here."""
 
@@ -304,9 +301,6 @@ class Gate(Section):
     """The least figure, by metric, with which a model is registered."""
     maximum: dict[Text, float] = Field(default_factory=dict)
     """The same for metrics of which less is better, such as log_loss."""
-    floors: dict[Text, dict[Text, float]] = Field(default_factory=dict)
-    """The least figures of a slice, by metric: of each group (`genre: {accuracy: 0.7}`), or of one
-    (`genre=fiction: {accuracy: 0.8}`)."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
     evaluation.metrics). Of one of yours, more is better, unless it has a maximum or its name ends with `loss`."""

@@ -100,15 +100,6 @@ def figures_of(written: Written) -> list[str] | None:
     return list(metrics) if set(metrics) <= set(METRICS) else None
 
 
-def _slices(written: Written) -> Iterator[tuple[str, str]]:
-    slices, texts = written["evaluation.slices"], written["data.text"]
-    for index, name in enumerate(slices):
-        if name in slices[:index]:
-            yield f"evaluation.slices[{index}]", f"{name!r} is listed twice."
-        elif name in texts:
-            yield f"evaluation.slices[{index}]", f"{name!r} is a text: choose a column of few values, or length_bucket."
-
-
 def _gate_split(written: Written) -> Iterator[tuple[str, str]]:
     split, evaluated = written["release.gate.split"], written["evaluation.splits"]
     if split is not None and split not in evaluated:
@@ -118,7 +109,6 @@ def _gate_split(written: Written) -> Iterator[tuple[str, str]]:
 def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
     figures, gate = figures_of(written), "release.gate"
     bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
-    bounds |= {f"{gate}.floors.{group}": floors for group, floors in written[f"{gate}.floors"].items()}
     for place, limits in bounds.items():
         for metric, limit in limits.items():
             where = f"{place}.{metric}"
@@ -131,15 +121,6 @@ def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
             elif metric in MORE_IS_BETTER and limit > 1:
                 yield where, f"{limit:g} is out of range: it must be at most 1."
-
-
-def _gate_floors(written: Written) -> Iterator[tuple[str, str]]:
-    slices = written["evaluation.slices"]
-    for group in written["release.gate.floors"]:
-        column = group.partition("=")[0]
-        if column not in slices:
-            choices = f"choose from {', '.join(slices)}, or add it there" if slices else "add it there"
-            yield f"release.gate.floors.{group}", f"{column!r} is not in evaluation.slices: {choices}."
 
 
 def _gate_comparison(written: Written) -> Iterator[tuple[str, str]]:
@@ -177,10 +158,8 @@ RELEASE_RULES = (
     _evaluated_splits,
     _metrics,
     _fitting_metrics,
-    _slices,
     _gate_split,
     _gate_figures,
-    _gate_floors,
     _gate_comparison,
     _aliases,
     _hub,
