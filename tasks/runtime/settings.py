@@ -72,7 +72,8 @@ def tracking_uri() -> str:
 
 def without_credentials(text: str) -> str:
     """The text without the user names and passwords of the URLs in it."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "", text)
+    # A database's password may hold slashes; a number and a slash are a port and a path.
+    return re.sub(r"(?<=://)([^/@\s]+|[^/:@\s]*:(?!\d+/)[^@\s]+)@", "", text)
 
 
 def mlflow_artifacts() -> Path:

@@ -83,7 +83,8 @@ def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "
 
 def versions_of(client: MlflowClient, name: str) -> list[ModelVersion]:
     """All versions of a registered model, newest first."""
-    found = every(client.search_model_versions, filter_string=f"name = '{name}'")
+    quote = '"' if "'" in name else "'"  # names that other programs gave may hold either
+    found = every(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
     return sorted(found, key=lambda version: -int(version.version))
 
 

@@ -256,16 +256,16 @@ def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_kn
     client.set_model_version_tag("reviews", "5", "finetune.figures", json.dumps(figures))
     for tag, value in {"judged_split": "test", "verdict": "promote", "data": "somebody/" + 30 * "long-name-"}.items():
         client.set_model_version_tag("reviews", "5", f"finetune.{tag}", value)
-    client.create_registered_model("other")
+    client.create_registered_model("ann's")
     run("5", why="it is better")
     assert main(["models", "--json", str(tmp_path / "models.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "other" and lines[3] == "reviews" and max(map(len, lines)) <= 100
+    assert lines[0] == "ann's" and lines[3] == "reviews" and max(map(len, lines)) <= 100
     assert [line.split()[0] for line in lines[4:]] == ["version", "5", "4", "3", "2", "1"]
     assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, …" in lines[5]
     assert lines[6].endswith("test roc_auc -")
     other, reviews = json.loads((tmp_path / "models.json").read_text())
-    assert other == {"name": "other", "aliases": {}, "versions": [], "moves": []}
+    assert other == {"name": "ann's", "aliases": {}, "versions": [], "moves": []}
     assert reviews["versions"][0]["figures"] == figures and reviews["aliases"] == {"live": "5"}
     assert main(["models", "reviews"]) == 0
     assert re.search(r" UTC  version 5 by flow run run-\d+ of .+: it is better$", capsys.readouterr().out)

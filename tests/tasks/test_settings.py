@@ -52,6 +52,8 @@ def test_what_the_user_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("http://me:secret@host:5000/api failed", "http://host:5000/api failed"),
         ("postgresql://me:s:e:c@host/db", "postgresql://host/db"),
+        ("postgresql://me:se/c@host/db", "postgresql://host/db"),
+        ("http://host:5000/a/me@work failed", "http://host:5000/a/me@work failed"),
         ("https://token@host", "https://host"),
         ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
         ("mail me@host about http://host", "mail me@host about http://host"),
