@@ -21,7 +21,8 @@ from training.snapshot import part_of
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-LAST = "last-checkpoint"
+# Folders of the branch: at its root lies the model that was promoted, with its card.
+LAST, SAVED = "last-checkpoint", "last-weights"
 POLL_S = 1.0
 LONGEST_WAIT_S = 60.0
 
@@ -99,12 +100,11 @@ class Uploads:
     def _push(self, name: str) -> None:
         repo, which = self._say["repo"], self._say["checkpoints"]
         self._hub = self._hub or self._connect(repo)
-        below = ""
+        below = {"every_save": f"{SAVED}/", "checkpoint": f"{LAST}/"}.get(which, f"{name}/")
         if which == "every_save":
             held = [path for path in (self._aside / name).iterdir() if part_of(path.name) == "model"]
-            files = {path.name: path for path in [*self._tokenizer.iterdir(), *held]}
+            files = {below + path.name: path for path in [*self._tokenizer.iterdir(), *held]}
         else:
-            below = f"{LAST}/" if which == "checkpoint" else f"{name}/"
             root = self._aside if which == "checkpoint" else self._aside / name
             files = {below + path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
         push(
@@ -112,7 +112,7 @@ class Uploads:
             Place(repo, self._say["revision"], self._say["private"]),
             files,
             title=f"{self._say['name']} {name}",
-            replaced=lambda path: path.startswith(below) if below else "/" not in path and part_of(path) is not None,
+            replaced=lambda path: path.startswith(below),
         )
 
 

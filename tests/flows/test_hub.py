@@ -178,7 +178,9 @@ def test_what_was_published_is_what_was_trained_and_its_checkpoints_came_before_
     assert completed["model"]["published"] == f"{shipped.hub.url}/{REPO}/tree/next"
     repo = shipped.hub.repos["models", REPO]
     trained = {path.name: path.read_bytes() for path in Path(completed["model"]["path"]).iterdir()}
-    published = {path: file.content for path, file in repo.at("next").files.items()}
+    files = {path: file.content for path, file in repo.at("next").files.items()}
+    published = {path: content for path, content in files.items() if not path.startswith("last-weights/")}
+    assert files.keys() - published.keys() >= {"last-weights/model.safetensors", "last-weights/config.json"}
     assert published.keys() - trained.keys() == {"README.md", "loss.png"}
     assert {name: published[name] for name in trained} == trained
     titles, commit = [], repo.commits.get(repo.branches["next"])

@@ -328,9 +328,10 @@ class Hub(Section):
     """Tags of the model card."""
     checkpoints: Annotated[Literal["no", "checkpoint", "every_save", "all_checkpoints"], Word] = "no"
     """What of a training goes there while it goes on, much as in TrainingArguments.hub_strategy. checkpoint: the newest
-    checkpoint in `last-checkpoint/`, with those that it needs. every_save: the weights and the tokenizer at each
-    checkpoint. all_checkpoints: each as `checkpoint-N/`. They lie on the branch whatever the gate says of the model
-    later; downloaded, they are what training.resume_from_checkpoint takes."""
+    checkpoint in `last-checkpoint/`, with those that it needs. every_save: its weights and tokenizer alone, in
+    `last-weights/`, which from_pretrained takes as `subfolder`. all_checkpoints: each as `checkpoint-N/`. They lie on
+    the branch whatever the gate says of the model later; checkpoints, downloaded, are what
+    training.resume_from_checkpoint takes."""
 
 
 class Release(Section):
