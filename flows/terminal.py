@@ -137,7 +137,7 @@ def _size(figures: Mapping[str, Any]) -> str:
 def _scores(figures: Mapping[str, Any]) -> str:
     """Each value, and the ends of its interval."""
     return "; ".join(
-        f"{split} " + ", ".join(f"{name} {_score(entry)}" for name, entry in metrics.items())
+        f"{split} " + ", ".join(f"{name} {figure_with_interval(entry)}" for name, entry in metrics.items())
         for split, metrics in figures.items()
     )
 
@@ -146,7 +146,8 @@ def _rate(figures: Mapping[str, Any]) -> str:
     return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
 
 
-def _score(entry: Mapping[str, float | None]) -> str:
+def figure_with_interval(entry: Mapping[str, float | None]) -> str:
+    """`0.8312 (0.812 to 0.850)`"""
     value, low, high = entry["value"], entry["low"], entry["high"]
     told = "unknown" if value is None else f"{value:.4f}"
     return told if low is None or high is None else f"{told} ({low:.3f} to {high:.3f})"
