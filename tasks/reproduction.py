@@ -51,7 +51,7 @@ class Beside(NamedTuple):
 def recipe_of(record: Mapping[str, Any]) -> Recipe:
     """The recorded recipe, pinned, that registers, publishes and reports nothing. Raises UserError where it is none
     any more, or cannot be followed by one machine."""
-    nowhere = {"release.registry": None, "release.hub": None, "training.report_to": []}
+    nowhere: dict[str, Any] = {"release.registry": None, "release.hub": None, "training.report_to": []}
     recipe = parse(record["recipe"], nowhere)
     if record["pins"]["num_machines"] > 1:
         message = f"it was trained by {record['pins']['num_machines']} machines: run its recipe on as many."

@@ -21,6 +21,7 @@ from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from tasks.reproduction import Beside, Difference
+    from training.recipe import Recipe
 
 MARK = "reproduces"
 """The file of a home that says which model is being made again there."""
@@ -46,7 +47,7 @@ def act(arguments: argparse.Namespace) -> int:
 
     Raises UserError for a version that is not there, and for files that are gone or have changed.
     """
-    from tasks.reproduction import recipe_of
+    from tasks.reproduction import AsDivided, recipe_of
     from tasks.runtime import lineage
 
     if not {"/", "@"} & set(arguments.name):
@@ -58,40 +59,46 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError([Problem(kind="registry", where="VERSION", message=message)])
     recipe = recipe_of(record)
     with sigterm_interrupts(), _fresh_home(arguments.into, record["model"]["digest"]) as home:
-        code, same = _made_again(recipe, record, home)
+        print("\n".join(_foreword(record, differing := _prepared(recipe, record))), flush=True)
+        done = call_flow(recipe, frozenset(), AsDivided(recipe, record))
+        if done["state"] == "completed":
+            lines, code, same = _compared(record, done, differing)
+            print("\n".join(lines))
+            kept = f"Kept: {home}"
+        else:
+            code, same = say_failed(done), False
+            kept = f"What finished is kept: go on there by --into {home}"
         if same and arguments.into is None:
             shutil.rmtree(home)
-        elif code != COMPLETED or not same:
-            print(f"Kept: {home}", file=sys.stderr)
-        return code
+        else:
+            print(kept, file=sys.stderr)
+    leave(done, code)
+    return code
 
 
-def _made_again(recipe: Any, record: Mapping[str, Any], home: Path) -> tuple[int, bool]:
-    """The exit code, and whether the bytes are the same."""
+def _prepared(recipe: Recipe, record: Mapping[str, Any]) -> list[Difference]:
+    """What is another than then, once all that can be made as it was then is."""
     from tasks import reproduction
-    from tasks.runtime import lineage
 
     pins = reproduction.as_pinned(recipe, record)
     reproduction.compute_as_recorded(record)
-    differing = reproduction.differences(record, pins, reproduction.machine_here())
-    print("\n".join(_foreword(record, differing)), flush=True)
-    done = call_flow(recipe, frozenset(), reproduction.AsDivided(recipe, record))
-    if done["state"] != "completed":
-        code = say_failed(done)
-        print(f"What finished is kept: give --into {home} to go on there.", file=sys.stderr)
-        leave(done, code)
-        return code, False
+    return reproduction.differences(record, pins, reproduction.machine_here())
+
+
+def _compared(
+    record: Mapping[str, Any], done: Mapping[str, Any], differing: Sequence[Difference]
+) -> tuple[list[str], int, bool]:
+    """What is said of the model that came out, the exit code, and whether its bytes are the recorded ones."""
+    from tasks.reproduction import figures_beside, other_files
+    from tasks.runtime.lineage import model_files
+
     key = next(stage["key"] for stage in done["stages"] if stage["name"] == "fit")
-    recorded, here = record["model"]["files"], lineage.model_files(key) or {}
-    others = reproduction.other_files(recorded, here)
-    if others:
-        figures = reproduction.figures_beside(record["metrics"] or {}, done["metrics"])
-        lines, code = _afterword(others, recorded, here, differing, figures)
-    else:
-        lines, code = [_the_same(recorded)], COMPLETED
-    print("\n".join(lines))
-    leave(done, code)
-    return code, not others
+    recorded, here = record["model"]["files"], model_files(key) or {}
+    if not (others := other_files(recorded, here)):
+        return [_the_same(recorded)], COMPLETED, True
+    figures = figures_beside(record["metrics"] or {}, done["metrics"])
+    lines, code = _afterword(others, recorded, here, differing, figures)
+    return lines, code, False
 
 
 def _foreword(record: Mapping[str, Any], differing: Sequence[Difference]) -> Iterator[str]:

@@ -169,7 +169,7 @@ def _stages(record: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _said(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The fields that have other values than a recipe's fields have by themselves; all, where they are none any more."""
+    """The fields that differ from their defaults; all of them, where they are a recipe of another version."""
     try:
         return Recipe.model_validate(recipe).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:
