@@ -57,7 +57,8 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     verdict = walk(gate, recipe, scores, comparison)
     publication = None
     with walk.together():
-        version = walk(register, recipe, pins, verdict, data, model, tokens, trained, predictions, scores)
+        made = (data, model, tokens, trained, predictions, scores, rival, comparison)
+        version = walk(register, recipe, pins, verdict, *made)
         if recipe.release.hub is not None:
             publication = walk(publish, recipe, pins, data, trained, predictions, scores, verdict)
         promotion = walk(promote, recipe, version, verdict)

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from flows.tables import counted
 from tasks.runtime.refs import Champion, Promotion, Publication, Ref, Verdict, Version
+from tasks.runtime.reports import score_told, value_told
 from tasks.runtime.stage import Row
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.
@@ -137,20 +138,13 @@ def _size(figures: Mapping[str, Any]) -> str:
 def _scores(figures: Mapping[str, Any]) -> str:
     """Each value, and the ends of its interval."""
     return "; ".join(
-        f"{split} " + ", ".join(f"{name} {figure_with_interval(entry)}" for name, entry in metrics.items())
+        f"{split} " + ", ".join(f"{name} {score_told(entry)}" for name, entry in metrics.items())
         for split, metrics in figures.items()
     )
 
 
 def _rate(figures: Mapping[str, Any]) -> str:
     return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
-
-
-def figure_with_interval(entry: Mapping[str, float | None]) -> str:
-    """`0.8312 (0.812 to 0.850)`"""
-    value, low, high = entry["value"], entry["low"], entry["high"]
-    told = "unknown" if value is None else f"{value:.4f}"
-    return told if low is None or high is None else f"{told} ({low:.3f} to {high:.3f})"
 
 
 _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -161,5 +155,7 @@ _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "predict": _rate,
     "score": _scores,
     "predict_champion": _rate,
-    "compare": lambda f: f"{f['metric']} {f['value']:.4f} beside {f['champion_value']:.4f} of {f['champion']}",
+    "compare": lambda f: (
+        f"{f['metric']} {value_told(f['value'])} beside {value_told(f['champion_value'])} of {f['champion']}"
+    ),
 }

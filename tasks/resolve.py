@@ -20,6 +20,7 @@ from tasks.runtime.hub import look_up
 from tasks.runtime.machines import machines_of
 from tasks.runtime.refs import FilePin, Pins
 from tasks.runtime.stage import Ingredients, Work, action
+from training.hub_metrics import PREFIX, fetched
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Compute, Recipe
@@ -43,11 +44,26 @@ def resolve(work: Work, recipe: Recipe) -> Pins:
         return Pins.model_validate_json(kept.read_bytes())
     pins = pin(recipe, work.progress)
     if kept is not None:
+        _fetch_metrics(recipe)
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(kept, pins.model_dump_json().encode())
         History(recipe.name).remember_pins(pins)
         work.on_events([{"kind": "note", "message": note} for note in pins.notes])
     return pins
+
+
+def _fetch_metrics(recipe: Recipe) -> None:
+    """Has the code of metrics of the Hub here, for the programs that compute them are given no network."""
+    problems: list[Problem] = []
+    for index, name in enumerate(recipe.evaluation.metrics):
+        if name.startswith(PREFIX):
+            try:
+                fetched(name)
+            except UserError as error:
+                where = f"evaluation.metrics[{index}]"
+                problems += (problem.model_copy(update={"where": where}) for problem in error.problems)
+    if problems:
+        raise UserError(problems)
 
 
 def pin(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:

@@ -118,3 +118,19 @@ def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
     assert {path.name + "/" for path in ROOT.iterdir() if path.is_dir() and path.name in tree[1]} <= {
         line.split()[0] for line in tree[1].splitlines()
     }
+
+
+def test_the_chapter_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
+    from flows.terminal import figure
+    from tasks.runtime.refs import Ref
+    from training.recipe.release import METRICS
+
+    chapter = README.partition("\n## Evaluate\n")[2].partition("\n## ")[0]
+    averages = [name for name in METRICS if name.endswith(("_macro", "_micro", "_weighted"))]
+    assert [name for name in METRICS if f"`{name}`" not in chapter and name not in averages] == []
+    assert {name.partition("_")[2] for name in averages} == set(re.findall(r"`_(\w+)`", chapter))
+    shown = re.findall(r"(\w+) (0\.\d{4}) \((0\.\d{3}) to (0\.\d{3})\)", chapter)
+    figures = {name: dict(zip(("value", "low", "high"), map(float, ends), strict=True)) for name, *ends in shown}
+    asked = re.findall(r"evaluation.metrics=\[(.*)\]", chapter)[0].split(", ")
+    assert list(figures) == asked
+    assert figure("score", Ref(kind="score", key="k", digest="d", figures={"validation": figures})) in chapter

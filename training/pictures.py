@@ -202,8 +202,8 @@ def _precision_recall(predicted: Predicted) -> Figure:
     axes.set_ylabel("precision: share of what is found that is right")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0))
-    for text in axes.legend(loc="lower left").get_texts():
-        text.set_parse_math(False)
+    for text in axes.legend(loc="lower left").get_texts() if axes.lines else ():
+        text.set_parse_math(False)  # a name is no formula
     _plain(axes)
     return figure
 

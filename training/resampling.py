@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from training.predicted import Predicted as Predicted
-
 AT_ONCE = 20_000_000
 """Numbers of draws times rows that are held at a time."""
 

@@ -13,6 +13,7 @@ from flows.commands.arguments import add_json_argument, need_folder
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned, terminal_width
 from tasks.runtime.catalog import listed
+from tasks.runtime.reports import value_told
 from training.protocol import write_atomically
 
 NARROWEST = 12
@@ -60,8 +61,8 @@ def _version_lines(versions: Sequence[Mapping[str, Any]], width: int) -> list[st
 
 def _figures(version: Mapping[str, Any]) -> str:
     figures = version["figures"].get(version["split"], {})
-    told = ", ".join(f"{name} {figure['value']:.4f}" for name, figure in figures.items())
-    return f"{version['split']} {told}" if told else ""
+    shown = ", ".join(f"{name} {value_told(figure['value'])}" for name, figure in figures.items())
+    return f"{version['split']} {shown}" if shown else ""
 
 
 def _first_of(listed: str, width: int) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from flows.commands.codes import COMPLETED, FAILED, sigterm_interrupts
 from flows.commands.run import call_flow, leave, say_failed
 from flows.tables import aligned, counted
-from flows.terminal import figure_with_interval
 from tasks.runtime import settings
+from tasks.runtime.reports import score_told
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _afterword(
     lines = ["Other bytes:", *(f"  {line}" for line in aligned([["file", "recorded", "here"], *digests]))]
     table = [["figure", "recorded", "here", "agree"]]
     for beside in figures:
-        told = [figure_with_interval(one) for one in (beside.recorded, beside.here)]
+        told = [score_told(one) for one in (beside.recorded, beside.here)]
         table.append([beside.figure, *told, "yes" if beside.agrees else "no"])
     lines += [f"  {line}" for line in aligned(table)]
     if figures and all(beside.agrees for beside in figures):

@@ -226,7 +226,7 @@ def _say_next(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> 
         print("Register it: set release.registry in the recipe.")
     if model.get("published"):  # a run of an earlier version of the project told nothing of it
         print(f"Published: {model['published']}")
-    if require_promotion and verdict.decision != "promote":
+    if require_promotion and model["alias"] != recipe.release.champion:
         print("Not promoted, which --require-promotion asks for.", file=sys.stderr)
         return FAILED
     return COMPLETED

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from flows.commands.arguments import add_json_argument, need_folder
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned, counted, terminal_width
-from flows.terminal import figure_with_interval
+from tasks.runtime.reports import score_told
 from training.protocol import write_atomically
 from training.recipe import Recipe
 
@@ -96,7 +96,7 @@ def _made(record: Mapping[str, Any]) -> Facts:
     if verdict:
         yield "verdict", f"{verdict['decision']}: {verdict['reason']}"
     for split, figures in (record["metrics"] or {}).items():
-        yield split, ", ".join(f"{name} {figure_with_interval(figure)}" for name, figure in figures.items())
+        yield split, ", ".join(f"{name} {score_told(figure)}" for name, figure in figures.items())
     if publication := record["publication"]:
         yield "published", f"{publication['repo']} at {publication['revision']}, commit {publication['commit']}"
 

@@ -60,6 +60,17 @@ def problems_table(problems: Iterable[Mapping[str, Any] | Problem]) -> list[dict
     return table or [{"level": "", "check": "", "where": "", "message": "No problems."}]
 
 
+def score_told(score: Mapping[str, float | None]) -> str:
+    """`0.8312 (0.813 to 0.848)`: a metric's value and the ends of its interval, as training.score gives them."""
+    low, high = score.get("low"), score.get("high")
+    return value_told(score["value"]) + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
+
+
+def value_told(value: float | None) -> str:
+    """A metric's value, `-` where it has none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
 def worst_errors(scores: Path) -> list[dict[str, str]]:
     """The wrong predictions with most confidence, worst first, with their texts; none where all are right."""
     csv.field_size_limit(2**31 - 1)  # a text may be as long as it likes

@@ -91,7 +91,7 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert run.returncode == 0, run.stderr
     better = json.loads(out.read_text())
     assert (better["verdict"]["decision"], better["model"]["registered"]) == ("promote", "small/1")
-    assert "predict_champion: small/2 is fetched from MLflow" in run.stderr
+    assert "predict_champion: small/2 is fetched from MLflow" in run.stderr and "%|" not in run.stderr
     assert aliases() == {"champion": 1, "challenger": 2}
     assert predictions(home, better, "predict_champion") == predictions(home, kept, "predict")
     assert_told(better)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from flows.tables import label_lines, problem_line, problem_lines, split_lines, summary, verdict_lines
-from tasks.runtime.refs import Check, Comparison, Verdict
+from tasks.runtime.refs import Check, Verdict
+from tests.made import BESIDE
 
 
 def problem(level: str, message: str, check: str | None = None) -> dict[str, Any]:
@@ -86,11 +87,8 @@ def test_the_rarest_of_many_labels_share_a_line() -> None:
 
 
 def test_a_verdict_has_its_reason_its_bounds_the_champion_and_its_warnings() -> None:
-    beside = Comparison(
-        champion="small/1", metric="accuracy", split="test", rows=1872, value=0.871, champion_value=0.8603, gained=52,
-        lost=32, gain=0.0107, at_least=-0.0021, margin=0.0, confidence=0.975, method="mcnemar", p_value=0.0193,
-        better=False,
-    )  # fmt: skip
+    less_sure = {"at_least": -0.0021, "confidence": 0.975, "p_value": 0.0193, "better": False}
+    beside = BESIDE.model_copy(update=less_sure)
     checks = [
         Check(figure="test.accuracy", value=0.871, minimum=0.75),
         Check(figure="test.log_loss", value=float("nan"), maximum=0.5),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.hub.server import Hub
+import numpy as np
+import pytest
+from huggingface_hub import constants
 
-ERRORS = """
+from tasks.resolve import resolve
+from tasks.runtime.stage import Work
+from tests.hub.server import Hub
+from training import metrics
+from training.metrics import hub as metrics_of_the_hub
+from training.predicted import Predicted
+from training.problems import UserError
+from training.recipe import parse
+
+ERRORS = b"""
 import datasets
 import evaluate
 
@@ -25,80 +32,86 @@ class Errors(evaluate.Metric):
         return {"errors": FACTOR * sum(a != b for a, b in zip(predictions, references))}
 """
 TRAP = "raise SystemExit('the code of the working directory was run')\n"
-# What each line of input names is computed on four rows, of which one is wrong.
-PROGRAM = """
-import json, sys
-import numpy as np
-from training import metrics
-from training.predicted import Predicted
-from training.problems import UserError
-
-rows = Predicted(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), np.eye(2)[[0, 1, 0, 0]], ["no", "yes"])
-for line in sys.stdin:
-    try:
-        print(json.dumps(metrics.compute([line.strip()], rows)), flush=True)
-    except UserError as error:
-        print(json.dumps([[problem.kind, problem.message] for problem in error.problems]), flush=True)
-"""
+ENDPOINT = constants.ENDPOINT
+# Four rows, of which one is wrong.
+ROWS = Predicted(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), np.eye(2)[[0, 1, 0, 0]], ["no", "yes"])
 
 
-class Asking:
-    """A process that computes metrics, started in a folder with files that are named like them."""
-
-    def __init__(self, hub: Hub, folder: Path, **more: str) -> None:
-        for trap in ("errors/errors.py", "me/errors/errors.py", "accuracy/accuracy.py"):
-            (folder / trap).parent.mkdir(parents=True, exist_ok=True)
-            (folder / trap).write_text(TRAP)
-        env = {**os.environ, **hub.environment(folder / "hf"), **more}
-        env["PYTHONPATH"] = str(Path(__file__).parents[2])
-        argv = [sys.executable, "-c", PROGRAM]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(argv, cwd=folder, env=env, text=True, **pipes)  # type: ignore[call-overload]
-
-    def __call__(self, name: str) -> Any:
-        """What comes of the metric."""
-        self._process.stdin.write(f"{name}\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def end(self) -> None:
-        self._process.stdin.close()
-        assert self._process.wait(30) == 0
-
-
-def test_a_metric_is_that_of_its_commit_also_where_the_branch_moved_and_the_hub_is_away(tmp_path: Path) -> None:
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The Hub, and a working directory with files that are named like its metrics."""
+    for trap in ("errors/errors.py", "me/errors/errors.py", "accuracy/accuracy.py"):
+        (tmp_path / trap).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / trap).write_text("raise SystemExit('the code of the working directory was run')\n")
+    monkeypatch.chdir(tmp_path)
     with Hub() as hub:
-        first = hub.repo("space", "me/errors", {"errors.py": b"FACTOR = 1\n" + ERRORS.encode(), "app.py": b"1 / 0"})
-        second = hub.commit("space", "me/errors", {"errors.py": b"FACTOR = 10\n" + ERRORS.encode()})
-        broken = hub.repo("space", "me/broken", {"broken.py": b"import a_module_that_is_not_here"})
-        empty = hub.repo("space", "me/empty", {"app.py": b"1 / 0"})
-        nothing = hub.repo("space", "me/nothing", {"nothing.py": b"import evaluate"})
-        private = hub.repo("space", "you/secret", {"secret.py": b""}, private=True)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(ENDPOINT)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # before the clients ask again
+        metrics_of_the_hub.load.cache_clear()
+        yield hub
 
-        ask = Asking(hub, tmp_path)
-        assert ask("accuracy") == {"accuracy": 0.75}
-        assert ask(f"hub:me/errors@{first}") == {"errors": 1.0}
-        path = f"/spaces/me/errors/resolve/{first}/errors.py"
-        assert hub.requests == [f"HEAD {path}", f"GET {path}"]
-        assert ask(f"hub:me/errors@{second}") == {"errors": 10.0}
 
-        refused = {
-            f"hub:me/broken@{broken}": "running 'hub:me/broken@{}' failed: ModuleNotFoundError: No module named",
-            f"hub:me/empty@{empty}": "'hub:me/empty@{}' has no empty.py",
-            f"hub:me/nothing@{nothing}": "'hub:me/nothing@{}': its nothing.py defines no evaluate.Metric.",
-            f"hub:you/secret@{private}": "the Hub has no Space 'you/secret', or it is private",
-            f"hub:me/errors@{'f' * 40}": "'hub:me/errors@{}': there is no such commit of me/errors.",
-        }
-        for name, message in refused.items():
-            ((kind, said),) = ask(name)
-            assert kind == "metrics" and said.startswith(message.format(name.partition("@")[2])), said
-        hub.stop()
-        ((kind, said),) = ask(f"hub:me/broken@{first}")
-        assert kind == "network" and said.endswith("check the network, then run the same command again.")
-        ask.end()
+def refused(name: str) -> tuple[str, str]:
+    with pytest.raises(UserError) as error:
+        metrics.compute([name], ROWS)
+    (problem,) = error.value.problems
+    assert problem.where == "evaluation.metrics[0]"
+    return problem.kind, problem.message
 
-        ask = Asking(hub, tmp_path, HF_HUB_OFFLINE="1")
-        assert ask(f"hub:me/errors@{first}") == {"errors": 1.0}
-        ((kind, said),) = ask(f"hub:me/errors@{'e' * 40}")
-        assert kind == "network" and "unset HF_HUB_OFFLINE" in said
-        ask.end()
+
+def test_a_metric_is_that_of_its_commit_and_of_no_other_file(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = hub.repo("space", "me/errors", {"errors.py": b"FACTOR = 1\n" + ERRORS, "app.py": b"1 / 0"})
+    second = hub.commit("space", "me/errors", {"errors.py": b"FACTOR = 10\n" + ERRORS})
+    assert metrics.compute(["accuracy", f"hub:me/errors@{first}"], ROWS) == {"accuracy": 0.75, "errors": 1.0}
+    path = f"/spaces/me/errors/resolve/{first}/errors.py"
+    assert hub.requests == [f"HEAD {path}", f"GET {path}"]
+    assert metrics.compute([f"hub:me/errors@{second}"], ROWS) == {"errors": 10.0}
+
+    hub.stop()
+    metrics_of_the_hub.load.cache_clear()  # as another process would
+    assert metrics.compute([f"hub:me/errors@{first}"], ROWS) == {"errors": 1.0}
+    for offline, mend in ((False, "check the network"), (True, "unset HF_HUB_OFFLINE")):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        kind, said = refused(f"hub:me/errors@{'f' * 40}")
+        assert kind == "network" and said.endswith(f"{mend}, then run the same command again.")
+
+
+def test_what_is_no_metric_of_the_hub_is_told(hub: Hub) -> None:
+    broken = hub.repo("space", "me/broken", {"broken.py": b"import a_module_that_is_not_here"})
+    empty = hub.repo("space", "me/empty", {"app.py": b"1 / 0"})
+    nothing = hub.repo("space", "me/nothing", {"nothing.py": b"import evaluate"})
+    private = hub.repo("space", "you/secret", {"secret.py": b""}, private=True)
+    reasons = {
+        f"me/broken@{broken}": "running 'hub:{}' failed: ModuleNotFoundError: No module named",
+        f"me/empty@{empty}": "'hub:{}' has no empty.py",
+        f"me/nothing@{nothing}": "'hub:{}': its nothing.py defines no evaluate.Metric.",
+        f"you/secret@{private}": "the Hub has no Space 'you/secret', or it is private",
+        f"me/empty@{'f' * 40}": "'hub:{}': there is no such commit of me/empty.",
+    }
+    for name, message in reasons.items():
+        kind, said = refused(f"hub:{name}")
+        assert kind == "metrics" and said.startswith(message.format(name)), said
+
+
+def test_a_run_fetches_them_when_it_begins_for_its_jobs_have_no_network(
+    hub: Hub, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"hub:me/errors@{hub.repo('space', 'me/errors', {'errors.py': ERRORS.replace(b'FACTOR', b'1')})}"
+    (tmp_path / "train.csv").write_text("text,label\na,1\nb,0\n")
+    recipe = {
+        "name": "small",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": str(tmp_path / "train.csv"), "text": ["text"], "label": "label"},
+        "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
+        "evaluation": {"metrics": [name, f"hub:me/none@{'a' * 40}"], "allow_remote_code": True},
+    }
+    with pytest.raises(UserError) as error:
+        resolve.make(Work("key", tmp_path, "run"), parse(recipe))
+    assert [problem.where for problem in error.value.problems] == ["evaluation.metrics[1]"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert metrics.compute([name], ROWS) == {"errors": 1.0}

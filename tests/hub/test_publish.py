@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
 from tasks.card import card, description
 from tasks.publish import publish
-from tasks.runtime import store
 from tasks.runtime.refs import HubPin, Pins, Ref, Verdict
 from tasks.runtime.stage import Work
 from tests.hub.server import Hub
+from tests.made import LABELS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, load, parse
 
@@ -60,26 +58,15 @@ def recipe(**changes: Any) -> Recipe:
     )
 
 
-def artifact(stage: str, files: dict[str, bytes], figures: dict[str, Any], made: dict[str, Any] | None = None) -> Ref:
-    with store.filling(stage, "k" * 40) as aside:
-        for name, content in files.items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            (aside / name).write_bytes(content)
-        return store.publish(aside, stage, "k" * 40, made or {}, figures)
-
-
 @pytest.fixture
 def refs(home: Path) -> dict[str, Ref]:
     """What the stages before it gave."""
-    rows = pa.table({"label": [0, 0, 1, 1, 1, 1], "prediction": [0, 0, 1, 0, 0, 1]})
-    file = pa.BufferOutputStream()
-    pq.write_table(rows, file)
     trained = {f"model/{name}": content for name, content in MODEL.items()} | {"log/loss.png": b"a picture"}
     figures = {"steps": 1200, "epochs": 3.0, "train_loss": 0.4321, "train_samples_per_second": 99.9}
     return {
-        "data": artifact("load_data", {"labels.json": b'["bad", "good"]'}, {"train_rows": 8949, "test_rows": 6}),
+        "data": artifact("load_data", {"labels.json": LABELS}, {"train_rows": 8949, "test_rows": 6}),
         "trained": artifact("fit", trained, figures, {"library.torch": "2.13.0", "training.seed": 42}),
-        "predictions": artifact("predict", {"test.parquet": file.getvalue().to_pybytes()}, {}),
+        "predictions": predictions("test", [0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 1]),
         "scores": artifact("score", {"metrics.json": b"{}"}, SCORES),
     }
 
@@ -146,7 +133,8 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert [line for line in watched.seen if token in line] == []
     stored = [path for path in home.rglob("*") if path.is_file()]
     assert len(stored) > 10 and [path for path in stored if token in path.read_bytes()] == []
-    assert token not in readme + b"".join(files.values())
+    titles = "".join(commit.title for commit in hub.repos["models", REPO].commits.values())
+    assert token not in readme + b"".join(files.values()) + titles.encode()
 
 
 def test_a_token_that_may_not_write_is_told_and_stands_in_no_log(

@@ -103,6 +103,7 @@ def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> 
 def test_what_a_recipe_names_is_here_or_installed_and_else_told_by_its_field(work: Path) -> None:
     assert users_code({"data.path": "rows:read", "training.loss": "focal"}) == (["rows"], [])
     assert users_code({"data.path": "numpy.random:rand"}) == ([], ["numpy"])
+    assert users_code({"evaluation.metrics[0]": f"hub:me/errors@{'a' * 40}"}) == ([], [])
     with pytest.raises(UserError) as refused:
         users_code({"data.path": "no_such:rows", "training.loss": "nor_this:loss"})
     assert [problem.where for problem in refused.value.problems] == ["data.path", "training.loss"]

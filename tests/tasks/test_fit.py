@@ -18,12 +18,11 @@ MODEL = Ref(kind="load_model", key="m", digest="model")
 TOKENS = Ref(kind="tokenize", key="t", digest="tokens")
 
 
-def ingredients(**training: Any) -> dict[str, Any]:
+def ingredients(evaluation: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
     data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
     model = {"source": "folder", "path": "models/small"}
-    recipe = parse(
-        {"name": "test", "kind": "sequence-classification", "data": data, "model": model, "training": training}
-    )
+    sections = {"data": data, "model": model, "training": training, "evaluation": evaluation or {}}
+    recipe = parse({"name": "test", "kind": "sequence-classification", **sections})
     return fit.flat_ingredients(recipe, Pins(num_processes=1, mixed_precision="no"), DATA, MODEL, TOKENS)[0]
 
 
@@ -46,6 +45,17 @@ def test_an_edit_to_code_of_the_users_or_to_what_it_imports_is_noticed(mine: Pat
     mine.with_name("helper.py").write_text("SCALE = 2\n")
     after = ingredients(**training)
     assert {name for name in before if before[name] != after[name]} == {"code.helper.py"}
+
+
+def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_resampled_never(mine: Path) -> None:
+    metrics = ["accuracy", "mine:Errors", f"hub:me/errors@{'a' * 40}"]
+    evaluation = {"metrics": metrics, "allow_remote_code": True}
+    shown, chosen = ingredients(evaluation), ingredients(evaluation, metric_for_best_model="errors")
+    assert shown == ingredients()
+    more = {name: value for name, value in chosen.items() if name not in shown}
+    assert more.pop("evaluation.metrics") == metrics[2:] and more.keys() == {"code.mine.py", "code.helper.py"}
+    assert "code.training/metrics/of_labels.py" in shown
+    assert not {"code.training/metrics/resampled.py", "code.training/resampling.py"} & shown.keys()
 
 
 def test_of_an_installed_library_the_version_counts(mine: Path) -> None:

@@ -10,14 +10,11 @@ import pytest
 from tasks.gate import gate
 from tasks.runtime.refs import Comparison, Ref, Verdict
 from tasks.runtime.stage import Work
+from tests.made import BESIDE
 from training.recipe import parse
 
 VALUES = {"accuracy": 0.8, "f1": 0.7, "log_loss": 0.4, "precision": float("nan")}
-BETTER = Comparison(
-    champion="small/1", metric="accuracy", split="test", rows=1872, value=0.871, champion_value=0.8603, gained=52,
-    lost=32, gain=0.0107, at_least=0.0021, margin=0.0, confidence=0.95, method="mcnemar", p_value=0.019, better=True,
-    warnings=["small/1 does not know the label new: it gets no row of these right."],
-)  # fmt: skip
+BETTER = BESIDE.model_copy(update={"warnings": ["small/1 does not know the label new: it gets no row of these right."]})
 
 
 def judge(bounds: dict[str, Any], beside: Comparison | None = None) -> Verdict:

@@ -17,8 +17,10 @@ from flows.commands.main import main
 from tasks.registry import promote
 from tasks.runtime.connection import connect
 from tasks.runtime.promotions import Move, champions, moves_of
-from tasks.runtime.refs import Promotion, Verdict, Version
+from tasks.runtime.refs import Comparison, Promotion, Verdict, Version
 from tasks.runtime.stage import Work
+from tests.made import BESIDE
+from training.problems import UserError
 from training.recipe import parse
 
 RECIPE = parse(
@@ -30,6 +32,7 @@ RECIPE = parse(
         "release": {"registry": "reviews", "champion": "live"},
     }
 )
+FIRST = Verdict(decision="promote", reason="there is no other champion to compare it with.")
 _runs = itertools.count()
 
 
@@ -43,9 +46,15 @@ def client(tracked: Path) -> MlflowClient:
     return made
 
 
-def run(version: str, decision: str = "promote", why: str = "better") -> Promotion | None:
-    """What a run does whose model is this version."""
-    verdict = Verdict.model_validate({"decision": decision, "reason": why})
+def compared_with(champion: str | int | None) -> Comparison | None:
+    """With that version, if it is one."""
+    return None if champion is None else BESIDE.model_copy(update={"champion": f"reviews/{champion}"})
+
+
+def run(version: str, decision: str = "promote", why: str = "better", champion: str | None = None) -> Promotion | None:
+    """What a run does whose model is this version, and was compared with the champion, or the one named."""
+    now = champion or connect().get_registered_model("reviews").aliases.get("live")
+    verdict = Verdict.model_validate({"decision": decision, "reason": why, "comparison": compared_with(now)})
     work = Work("k", Path(), f"run-{next(_runs)}")
     given = promote.make(work, RECIPE, Version(name="reviews", version=version), verdict)
     assert given is None or isinstance(given, Promotion)
@@ -81,6 +90,16 @@ def test_a_run_that_repeats_its_promotion_keeps_no_second_move(client: MlflowCli
     run("1")
     assert run("1") == Promotion(name="reviews", version="1", alias="live")
     assert len(kept(client)) == 1
+
+
+def test_a_champion_that_a_model_was_not_compared_with_stays(client: MlflowClient) -> None:
+    run("1")
+    run("2")
+    with pytest.raises(UserError, match="version 2 of 'reviews' became champion while this run went on"):
+        run("3", champion="1")
+    with pytest.raises(UserError, match="run the same command again"):
+        promote.make(Work("k", Path(), "run"), RECIPE, Version(name="reviews", version="3"), FIRST)
+    assert aliases(client) == {"live": "2"} and len(kept(client)) == 2
 
 
 def test_rolled_back_twice_goes_back_twice_and_then_no_further(

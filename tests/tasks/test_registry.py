@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.registry import LONGEST_DESCRIPTION, description, register
+from tasks.registry import LONGEST_DESCRIPTION, register
 from tasks.runtime.code import git_commit
 from tasks.runtime.connection import connect
 from tasks.runtime.refs import Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
+from tests.made import LABELS, artifact, predictions
 from training.recipe import parse
 
 RECIPE = parse(
@@ -24,7 +25,7 @@ RECIPE = parse(
         "release": {"registry": "reviews"},
     }
 )
-ROWS, FITTED = Ref(kind="load_data", key="r", digest="rows"), Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
+FITTED = Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
 
 
 def scored(accuracy: float) -> Ref:
@@ -38,20 +39,22 @@ def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_sin
     client.create_model_version(
         "reviews", "file:///nowhere", tags={"finetune.model_digest": "m", "finetune.recipe": "r"}
     )
+    rows, given_to_them = artifact("load_data", {"labels.json": LABELS}), predictions("validation", [0, 1], [0, 0])
     for decision, accuracy in (("keep", 0.75), ("promote", 0.875)):
         verdict = Verdict.model_validate({"decision": decision, "reason": "of this and that"})
-        given = register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, ROWS, FITTED, scored(accuracy), None)
+        made = (rows, FITTED, given_to_them, scored(accuracy), None)
+        given = register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, *made)
         assert given == Version(name="reviews", version="1")
         (version,) = client.search_model_versions("name = 'reviews'")
         assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
         assert version.tags["finetune.score.key"] == f"score-{accuracy}"
         assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).figures
-        assert f"| validation | accuracy | {accuracy:.4g} ({accuracy - 0.02:.4g} to" in version.description
-
-
-def test_a_description_is_never_longer_than_the_database_takes() -> None:
-    figures = {"validation": {f"metric-{number}": {"value": 0.5} for number in range(500)}}
-    assert len(description({"finetune.figures": json.dumps(figures)})) <= LONGEST_DESCRIPTION
+        assert version.description.startswith(f"{decision}: of this and that\n\nGives a text one of 2 labels")
+        assert f"(judged) | accuracy | {accuracy:.4f} | {accuracy - 0.02:.4f} to" in version.description
+    several = {f"metric-{number}": {"value": 0.5, "low": None, "high": None} for number in range(500)}
+    many = Ref(kind="score", key="many", digest="d", figures={"validation": several})
+    register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, rows, FITTED, given_to_them, many)
+    assert len(client.get_model_version("reviews", "1").description) == LONGEST_DESCRIPTION
 
 
 def test_the_commit_is_that_of_the_working_directory_and_dirty_where_known_files_differ(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime.code import code_digests
-from tasks.runtime.reports import as_markdown, problems_table, read_report, tell_warnings, worst_errors
+from tasks.runtime.reports import as_markdown, problems_table, read_report, score_told, tell_warnings, worst_errors
 from tasks.runtime.stage import Work
 from tests.tasks.watching import Heard
 from training.problems import Problem
@@ -68,3 +68,9 @@ def test_the_worst_errors_are_the_wrong_rows_with_most_confidence_of_all_splits(
     assert [row["row"] for row in table[:6]] == ["49", "47", "45", "43", "41", "0"] and len(table) == 20
     assert table[5] == {**table[5], "split": "validation", "text": "short", "probability": "0.4"}
     assert table[0]["text"] == "x" * 499 + "…"
+
+
+def test_a_score_is_told_with_its_interval_and_without_one_where_there_is_none() -> None:
+    assert score_told({"value": 0.83125, "low": 0.81331, "high": 0.84844}) == "0.8313 (0.813 to 0.848)"
+    assert score_told({"value": 0.5, "low": None, "high": None}) == "0.5000"
+    assert score_told({"value": None, "low": None, "high": None}) == "-"

@@ -23,7 +23,7 @@ from tests.training.forks import (
     run_fit,
 )
 from training.checkpoints import damage_of
-from training.protocol import Outcome, read_outcome
+from training.protocol import Job, Outcome, read_outcome
 
 EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
 
@@ -277,6 +277,18 @@ def test_few_checkpoints_are_kept_and_the_best_is_among_them(undisturbed: Path) 
     best = (read_outcome(undisturbed) or Outcome(state="failed")).figures["best_step"]
     kept = {step(path) for path in (undisturbed / "checkpoints").glob("checkpoint-*")}
     assert best in kept and len(kept) <= 4  # the last but one may need what was best before
+
+
+def test_a_metric_that_the_labels_do_not_take_is_told_before_the_first_step(world: Path, tmp_path: Path) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "of-numbers", max_steps=1)
+    job = Job.read(job_dir)
+    job.settings["metrics"].append("mse")
+    job.write(job_dir)
+    failure = finish(job_dir).failure
+    assert failure is not None and failure.kind == "user_error", failure
+    (problem,) = failure.problems
+    assert problem.where == "evaluation.metrics[3]" and "the label 'animal' is none" in problem.message
+    assert events(job_dir, "progress") == events(job_dir, "estimate") == []
 
 
 def test_accumulated_micro_batches_train_like_one_batch(world: Path, tmp_path: Path) -> None:

@@ -109,12 +109,16 @@ def finished(job_dir: Path) -> dict[str, Any]:
     return outcome.figures
 
 
+ROUNDED = ("eval_loss", "eval_calibration_error")
+"""Means over the validation rows, whose last digits hang on the rows' order."""
+
+
 def told(job_dir: Path) -> dict[int, dict[str, float]]:
-    return {step: {k: v for k, v in point.items() if k != "eval_loss"} for step, point in curve(job_dir).items()}
+    return {step: {k: v for k, v in point.items() if k not in ROUNDED} for step, point in curve(job_dir).items()}
 
 
-def eval_losses(job_dir: Path) -> dict[int, float]:
-    return {step: point["eval_loss"] for step, point in curve(job_dir).items() if "eval_loss" in point}
+def evaluated(job_dir: Path, name: str) -> dict[int, float]:
+    return {step: point[name] for step, point in curve(job_dir).items() if name in point}
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +137,18 @@ MEASURED = {
 def test_its_weights_curve_and_figures_are_those_of_the_trainer_to_the_byte(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """With random batches and dropout. What a mean over the validation rows is rounded to hangs on their order."""
+    """With random batches and dropout; where less of the metric that chooses the best model is better."""
     trainer = tiny.fit_job(world, tmp_path / "trainer", **ASKED | {"engine": "trainer"})
     theirs, ours = finished(trainer), (read_outcome(undisturbed) or pytest.fail()).figures
     assert weights(undisturbed) == weights(trainer)
     assert told(undisturbed) == told(trainer)
-    assert eval_losses(undisturbed) == pytest.approx(eval_losses(trainer), rel=1e-5)
+    for name in ROUNDED:
+        assert evaluated(undisturbed, name) == pytest.approx(evaluated(trainer, name), rel=1e-5)
+    for figures, job_dir in ((theirs, trainer), (ours, undisturbed)):
+        errors = evaluated(job_dir, "eval_calibration_error")
+        assert (figures["best_metric"], figures["best_step"]) == min((error, step) for step, error in errors.items())
     learnt = {name: value for name, value in theirs.items() if name not in MEASURED}
-    assert learnt == {name: value for name, value in ours.items() if name not in MEASURED}
+    assert learnt == {name: ours[name] for name in learnt} | {"best_metric": theirs["best_metric"]}
     done = events(undisturbed, "progress")[-1]
     assert events(trainer, "progress")[-1].keys() == done.keys()
     assert (done["done"], done["total"], done["phase"]) == (21, 21, "train")

@@ -186,6 +186,7 @@ def test_label_that_is_never_predicted_counts_as_nothing_found() -> None:
     assert found == {"accuracy": 1 / 2, "f1": 0.0, "precision": 0.0, "recall": 0.0}
 
 
+@pytest.mark.filterwarnings("ignore:A single label was found")
 def test_what_has_no_value_is_no_number_and_no_error() -> None:
     alike = metrics.compute(METRICS, sure([0, 0], [0, 0], ["1", "2"]))
     assert {name for name, value in alike.items() if math.isnan(value)} == {"roc_auc", "pearson", "spearman"}

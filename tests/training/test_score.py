@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from training import predict, score
+from training import predict, resampling, score
 from training.metrics import LabelMetric
 from training.predicted import Predicted
 from training.protocol import Events, Job, read_events
@@ -78,6 +78,15 @@ def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_eve
         found = score.scores(["accuracy"], rows)["accuracy"]
         held += found["low"] <= 0.8 <= found["high"]  # type: ignore[operator]
     assert 53 <= held <= 60 and score.scores(["accuracy"], rows)["accuracy"] == found
+
+
+def test_draws_are_the_same_however_many_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole,) = resampling.draws(7, 10, seed=1)
+    assert (whole.sum(axis=1) == 7).all() and len(np.unique(whole, axis=0)) > 1
+    monkeypatch.setattr(resampling, "AT_ONCE", 25)
+    cut = list(resampling.draws(7, 10, seed=1))
+    assert [len(part) for part in cut] == [3, 3, 3, 1]
+    np.testing.assert_array_equal(np.concatenate(cut), whole)
 
 
 def test_sample_has_the_worst_rows_first_with_text_and_probability(

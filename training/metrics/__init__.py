@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from training.hub_metrics import PREFIX
 from training.metrics import hub
 from training.metrics.base import LabelMetric, NumberMetric, ScoreMetric, evaluate, inputs_of, numbers_of, refused
 from training.metrics.of_labels import (
@@ -99,7 +100,7 @@ def make(names: Sequence[str], labels: Sequence[str]) -> dict[str, evaluate.Metr
 def _class(name: str) -> type[evaluate.Metric]:
     if name in METRICS:
         return METRICS[name]
-    if name.startswith(hub.PREFIX):
+    if name.startswith(PREFIX):
         return hub.load(name)
     if ":" not in name:
         choices = f"choose from {', '.join(METRICS)}, or name a class as module:Class"

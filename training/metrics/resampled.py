@@ -64,7 +64,7 @@ class _Pairs:
     def rows(self, counts: Counts) -> Floats:
         """(D, K)"""
         if self._last is None or self._last[0] is not counts:  # one metric after the other asks for the same
-            rows = np.add.reduceat(counts[:, self._order], self._starts, axis=1, dtype=np.int64)
+            rows = np.add.reduceat(np.take(counts, self._order, axis=1), self._starts, axis=1, dtype=np.int64)
             self._last = counts, rows.astype(np.float64)
         return self._last[1]
 
@@ -146,10 +146,10 @@ def _spearman(pairs: _Pairs, rows: Floats) -> Floats:
 
 
 def _ranks(values: Floats, rows: Floats) -> Floats:
-    """(K,) values to (D, K) ranks, the mean one where values are equal."""
+    """(K,) values to (D, K) ranks less a half, which no correlation sees; the mean one where values are equal."""
     different, place = np.unique(values, return_inverse=True)
     equal = rows @ (place[:, None] == np.arange(len(different))).astype(np.float64)
-    return (np.cumsum(equal, axis=1) - equal / 2 + 0.5)[:, place]
+    return (np.cumsum(equal, axis=1) - equal / 2)[:, place]
 
 
 def _correlation(first: Floats, second: Floats, rows: Floats) -> Floats:
@@ -216,7 +216,7 @@ class _Ordered:
 
     def area(self, counts: Counts) -> Floats:
         """(D,), nan where all rows of a draw have the label, or none."""
-        drawn = counts[:, self._order]
+        drawn = np.take(counts, self._order, axis=1)
         up_to = np.zeros((len(drawn), drawn.shape[1] + 1), np.int32)
         np.cumsum(drawn, axis=1, dtype=np.int32, out=up_to[:, 1:])
         having = drawn[:, self._has].astype(np.int64)

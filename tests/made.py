@@ -1,0 +1,41 @@
+"""Artifacts as the stages before a release leave them, without any of these having run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.runtime import store
+from tasks.runtime.refs import Comparison, Ref
+
+KEY = "k" * 40
+LABELS = b'["bad", "good"]'
+BESIDE = Comparison(
+    champion="small/1", metric="accuracy", split="test", rows=1872, value=0.871, champion_value=0.8603, gained=52,
+    lost=32, gain=0.0107, at_least=0.0021, margin=0.0, confidence=0.95, method="mcnemar", p_value=0.019, better=True,
+)  # fmt: skip
+"""What the stage `compare` found of a model that is better than version 1."""
+
+
+def artifact(
+    stage: str,
+    files: Mapping[str, bytes],
+    figures: Mapping[str, Any] | None = None,
+    made: Mapping[str, Any] | None = None,
+) -> Ref:
+    """A stage's artifact with these files and figures, made from these ingredients."""
+    with store.filling(stage, KEY) as aside:
+        for name, content in files.items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_bytes(content)
+        return store.publish(aside, stage, KEY, made or {}, figures or {})
+
+
+def predictions(split: str, labels: Sequence[int], given: Sequence[int]) -> Ref:
+    """That of `predict`: the rows of one split with their labels and what a model gave them."""
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.table({"label": labels, "prediction": given}), file)
+    return artifact("predict", {f"{split}.parquet": file.getvalue().to_pybytes()})
