@@ -12,7 +12,9 @@ import pytest
 
 from flows.commands.main import main
 from flows.commands.reproduce import _afterword
-from tasks.reproduction import AsDivided, differences, figures_beside, other_files, recipe_of
+from flows.commands.show import _lines
+from tasks.fit import fits_of
+from tasks.reproduction import AsDivided, Difference, differences, figures_beside, other_files, recipe_of
 from tasks.runtime import lineage
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Row
@@ -62,6 +64,8 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
     assert told["circumstances"]["threads"] > 0 and told["training"]["micro_batch"] == 16
     assert max(map(len, printed.splitlines())) <= 100
     rows = finished.file.parent / "train.csv"
+    # By name: files that come to the folder later are none of the recorded rows.
+    assert told["recipe"]["data"]["splits"] == {s: [str(rows.with_stem(s))] for s in ("train", "validation")}
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     expected = [finished.result["model"]["sha256"], sha256(rows), f"{rows.stat().st_size:,} bytes", fitted["key"][:12]]
     expected += [
@@ -97,13 +101,7 @@ def test_a_model_is_made_again_to_the_byte_and_nothing_is_left_or_registered(
     from mlflow import MlflowClient
 
     home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
-    # A file that came to the folder since, and would be the test split, is none of the recorded rows.
-    newer = finished.file.parent / "test.csv"
-    newer.write_text("text,label\nfine,pos\n")
-    try:
-        again = finetune(home, "reproduce", "small/1", **server)
-    finally:
-        newer.unlink()
+    again = finetune(home, "reproduce", "small/1", **server)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "All is as it was then" in again.stdout
     assert f"The same bytes: sha256 {finished.result['model']['sha256']} model.safetensors" in again.stdout
@@ -163,16 +161,10 @@ def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_
         {"validation": {"accuracy": {"value": 0.875, "low": 0.8125, "high": 0.9375}}},
         {"validation": {"accuracy": {"value": value, "low": value - 0.0625, "high": value + 0.0625}}},
     )
-    differing = differences_of(differs)
+    differing = [Difference("library torch", "1", "2")] if differs else []
     lines, given = _afterword(["model.safetensors"], recorded, here, differing, figures)
     assert given == code
     assert ("do not agree" in lines[-1]) == (value == 0.75)
-
-
-def differences_of(differs: bool) -> list[Any]:
-    from tasks.reproduction import Difference
-
-    return [Difference("library torch", "1", "2")] if differs else []
 
 
 def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) -> None:
@@ -185,8 +177,6 @@ def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) ->
     follower = AsDivided(recipe, record)
     follower.stage_ended(Row("resolve", "r", "ran", 0.0), pins)
     follower.stage_ended(Row("load_model", "k", "ran", 0.0), model)
-    from tasks.fit import fits_of
-
     assert fits_of(recipe, pins, model).division == 4
 
 
@@ -199,3 +189,4 @@ def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> Non
     told = lineage.record(load(finished.file), "run", [], mlflow_run=None)
     assert "planted" not in json.dumps(told)
     assert told["pins"]["data_fingerprint"] == "postgresql://rows.example/reviews, table 7"
+    assert next(_lines(told, 100)) == "small, flow run run" and len(list(_lines(told, 100))) > 20  # as far as it came
