@@ -11,9 +11,9 @@ from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from flows.pipeline import pipeline
+from flows.pipeline import Finished, pipeline
 from flows.report import result
-from tasks.runtime import settings, untold
+from tasks.runtime import lineage, settings, untold
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
 from tasks.runtime.launch import JobFailed
@@ -65,6 +65,7 @@ def finetune(
         if walk.rows and walk.rows[-1].name in REPORTING:
             progress.refused(error.problems)
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+    _tell_lineage(tracker, recipe, walk, run, state, finished)
     # Where nobody watches, Prefect's own patience is right: minutes of tries to tell the server.
     away = bool(followers.get()) and not untold.server_answers()
     if not away:
@@ -82,6 +83,20 @@ def finetune(
         untold.keep(run, PREFECT_STATE[state])
         raise Abort("the Prefect server is away")  # the one end of a flow that asks the server nothing
     return _flow_state(done, error)
+
+
+def _tell_lineage(
+    tracker: Tracker, recipe: Recipe, walk: Running, run: str, state: str, finished: Finished | None
+) -> None:
+    """Keeps where the model came from. What goes wrong with that fails no run: it is a warning in the log."""
+    made: dict[str, Any] = {}
+    if finished is not None:
+        made = {name: getattr(finished, name) for name in ("verdict", "version", "publication", "promotion")}
+    try:
+        told = lineage.record(recipe, run, walk.rows, mlflow_run=tracker.mlflow_run_id, state=state, **made)
+        tracker.text(lineage.LINEAGE, lineage.keep(told))
+    except Exception:
+        get_run_logger().warning("where the model came from is not kept", exc_info=True)
 
 
 def _told_as_full_disk(error: BaseException) -> UserError | None:

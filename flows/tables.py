@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +12,17 @@ from typing import Any
 from tasks.runtime.refs import Verdict
 from tasks.runtime.reports import checks_table, comparison_table
 
+WIDTH = 100  # characters, where no terminal says how wide it is
 MOST_LABELS = 30  # the most frequent ones; the others share a line
 LONGEST_NAME = 24
 BAR = 10  # characters, at most
 EIGHTHS = " ▏▎▍▌▋▊▉"
 NARROWEST = 40  # below as many characters, wrapped messages are harder to read than long lines
+
+
+def terminal_width() -> int:
+    """How many characters a line may have."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
 
 
 def counted(number: int, noun: str) -> str:

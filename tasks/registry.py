@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.card import description
-from tasks.runtime import promotions, settings
+from tasks.runtime import lineage, promotions, settings
 from tasks.runtime.code import git_commit, library_versions
 from tasks.runtime.connection import (
     FLOW_RUN_TAG,
@@ -26,7 +26,7 @@ from tasks.runtime.digests import digest_of
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Promotion, Ref, Verdict, Version
-from tasks.runtime.stage import Ingredients, Work, action
+from tasks.runtime.stage import Ingredients, Row, Work, action
 from tasks.runtime.versions import (
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
@@ -95,6 +95,10 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _origin(recipe, pins, work.run, artifacts) | judged
+            # First, so that no version is ever without it.
+            rows = [Row(ref.kind, ref.key, "", 0.0, ref.location) for ref in made if ref is not None]
+            told = lineage.record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
+            client.log_text(run_id, lineage.keep(told), lineage.LINEAGE)
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
         if str(now) == version and verdict.comparison is None:

@@ -24,7 +24,9 @@ from training.hub_metrics import PREFIX, fetched
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Compute, Recipe
+from training.rows.listing import Found
 from training.rows.sources import find, fingerprint, load_object
+from training.rows.urls import is_url
 from training.snapshot import need_parts, part_of
 
 
@@ -143,10 +145,14 @@ def _pin_data(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) 
     digests = digests_of((file for found in files.values() for file in found), progress)
     return {
         "data_files": {
-            split: [FilePin(path=file.file, sha256=digests[file.file]) for file in found]
+            split: [FilePin(path=file.file, sha256=digests[file.file], size_bytes=_size(file)) for file in found]
             for split, found in files.items()
         }
     }
+
+
+def _size(file: Found) -> int | None:
+    return file.size_bytes if is_url(file.file) else Path(file.file).stat().st_size
 
 
 def _pin_model(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) -> dict[str, Any]:
@@ -169,4 +175,7 @@ def _model_files(folder: Path) -> dict[str, FilePin]:
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     need_parts((path.name for path in paths), str(folder))
     digests = Digests(settings.home()).of_many(paths)
-    return {path.name: FilePin(path=str(path), sha256=d) for path, d in zip(paths, digests, strict=True)}
+    return {
+        path.name: FilePin(path=str(path), sha256=digest, size_bytes=path.stat().st_size)
+        for path, digest in zip(paths, digests, strict=True)
+    }

@@ -90,7 +90,9 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
 
 def test_every_command_that_is_shown_is_one_that_there_is() -> None:
     commands = re.findall(r"^ {4}(?:\$ )?finetune (.+)$", README, re.MULTILINE)
-    assert {command.split()[0] for command in commands} >= {"run", "plan", "models", "promote", "rollback", "predict"}
+    assert {command.split()[0] for command in commands} >= {
+        *("run", "plan", "models", "promote", "rollback", "predict", "show", "reproduce")
+    }
     for command in commands:
         parser().parse_args(shlex.split(command, comments=True))
 

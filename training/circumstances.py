@@ -8,6 +8,7 @@ others are refused, or accepted where the recipe says `training.inexact_resume: 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from training.engines import Task
+    from training.protocol import Events, Job
 
 THREADS = "threads"
 ACCEPTED = "training.inexact_resume"
@@ -44,10 +46,31 @@ def of(task: Task) -> dict[str, Any]:
         "processes": processes,
         "rows a step": task.rows_a_step,
         "steps an epoch": steps_an_epoch(len(task.train), task.rows_a_step, processes),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+        "device": _device(),
         THREADS: torch.get_num_threads(),
         **{name: importlib.metadata.version(name) for name in libraries},
     }
+
+
+def machine() -> dict[str, Any]:
+    """What this machine computes with; plain JSON values."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "device": _device(),
+        "processor": _processor(),
+        "cores": cores,
+        "gpus": gpus,
+        "system": f"{platform.system()} {platform.machine()}",
+        THREADS: torch.get_num_threads(),
+    }
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """The program that finds out on what a training would run here: `python -m training.circumstances JOB`."""
+    return machine()
 
 
 def require_exact(checkpoint: Path, where: str, written: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
@@ -82,6 +105,13 @@ def _divides_anew(here: Mapping[str, Any]) -> bool:
     return bool(here["strategy"] == "ddp" and here["engine"] == "trainer")
 
 
+def _device() -> str:
+    """What a process trains on: its GPU, or the processor."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
+
+
 def _processor() -> str:
     """The processor's name, and the instructions that torch uses of it."""
     import torch
@@ -91,3 +121,9 @@ def _processor() -> str:
     except OSError:
         found = None
     return f"{found[1] if found else platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
+
+
+if __name__ == "__main__":
+    from training.program import run_program
+
+    run_program(main)

@@ -4,7 +4,8 @@ inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, 
 settings   kind, labels, training (the recipe's), compute (the recipe's, with what
            num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
            they fit into memory)
-output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves
+output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves;
+           log/circumstances.json: under what it was trained
 figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows);
            train_tokens_per_second and hardware_share as training.speed has them; estimated_memory_mb and
            peak_memory_mb of the process that took most, in 10^6 bytes
@@ -12,6 +13,7 @@ figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
-    from training import curves, engines, estimate, model, ranks, speed
+    from training import circumstances, curves, engines, estimate, model, ranks, speed
 
     model.make_deterministic()
     task = make_task(job_dir, job, events)
@@ -42,7 +44,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         model.export(task.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model", trained.weights)
     told = read_events(job_dir / EVENTS, 0)[0]
     if rank() == 0:
-        curves.draw_curves(told, job_dir / OUTPUT / "log" / "loss.png")
+        log = job_dir / OUTPUT / "log"
+        curves.draw_curves(told, log / "loss.png")
+        under = {**circumstances.machine(), **task.circumstances()}
+        (log / "circumstances.json").write_text(json.dumps(under, indent=1))
     peak = max(ranks.from_all(estimate.peak_bytes()))
     ranks.part()
     return {

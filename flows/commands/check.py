@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
 from flows.commands.codes import COMPLETED, FAILED, code_of, sigterm_interrupts
-from flows.tables import label_lines, problem_lines, split_lines, summary
+from flows.tables import label_lines, problem_lines, split_lines, summary, terminal_width
 from flows.terminal import Terminal
 from tasks import check
 from tasks.data import load_rows
@@ -21,8 +20,6 @@ from tasks.runtime.reports import need_report
 from training.problems import UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
-
-WIDTH = 100  # characters, where no terminal says how wide it is
 
 
 @dataclass
@@ -111,8 +108,7 @@ def _dumped(error: UserError) -> list[dict[str, Any]]:
 
 def _print(found: Found) -> None:
     """The table on stdout: wrapped for a person, and a line a problem for everything else."""
-    live = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if live else WIDTH
+    live, width = sys.stdout.isatty(), terminal_width()
     blocks = []
     if found.rows is not None:
         blocks += [split_lines(found.rows, found.tokens), label_lines(found.rows["labels"], width)]

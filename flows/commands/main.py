@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from flows.commands import check, models, plan, predict, promote, rollback, run
+from flows.commands import check, models, plan, predict, promote, reproduce, rollback, run, show
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from flows.tables import problem_line
 from tasks.runtime import settings
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     """All subcommands and their arguments."""
     whole = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, plan, check, models, promote, rollback, predict):
+    for module in (run, plan, check, models, show, reproduce, promote, rollback, predict):
         command = module.add_parser(commands)
         command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
         command.set_defaults(act=module.act)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,12 +11,11 @@ from typing import Any
 
 from flows.commands.arguments import add_json_argument, need_folder
 from flows.commands.codes import COMPLETED
-from flows.tables import aligned
+from flows.tables import aligned, terminal_width
 from tasks.runtime.catalog import listed
 from tasks.runtime.reports import value_told
 from training.protocol import write_atomically
 
-WIDTH = 100  # characters, where no terminal says how wide it is
 NARROWEST = 12
 
 
@@ -36,7 +33,7 @@ def act(arguments: argparse.Namespace) -> int:
     models = listed(arguments.name)
     if arguments.json is not None:
         write_atomically(arguments.json.absolute(), f"{json.dumps(models, indent=2, ensure_ascii=False)}\n".encode())
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    width = terminal_width()
     blocks = [["\n".join([model["name"], *_version_lines(model["versions"], width)])] for model in models]
     for block, model in zip(blocks, models, strict=True):
         if arguments.name and model["moves"]:

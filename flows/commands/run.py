@@ -23,6 +23,7 @@ from tasks.runtime.launch import Machines
 from tasks.runtime.looking import Foreseen, Looking
 from tasks.runtime.machines import Helper, machines_of
 from tasks.runtime.refs import Verdict
+from tasks.runtime.stage import Follower
 from tasks.runtime.tracking import deliver_left
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
@@ -115,24 +116,33 @@ def _nothing_changed(recipe: Recipe, foreseen: list[Foreseen]) -> dict[str, Any]
 
 def _run(recipe: Recipe, force: frozenset[str], out: Path | None, require_promotion: bool) -> int:
     signal.signal(signal.SIGTERM, interrupt)
+    print(f"{recipe.name}: starting", file=sys.stderr)
+    done = call_flow(recipe, force)
+    _write(out, done)
+    code = _say(recipe, done, require_promotion)
+    for warning in done["warnings"]:
+        print(warning, file=sys.stderr)
+    leave(done, code)
+    return code
+
+
+def leave(done: dict[str, Any], code: int) -> None:
+    """Ends this process at once where Prefect would try for minutes to send its last log lines to a server that is
+    away; else does nothing."""
+    from tasks.runtime import untold
+
+    if done["flow_run_id"] and untold.waits(done["flow_run_id"]):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _quiet() -> None:
     # The table tells what happens here; Prefect's own lines go to its server and its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     # Nor does it tell here, line for line, that the server is away.
     os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
     logging.raiseExceptions = False
-    print(f"{recipe.name}: starting", file=sys.stderr)
-    done = _call_flow(recipe, force)
-    _write(out, done)
-    code = _say(recipe, done, require_promotion)
-    for warning in done["warnings"]:
-        print(warning, file=sys.stderr)
-    from tasks.runtime import untold
-
-    if untold.waits(done["flow_run_id"]):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # Prefect would try for minutes to send its last log lines to a server that is away
-    return code
 
 
 def _help(recipe: Recipe, machines: Machines, helper: Helper, out: Path | None) -> int:
@@ -158,18 +168,26 @@ def _say(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> int:
     """Tells how the run ended, and what to do next; gives the exit code."""
     if done["state"] == "completed":
         return _say_next(recipe, done, require_promotion)
-    if done["state"] == "interrupted":
-        print("Stopped. Run the same command again: it goes on where it stopped.", file=sys.stderr)
-        return INTERRUPTED
-    for problem in done["problems"]:
-        print(problem_line(problem), file=sys.stderr)
-    code = code_of(problem["kind"] for problem in done["problems"] if problem.get("level") != "warning")
+    code = say_failed(done)
     if code == FAILED:
         print("What finished is kept: the same command goes on from there.", file=sys.stderr)
+    if code == INTERRUPTED:
+        print("Stopped. Run the same command again: it goes on where it stopped.", file=sys.stderr)
     return code
 
 
-def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
+def say_failed(done: dict[str, Any]) -> int:
+    """Tells why a run did not complete; gives the exit code."""
+    if done["state"] == "interrupted":
+        return INTERRUPTED
+    for problem in done["problems"]:
+        print(problem_line(problem), file=sys.stderr)
+    return code_of(problem["kind"] for problem in done["problems"] if problem.get("level") != "warning")
+
+
+def call_flow(recipe: Recipe, force: frozenset[str], *followed_by: Follower) -> dict[str, Any]:
+    """The flow's result as JSON values, however it ended; the terminal follows it, and whoever else is named."""
+    _quiet()
     from tasks.runtime.services import ensure_prefect_server
 
     terminal, where = Terminal(), "prefect"
@@ -179,7 +197,7 @@ def _call_flow(recipe: Recipe, force: frozenset[str]) -> dict[str, Any]:
         from tasks.runtime import untold
 
         untold.tell()
-        followers.set((terminal,))
+        followers.set((terminal, *followed_by))
         ended = finetune(recipe=recipe, force=sorted(force), return_state=True)
         if terminal.result is None:
             where = "run"

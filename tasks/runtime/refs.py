@@ -53,6 +53,8 @@ class FilePin(BaseModel):
     path: str
     """Its path, absolute, or its URL."""
     sha256: str
+    size_bytes: int | None = None
+    """None where the file system of a URL does not tell."""
 
 
 class HubPin(BaseModel):

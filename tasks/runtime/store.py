@@ -148,6 +148,17 @@ def ingredients_of(stage: str, key: str) -> dict[str, Any] | None:
         return None
 
 
+def manifest_of(stage: str, key: str) -> tuple[Ref, dict[str, dict[str, Any]]] | None:
+    """An artifact's ref and its files by path, each with `bytes` and `sha256`, as the manifest has them: nothing is
+    verified. None where it is gone or not to be read."""
+    try:
+        manifest = _read_json(folder(stage, key) / MANIFEST)
+        files = {file["path"]: {"bytes": file["bytes"], "sha256": file["sha256"]} for file in manifest["files"]}
+        return Ref.model_validate(manifest["ref"]), files
+    except (Damaged, KeyError, TypeError, ValueError):
+        return None
+
+
 def _files(place: Path) -> Iterator[Path]:
     """All files of an artifact but the manifest and Prefect's record."""
     for path in place.rglob("*"):

@@ -313,7 +313,7 @@ def run_flow(
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     recipe = parse(file["deployments"][0]["parameters"]["recipe"])
     # Followers stay in the context in which they are set.
-    return lambda: contextvars.copy_context().run(command_run._call_flow, recipe, frozenset())
+    return lambda: contextvars.copy_context().run(command_run.call_flow, recipe, frozenset())
 
 
 def test_a_flow_that_fails_before_its_stages_says_why_in_its_result(

@@ -159,7 +159,7 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
     url = s3.put("one/train.csv", ROWS)
     recipe = recipe_of({**FILES, "path": url})
     (found,) = pin(recipe).data_files["train"]
-    assert found == FilePin(path=url, sha256=hashlib.sha256(ROWS).hexdigest())
+    assert found == FilePin(path=url, sha256=hashlib.sha256(ROWS).hexdigest(), size_bytes=len(ROWS))
     with opened(found.path, recipe.data) as rows:
         assert rows.read() == ROWS
 

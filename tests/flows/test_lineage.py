@@ -1,0 +1,192 @@
+"""Where a model came from: told from the home and from MLflow alone, and made again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from flows.commands.reproduce import _afterword
+from flows.commands.show import _lines
+from tasks.fit import fits_of
+from tasks.reproduction import AsDivided, Difference, differences, figures_beside, other_files, recipe_of
+from tasks.runtime import lineage
+from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.stage import Row
+from tests.flows.small import FinishedRun, finetune
+from training.protocol import sha256
+from training.recipe import load
+
+
+@pytest.fixture
+def record(finished: FinishedRun) -> dict[str, Any]:
+    """What is kept of the finished run."""
+    kept = finished.home / "runs" / finished.result["flow_run_id"] / "lineage.json"
+    return dict(json.loads(kept.read_text()))
+
+
+def show(name: str, out: Path) -> dict[str, Any]:
+    assert main(["show", name, "--json", str(out)]) == 0
+    return dict(json.loads(out.read_text()))
+
+
+def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflow_alone(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = finished.result["flow_run_id"], tmp_path / "out.json"
+    names = ["small/1", "small@champion", run[:8], "small"]
+    monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
+    here = [show(name, out) for name in names]
+    printed = capsys.readouterr().out
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{finished.home / 'mlflow.db'}")
+    assert [show(name, out) for name in names] == here
+    assert capsys.readouterr().out == printed
+
+    told = here[0]
+    assert told["registered"]["version"] == "1" and told["registered"]["aliases"] == ["champion"]
+    assert [told["run"][name] for name in ("flow_run_id", "mlflow_run_id")] == [run, finished.result["mlflow_run_id"]]
+    assert told["run"]["state"] == "completed" and told["metrics"] == finished.result["metrics"]
+    assert [(stage["name"], stage["key"]) for stage in told["stages"]] == [
+        (stage["name"], stage["key"]) for stage in finished.result["stages"]
+    ]
+    (fitted,) = (stage for stage in told["stages"] if stage["name"] == "fit")
+    kept = json.loads((finished.home / "artifacts/fit" / fitted["key"] / "ingredients.json").read_text())
+    assert kept == fitted["ingredients"] | {
+        **{f"code.{path}": told["code"]["files"][path] for path in fitted["code"]},
+        **{f"library.{name}": told["libraries"][name] for name in fitted["libraries"]},
+    }
+    assert told["circumstances"]["threads"] > 0 and told["training"]["micro_batch"] == 16
+    assert max(map(len, printed.splitlines())) <= 100
+    rows = finished.file.parent / "train.csv"
+    # By name: files that come to the folder later are none of the recorded rows.
+    assert told["recipe"]["data"]["splits"] == {s: [str(rows.with_stem(s))] for s in ("train", "validation")}
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    expected = [finished.result["model"]["sha256"], sha256(rows), f"{rows.stat().st_size:,} bytes", fitted["key"][:12]]
+    expected += [
+        run,
+        "train 240, validation 60; 2 labels",
+        told["circumstances"]["processor"],
+        git,
+        "learning_rate: 0.005",
+    ]
+    assert [text for text in expected if text not in " ".join(printed.split())] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("smal", "is no run and no recipe that has run: small. Registered: small. Did you mean 'small'?"),
+        ("smal/1", "no model 'smal' is registered"),
+        ("small/9", "'small' has no version '9': it has 1."),
+        ("small@champoin", "Did you mean 'champion'?"),
+    ],
+)
+def test_a_name_that_is_not_there_is_told_with_the_nearest(
+    finished: FinishedRun, name: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
+    assert main(["show", name]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_is_made_again_to_the_byte_and_nothing_is_left_or_registered(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    again = finetune(home, "reproduce", "small/1", **server)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "All is as it was then" in again.stdout
+    assert f"The same bytes: sha256 {finished.result['model']['sha256']} model.safetensors" in again.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert len(MlflowClient(f"sqlite:///{home / 'mlflow.db'}").search_model_versions("name = 'small'")) == 1
+
+
+def test_a_file_that_has_changed_or_is_gone_is_told_before_anything_is_made(
+    finished: FinishedRun,
+    record: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    kept = home / "runs" / finished.result["flow_run_id"] / "lineage.json"
+    (pin,) = record["pins"]["data_files"]["train"]
+    pin["sha256"] = "0" * 64
+    kept.write_text(json.dumps(record))
+    assert main(["reproduce", "small/1"]) == 2
+    assert f"{pin['path']}: has changed since (sha256 {sha256(Path(pin['path']))[:12]}" in capsys.readouterr().err
+    record["recipe"]["data"]["splits"]["train"] = [str(finished.file.parent / "gone.csv")]
+    kept.write_text(json.dumps(record))
+    assert main(["reproduce", "small/1"]) == 2
+    assert "gone.csv" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_each_ingredient_that_differs_is_named_with_both_values(record: dict[str, Any]) -> None:
+    pins = Pins.model_validate(record["pins"])
+    machine = {name: record["circumstances"][name] for name in ("device", "threads")}
+    assert differences(record, pins, machine) == []
+    torch = record["libraries"]["torch"]
+    digest = record["code"]["files"]["training/fit.py"]
+    record["libraries"] |= {"torch": "1.0", "gone-library": "2.0"}
+    record["code"]["files"] |= {"training/fit.py": "0" * 64, "my_engine.py": "1" * 64}
+    found = differences(record, pins.model_copy(update={"data_fingerprint": "second"}), {**machine, "device": "Z80"})
+    assert [tuple(one) for one in found] == [
+        ("library torch", "1.0", torch),
+        ("library gone-library", "2.0", "none"),
+        ("code training/fit.py", "0" * 12, digest[:12]),
+        ("code my_engine.py", "1" * 12, "none"),
+        ("device", machine["device"], "Z80"),
+        ("rows' fingerprint", "none", "second"),
+    ]
+
+
+@pytest.mark.parametrize(("value", "differs", "code"), [(0.85, True, 0), (0.85, False, 1), (0.75, True, 1)])
+def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_agree(
+    value: float, differs: bool, code: int
+) -> None:
+    recorded = {"model.safetensors": {"sha256": "a" * 64}, "config.json": {"sha256": "c" * 64}}
+    here = {**recorded, "model.safetensors": {"sha256": "b" * 64}}
+    assert other_files(recorded, here) == ["model.safetensors"] and other_files(recorded, recorded) == []
+    figures = figures_beside(
+        {"validation": {"accuracy": {"value": 0.875, "low": 0.8125, "high": 0.9375}}},
+        {"validation": {"accuracy": {"value": value, "low": value - 0.0625, "high": value + 0.0625}}},
+    )
+    differing = [Difference("library torch", "1", "2")] if differs else []
+    lines, given = _afterword(["model.safetensors"], recorded, here, differing, figures)
+    assert given == code
+    assert ("do not agree" in lines[-1]) == (value == 0.75)
+
+
+def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) -> None:
+    recipe, pins = recipe_of(record), Pins.model_validate(record["pins"])
+    record["training"]["micro_batch"] = 4  # of 16
+    model = Ref(kind="load_model", key="k", digest="d")
+    (home / model.location / "model").mkdir(parents=True)
+    home.chmod(0o700)
+    (home / model.location / "model/config.json").write_text("{}")
+    follower = AsDivided(recipe, record)
+    follower.stage_ended(Row("resolve", "r", "ran", 0.0), pins)
+    follower.stage_ended(Row("load_model", "k", "ran", 0.0), model)
+    assert fits_of(recipe, pins, model).division == 4
+
+
+def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> None:
+    run = home / "runs/run"
+    run.mkdir(mode=0o700, parents=True)
+    home.chmod(0o700)
+    pins = Pins(data_fingerprint="postgresql://me:planted@rows.example/reviews, table 7")
+    (run / "pins.json").write_text(pins.model_dump_json())
+    told = lineage.record(load(finished.file), "run", [], mlflow_run=None)
+    assert "planted" not in json.dumps(told)
+    assert told["pins"]["data_fingerprint"] == "postgresql://rows.example/reviews, table 7"
+    assert next(_lines(told, 100)) == "small, flow run run" and len(list(_lines(told, 100))) > 20  # as far as it came
