@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LINEAGE = "lineage.json"
 CIRCUMSTANCES = "log/circumstances.json"
 SHOWN_NAMES = 20
+_DIGITS = re.compile(r"[0-9a-f][0-9a-f-]{3,}")
 
 
 def record(
@@ -144,15 +145,16 @@ def find(name: str) -> dict[str, Any]:
     """
     if re.search(r"[/@]", name):
         return of_version(name)
-    here = [path for path in _kept_here() if path.parent.name.startswith(name)]
-    if len(here) > 1 and len(name) >= 4:
-        raise problem("RUN", f"{name!r} begins the ids of {len(here)} runs: give more of it.")
-    if len(here) == 1 and len(name) >= 4:
+    here = [path for path in _kept_here() if path.parent.name.startswith(name)] if _DIGITS.fullmatch(name) else []
+    if len(here) > 1:
+        raise _several(name)
+    if here:
         return _read(here[0].read_text(), name)
     for path in _kept_here():
-        found = _read(path.read_text(), name)
-        if found["recipe"]["name"] == name:
-            return found
+        with contextlib.suppress(UserError):  # a damaged one is no reason not to find another
+            found = _read(path.read_text(), name)
+            if found["recipe"]["name"] == name:
+                return found
     with failures_told():
         client = connect()
         text = _of_run(client, name) or _of_recipe(client, name)
@@ -271,12 +273,12 @@ def _read(text: str, name: str) -> dict[str, Any]:
 
 
 def _of_run(client: MlflowClient, digits: str) -> str | None:
-    if not re.fullmatch(r"[0-9a-f][0-9a-f-]{3,}", digits):
+    if not _DIGITS.fullmatch(digits):
         return None
     experiments = [experiment.experiment_id for experiment in every(client.search_experiments)]
     found = client.search_runs(experiments, f"tags.`{FLOW_RUN_TAG}` LIKE '{digits}%'", max_results=2)
     if len(found) > 1:
-        raise problem("RUN", f"{digits!r} begins the ids of several runs: give more of it.")
+        raise _several(digits)
     return _text_of(client, found[0].info.run_id) if found else None
 
 
@@ -294,6 +296,10 @@ def _text_of(client: MlflowClient, run_id: str | None) -> str | None:
         return None
     with tempfile.TemporaryDirectory() as aside:
         return Path(client.download_artifacts(run_id, LINEAGE, aside)).read_text()
+
+
+def _several(digits: str) -> UserError:
+    return problem("RUN", f"{digits!r} begins the ids of several runs: give more of it.")
 
 
 def _unknown(client: MlflowClient, name: str) -> UserError:
