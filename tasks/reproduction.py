@@ -52,11 +52,21 @@ def recipe_of(record: Mapping[str, Any]) -> Recipe:
     """The recorded recipe, pinned, that registers, publishes and reports nothing. Raises UserError where it is none
     any more, or cannot be followed by one machine."""
     nowhere: dict[str, Any] = {"release.registry": None, "release.hub": None, "training.report_to": []}
-    recipe = parse(record["recipe"], nowhere)
+    recipe = parse(_overlaid(parse(record["said"]).model_dump(mode="json"), record["recipe"]), nowhere)
     if record["pins"]["num_machines"] > 1:
         message = f"it was trained by {record['pins']['num_machines']} machines: run its recipe on as many."
         raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
     return recipe
+
+
+def _overlaid(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with the recorded values, which may have been the defaults of then; those that there are no more are
+    left out."""
+
+    def overlaid(field: Any, value: Any) -> Any:
+        return _overlaid(field, value) if isinstance(field, dict) and isinstance(value, dict) else value
+
+    return {name: overlaid(field, values.get(name, field)) for name, field in fields.items()}
 
 
 def as_pinned(recipe: Recipe, record: Mapping[str, Any]) -> Pins:

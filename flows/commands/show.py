@@ -9,14 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from flows.commands.arguments import add_json_argument, need_folder
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned, counted, terminal_width
 from tasks.runtime.reports import score_told
 from training.protocol import write_atomically
-from training.recipe import Recipe
 
 LABEL = 14
 DIGITS = 12
@@ -69,7 +67,7 @@ def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
     yield "\nstages"
     yield from (f"  {line}" for line in aligned(_stages(record)))
     yield "\nrecipe, pinned, without what is left to its default"
-    recipe = yaml.safe_dump(_said(record["recipe"]), sort_keys=False, allow_unicode=True, width=width - 2)
+    recipe = yaml.safe_dump(record["said"], sort_keys=False, allow_unicode=True, width=width - 2)
     yield from (f"  {line}" for line in recipe.splitlines())
 
 
@@ -166,14 +164,6 @@ def _stages(record: Mapping[str, Any]) -> list[list[str]]:
         key, digest = ((stage[part] or "")[:DIGITS] for part in ("key", "digest"))
         table.append([stage["name"], key, digest, stage["state"], told if digest else ""])
     return table
-
-
-def _said(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The fields that differ from their defaults; all of them, where they are a recipe of another version."""
-    try:
-        return Recipe.model_validate(recipe).model_dump(mode="json", exclude_defaults=True)
-    except ValidationError:
-        return recipe
 
 
 def _time(time: str | None) -> str:

@@ -59,6 +59,7 @@ def record(
     `rows` are the stages that ended, `pins` what the run's own folder says of the recipe's names.
     """
     pins = _pins(run)
+    values = pinned(recipe, pins)
     made = {row.name: found for row in rows if row.key and (found := store.manifest_of(row.name, row.key))}
     refs = {name: ref for name, (ref, _) in made.items()}
     ingredients = {name: store.ingredients_of(name, ref.key) or {} for name, ref in refs.items()}
@@ -67,7 +68,9 @@ def record(
     git = git_commit()
     return _without_credentials(
         {
-            "recipe": pinned(recipe, pins),
+            "recipe": values,
+            # Not left to a default: only here does a field matter that a later version of the project does not have.
+            "said": Recipe.model_validate(values).model_dump(mode="json", exclude_defaults=True),
             "pins": pins.model_dump(mode="json"),
             "rows": _rows(refs.get("load_data")),
             "model": _model(*made["fit"]) if "fit" in made else None,
@@ -266,7 +269,7 @@ def _kept_here() -> list[Path]:
 def _read(text: str, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-        found["recipe"]["name"], found["run"]["flow_run_id"], found["stages"]
+        found["recipe"]["name"], found["run"]["flow_run_id"], found["said"]
         return dict(found)
     except (ValueError, KeyError, TypeError) as error:
         raise problem("NAME", f"the {LINEAGE} of {name} is damaged, or of another version of the project.") from error
