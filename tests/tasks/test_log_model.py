@@ -76,9 +76,10 @@ def outcome(job_dir: Path) -> Outcome:
 
 
 def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked_by_file(
-    tracked: Path, tmp_path: Path
+    tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the server of forks keeps it for all that come after
     world = tmp_path / "world"
     world.mkdir()
     with (world / "in.csv").open("w", newline="") as file:

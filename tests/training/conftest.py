@@ -16,9 +16,6 @@ from tests.training.forks import FORKS
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more, and forks inherit it
-    FORKS.set_forkserver_preload(
-        ["training.trainer", "training.metrics", "training.model", "training.kinds", "deepspeed"]
-    )
     home = tmp_path_factory.mktemp("world")
     maker = FORKS.Process(target=tiny.make_world, args=(home,))
     maker.start()

@@ -24,6 +24,10 @@ from training.program import run_program
 from training.protocol import LOGS, Job, Outcome, read_events, read_outcome, sha256
 
 FORKS = multiprocessing.get_context("forkserver")
+# Said here, for the first test to fork anything starts the server for all.
+FORKS.set_forkserver_preload(
+    ["training.trainer", "training.loop", "training.metrics", "training.model", "training.kinds", "deepspeed"]
+)
 END_WITHIN_S = 120.0
 
 
