@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,14 +25,6 @@ from tasks.runtime.push import Place, push
 from tests.hub.server import CUT, Hub
 
 NAME = "tester/thing"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    with Hub() as hub:
-        yield hub
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi
 
 from tasks.programs.push_checkpoints import Uploads
 from tasks.runtime.stage import Work
@@ -22,14 +22,6 @@ from training.protocol import CHECKPOINTS, EVENTS, Job, read_events
 from training.recipe import Recipe, parse
 
 NAME = "tester/thing"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    with Hub() as hub:
-        yield hub
 
 
 @pytest.fixture
