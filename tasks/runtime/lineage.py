@@ -87,23 +87,7 @@ def record(
                 "finetune-flows": importlib.metadata.version("finetune-flows"),
                 "python": platform.python_version(),
             },
-            "stages": [
-                {
-                    "name": row.name,
-                    "key": row.key,
-                    "digest": refs[row.name].digest if row.name in refs else None,
-                    "state": row.state,
-                    "seconds": round(row.seconds, 3),
-                    "code": list(_of("code", ingredients.get(row.name, {}))),
-                    "libraries": list(_of("library", ingredients.get(row.name, {}))),
-                    "ingredients": {
-                        name: value
-                        for name, value in ingredients.get(row.name, {}).items()
-                        if name.partition(".")[0] not in ("code", "library")
-                    },
-                }
-                for row in rows
-            ],
+            "stages": [_stage(row, refs.get(row.name), ingredients.get(row.name, {})) for row in rows],
             "run": {
                 "state": state,
                 "flow_run_id": run,
@@ -113,6 +97,21 @@ def record(
             },
         }
     )
+
+
+def _stage(row: Row, made: Ref | None, ingredients: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "key": row.key,
+        "digest": made.digest if made else None,
+        "state": row.state,
+        "seconds": round(row.seconds, 3),
+        "code": list(_of("code", ingredients)),
+        "libraries": list(_of("library", ingredients)),
+        "ingredients": {
+            name: value for name, value in ingredients.items() if name.partition(".")[0] not in ("code", "library")
+        },
+    }
 
 
 def keep(told: Mapping[str, Any]) -> str:
