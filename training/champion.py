@@ -54,7 +54,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     tell = told_now_and_then(events, split, 0, len(rows))
     logits = predict(network, rows, collate, batch_size, say["mixed_precision"], tell)
     own = [network.config.id2label[number] for number in range(logits.shape[1])]
-    write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, *by_labels(kind, logits, own, labels, rows.labels))
+    predictions, logits = by_labels(kind, logits, own, labels, rows.labels)
+    write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, predictions, logits, rows.lengths)
     return {
         "rows": len(rows),
         "rows_per_second": round(len(rows) / (time.monotonic() - began), 1),

@@ -2,7 +2,7 @@
 
 inputs     model (what training.fit put out), tokens (SPLIT.arrow)
 settings   kind, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
-output     SPLIT.parquet, a row for a row of the split, in its order: row, label, prediction, logits
+output     SPLIT.parquet, a row for a row of the split, in its order: row, label, prediction, logits, tokens (how many)
 figures    rows and rows_per_second of all splits together
 """
 
@@ -45,7 +45,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     for split, rows in splits.items():
         tell = told_now_and_then(events, split, before, total)
         logits = predict(network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
-        write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, kind.predictions(logits), logits)
+        write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, kind.predictions(logits), logits, rows.lengths)
         before += len(rows)
     return {"rows": total, "rows_per_second": round(total / (time.monotonic() - began), 1)}
 
@@ -84,8 +84,9 @@ def write(
     labels: npt.NDArray[np.int64],
     predictions: npt.NDArray[np.int64],
     logits: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int32],
 ) -> None:
-    """Store (N,) labels, (N,) predictions and (N, L) logits as Parquet, numbered from 0."""
+    """Store (N,) labels, (N,) predictions, (N, L) logits and (N,) numbers of tokens as Parquet, numbered from 0."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -98,6 +99,7 @@ def write(
             "label": labels,
             "prediction": predictions,
             "logits": pa.ListArray.from_arrays(offsets, logits.reshape(-1)),
+            "tokens": tokens,
         }
     )
     pq.write_table(table, file, compression="zstd")

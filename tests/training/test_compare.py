@@ -36,7 +36,7 @@ def run(
     for folder in ("predictions", "champion", "data", "job/output"):
         (home / folder).mkdir(parents=True)
     for folder, logits in (("predictions", new), ("champion", old)):
-        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits)
+        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits, np.ones(ROWS, np.int32))
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
     with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from training.problems import Problem, UserError, nearest
+from training.problems import nearest
 from training.recipe.data import DOTTED
+from training.recipe.slices import SLICE_RULES
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
@@ -77,21 +78,15 @@ def _is_number(label: str) -> bool:
         return False
 
 
-def require_fitting_metrics(metrics: Iterable[str], labels: Sequence[str]) -> None:
-    """Raises UserError where one of the project's own metrics cannot be computed with these labels."""
-    problems = [Problem(kind="metrics", where=where, message=said) for where, said in _unfitting(metrics, labels)]
-    if problems:
-        raise UserError(problems)
-
-
-def _unfitting(metrics: Iterable[str], labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Where one of the project's own metrics is named that cannot be computed with these labels, and why."""
     for index, name in enumerate(metrics):
         if name in OF_NUMBERS and (message := refusal_of_numbers(name, labels)):
             yield f"evaluation.metrics[{index}]", message
 
 
 def _fitting_metrics(written: Written) -> Iterator[tuple[str, str]]:
-    yield from _unfitting(written["evaluation.metrics"], written["data.label_names"] or ())
+    yield from unfitting_metrics(written["evaluation.metrics"], written["data.label_names"] or ())
 
 
 def figures_of(written: Written) -> list[str] | None:
@@ -109,15 +104,18 @@ def _gate_split(written: Written) -> Iterator[tuple[str, str]]:
 def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
     figures, gate = figures_of(written), "release.gate"
     bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
+    bounds |= {f"{gate}.floors.{key}": limits for key, limits in written[f"{gate}.floors"].items()}
     for place, limits in bounds.items():
         for metric, limit in limits.items():
             where = f"{place}.{metric}"
             if figures is not None and metric not in figures:
                 choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
                 yield where, f"is not evaluated: {choices}.{nearest(metric, figures)}"
-            elif metric in LESS_IS_BETTER and not place.endswith("maximum"):
+            elif metric in LESS_IS_BETTER and place.startswith(f"{gate}.floors"):
+                yield where, f"less of {metric} is better, and a floor is a least value: choose another metric."
+            elif metric in LESS_IS_BETTER and place == f"{gate}.minimum":
                 yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
-            elif metric in MORE_IS_BETTER and place.endswith("maximum"):
+            elif metric in MORE_IS_BETTER and place == f"{gate}.maximum":
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
             elif metric in MORE_IS_BETTER and limit > 1:
                 yield where, f"{limit:g} is out of range: it must be at most 1."
@@ -158,6 +156,7 @@ RELEASE_RULES = (
     _evaluated_splits,
     _metrics,
     _fitting_metrics,
+    *SLICE_RULES,
     _gate_split,
     _gate_figures,
     _gate_comparison,
