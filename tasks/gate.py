@@ -99,8 +99,8 @@ def _unjudged(name: str, groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     small = [group["group"] for group in groups if group["rows"] < FEWEST_ROWS]
     if small:
         more = f" and {len(small) - MOST_TOLD:,} more" if len(small) > MOST_TOLD else ""
-        listed = f"{', '.join(small[:MOST_TOLD])}{more} {'has' if len(small) == 1 else 'have'}"
-        yield f"the floor for each {name} does not judge groups of fewer than {FEWEST_ROWS} rows, as {listed}."
+        listed = f"{', '.join(small[:MOST_TOLD])}{more}"
+        yield f"the floor for each {name} does not judge groups of fewer than {FEWEST_ROWS} rows: {listed}."
     if len(groups) >= MOST_GROUPS:
         yield f"the floor for each {name} judges the {MOST_GROUPS} groups of most rows alone."
 

@@ -81,7 +81,7 @@ def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         for where, message in unknown_slices(names, kept, found["left_out"]):
             yield Problem(kind="slices", where=where, message=message)
     for name, groups in named_groups(recipe.release.gate.floors, names).items():
-        if name == LABEL or name in kept:  # lengths are known when there are tokens
+        if name == LABEL or (name in kept and name not in MADE):  # lengths are known when there are tokens
             there = labels if name == LABEL else _values(rows / f"{recipe.judged_split}.slices.arrow", name)
             for group in groups:
                 if group not in there:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.problems import nearest
 from training.recipe.data import DOTTED
-from training.recipe.slices import SLICE_RULES
+from training.recipe.slices import slice_of, slices_of_any_rows
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
@@ -104,21 +104,44 @@ def _gate_split(written: Written) -> Iterator[tuple[str, str]]:
 def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
     figures, gate = figures_of(written), "release.gate"
     bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
-    bounds |= {f"{gate}.floors.{key}": limits for key, limits in written[f"{gate}.floors"].items()}
     for place, limits in bounds.items():
         for metric, limit in limits.items():
-            where = f"{place}.{metric}"
-            if figures is not None and metric not in figures:
-                choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
-                yield where, f"is not evaluated: {choices}.{nearest(metric, figures)}"
-            elif metric in LESS_IS_BETTER and place.startswith(f"{gate}.floors"):
-                yield where, f"less of {metric} is better, and a floor is a least value: choose another metric."
-            elif metric in LESS_IS_BETTER and place == f"{gate}.minimum":
+            where, most = f"{place}.{metric}", place.endswith("maximum")
+            if message := _no_figure(metric, figures):
+                yield where, message
+            elif metric in LESS_IS_BETTER and not most:
                 yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
-            elif metric in MORE_IS_BETTER and place == f"{gate}.maximum":
+            elif metric in MORE_IS_BETTER and most:
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
             elif metric in MORE_IS_BETTER and limit > 1:
                 yield where, f"{limit:g} is out of range: it must be at most 1."
+
+
+def _floors(written: Written) -> Iterator[tuple[str, str]]:
+    figures, slices = figures_of(written), written["evaluation.slices"]
+    for key, limits in written["release.gate.floors"].items():
+        place = f"release.gate.floors.{key}"
+        if slice_of(key, slices) is None:
+            choices = f"choose from {', '.join(slices)} (or {slices[0]}=GROUP), or " if slices else ""
+            yield place, f"is of no slice: {choices}add it to evaluation.slices.{nearest(key, slices)}"
+        elif not limits:
+            yield place, "names no metric: write such as {accuracy: 0.6}."
+        for metric, limit in limits.items():
+            if message := _no_figure(metric, figures):
+                yield f"{place}.{metric}", message
+            elif metric in LESS_IS_BETTER:
+                message = f"less of {metric} is better, and a floor is a least value: choose another metric."
+                yield f"{place}.{metric}", message
+            elif metric in MORE_IS_BETTER and limit > 1:
+                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most 1."
+
+
+def _no_figure(metric: str, figures: list[str] | None) -> str | None:
+    """That the metric is not evaluated, and which are; None where it is, or may be."""
+    if figures is None or metric in figures:
+        return None
+    choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
+    return f"is not evaluated: {choices}.{nearest(metric, figures)}"
 
 
 def _gate_comparison(written: Written) -> Iterator[tuple[str, str]]:
@@ -156,9 +179,10 @@ RELEASE_RULES = (
     _evaluated_splits,
     _metrics,
     _fitting_metrics,
-    *SLICE_RULES,
+    slices_of_any_rows,
     _gate_split,
     _gate_figures,
+    _floors,
     _gate_comparison,
     _aliases,
     _hub,

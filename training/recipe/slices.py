@@ -68,7 +68,7 @@ def unknown_slices(
             yield f"evaluation.slices[{index}]", f"{message}{nearest(name, there)}{others}"
 
 
-def _slices(written: Written) -> Iterator[tuple[str, str]]:
+def slices_of_any_rows(written: Written) -> Iterator[tuple[str, str]]:
     slices, texts, label = (written[name] for name in ("evaluation.slices", "data.text", "data.label"))
     for index, name in enumerate(slices):
         where = f"evaluation.slices[{index}]"
@@ -82,17 +82,3 @@ def _slices(written: Written) -> Iterator[tuple[str, str]]:
             yield where, f"{name!r} is a column of texts: choose another, or {LENGTH} for groups by their length."
         elif "train" in written["evaluation.splits"]:
             yield where, f"{name!r} is not kept of train: leave that out of evaluation.splits, or slice by {LABEL}."
-
-
-def _floors(written: Written) -> Iterator[tuple[str, str]]:
-    slices = written["evaluation.slices"]
-    for key, limits in written["release.gate.floors"].items():
-        where = f"release.gate.floors.{key}"
-        if slice_of(key, slices) is None:
-            choices = f"choose from {', '.join(slices)} (or {slices[0]}=GROUP), or " if slices else ""
-            yield where, f"is of no slice: {choices}add it to evaluation.slices.{nearest(key, slices)}"
-        elif not limits:
-            yield where, "names no metric: write such as {accuracy: 0.6}."
-
-
-SLICE_RULES = (_slices, _floors)
