@@ -30,15 +30,15 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
     """The predictions, the rows they are of, and what is asked for, with its code where it is the user's. The columns
     that were kept beside the rows count where a slice is one of them."""
     metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
-    files = [*(f"{split}.arrow" for split in splits), "labels.json"]
-    files += [f"{split}.slices.arrow" for split in splits if _columns(recipe)]
+    read = {f"load_data/{split}": f"{split}.arrow" for split in splits} | {"labels": "labels.json"}
+    read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _columns(recipe)}
     return Ingredients(
         {
             "kind": recipe.kind,
             "evaluation": {"metrics": list(metrics), **_slices(recipe)},
             "upstream": {
+                **{name: data.parts.get(file) for name, file in read.items()},
                 "predict": predictions.digest,
-                **{f"load_data/{file}": data.parts.get(file) for file in files},
             },
         },
         code=["training.score", KINDS[recipe.kind]],

@@ -80,10 +80,10 @@ def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowh
     plain, by_length, by_genre = (
         score.flat_ingredients(recipe(*slices), data, given)[0] for slices in ((), ("length_bucket",), ("genre",))
     )
-    read = {name for name in plain if name.startswith("upstream.load_data")}
-    assert read == {"upstream.load_data/validation.arrow", "upstream.load_data/labels.json"}
+    read = {name.removeprefix("upstream.") for name in plain if name.startswith("upstream.")}
+    assert read == {"load_data/validation", "labels", "predict"}
     assert {name for name in by_length if by_length[name] != plain.get(name)} == {"evaluation.slices"}
-    assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices.arrow"}
+    assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices"}
 
 
 def test_which_group_has_a_floor_counts_as_one_that_has_to_be_shown_and_its_height_does_not() -> None:
