@@ -11,7 +11,7 @@ from tasks.runtime.reports import read_slices
 from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
-from training.recipe.slices import FEWEST_ROWS, MOST_GROUPS, no_such_group, slice_of
+from training.recipe.slices import FEWEST_ROWS, MOST_GROUPS, slice_of, unfitting_floor
 
 MOST_TOLD = 10  # groups that miss their floor, or have too few rows for one
 
@@ -67,16 +67,16 @@ def _floors(recipe: Recipe, scores: Ref) -> tuple[list[Check], list[str]]:
     problems: list[Problem] = []
     for key, limits in floors.items():
         name, one = slice_of(key, recipe.evaluation.slices) or ("", None)  # a rule of recipes has seen to it
-        groups = {group["group"]: group for group in sliced[name]}
+        groups = {group["group"]: group for group in sliced.get(name, ())}
         where = f"release.gate.floors.{key}"
+        if message := unfitting_floor(name, one, groups, split):
+            problems.append(Problem(kind="release", where=where, message=message))
+            continue
         if one is None:
             judged = [group for group in groups.values() if group["rows"] >= FEWEST_ROWS]
             warnings += _unjudged(name, sliced[name])
-        elif one in groups:
-            judged = [groups[one]]
         else:
-            problems.append(Problem(kind="release", where=where, message=no_such_group(name, one, groups)))
-            continue
+            judged = [groups[one]]
         for metric, limit in limits.items():
             if metric not in scores.figures[split]:
                 problems.append(_no_such_figure(f"{where}.{metric}", metric, scores.figures[split]))

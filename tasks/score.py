@@ -18,10 +18,12 @@ from training.recipe.release import unfitting_metrics
 from training.recipe.slices import (
     FEWEST_ROWS,
     LABEL,
+    LENGTH,
     MADE,
     MOST_GROUPS,
     named_groups,
-    no_such_group,
+    slice_of,
+    unfitting_floor,
     unknown_slices,
 )
 
@@ -72,21 +74,21 @@ def require_fitting(recipe: Recipe, data: object) -> None:
 
 def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
     names, labels = recipe.evaluation.slices, json.loads((rows / "labels.json").read_text())
-    for where, message in unfitting_metrics(recipe.evaluation.metrics, labels):
-        yield Problem(kind="metrics", where=where, message=message)
+    for where, said in unfitting_metrics(recipe.evaluation.metrics, labels):
+        yield Problem(kind="metrics", where=where, message=said)
     kept: list[str] = []
     if _columns(recipe):
         found = json.loads((rows / "slices.json").read_text(encoding="utf-8"))
         kept = found["kept"]
-        for where, message in unknown_slices(names, kept, found["left_out"]):
-            yield Problem(kind="slices", where=where, message=message)
-    for name, groups in named_groups(recipe.release.gate.floors, names).items():
-        if name == LABEL or (name in kept and name not in MADE):  # lengths are known when there are tokens
-            there = labels if name == LABEL else _values(rows / f"{recipe.judged_split}.slices.arrow", name)
-            for group in groups:
-                if group not in there:
-                    where = f"release.gate.floors.{name}={group}"
-                    yield Problem(kind="slices", where=where, message=no_such_group(name, group, there))
+        for where, said in unknown_slices(names, kept, found["left_out"]):
+            yield Problem(kind="slices", where=where, message=said)
+    split, there = recipe.judged_split, {LABEL: labels}  # lengths are known when there are tokens
+    for key in recipe.release.gate.floors:
+        name, group = slice_of(key, names) or ("", None)  # a rule of recipes has seen to it
+        if name in kept and name not in there and name != LENGTH:
+            there[name] = _values(rows / f"{split}.slices.arrow", name)
+        if name in there and (message := unfitting_floor(name, group, there[name], split)):
+            yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
 
 
 def _values(file: Path, column: str) -> list[str]:

@@ -75,7 +75,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         pictures.draw_scores(predicted, split, output / "log")
         sliced[split] = {}
         for name in job.settings["slices"]:
-            groups = _groups(name, split, predicted, job)
+            if not (groups := _groups(name, split, predicted, job)):
+                events.warning(f"{split} has no column {name!r}, so no groups of it.")
+                continue
             sliced[split][name] = of_groups(name, split, groups, predicted, found[split], job.settings, events)
             pictures.draw_slice(name, split, sliced[split][name], found[split], output / "log")
         samples += worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")

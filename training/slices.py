@@ -34,8 +34,11 @@ def of_length(tokens: npt.NDArray[np.integer]) -> dict[str, Rows]:
 
 def of_column(file: Path, name: str) -> dict[str, Rows]:
     """The rows (N,) of each value of a column in SPLIT.slices.arrow, those of most rows first; `none` where it is
-    null."""
-    column = pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name].cast(pa.large_string())
+    null. No groups where the split has no such column."""
+    kept = pa.ipc.open_file(pa.memory_map(str(file))).read_all() if file.is_file() else pa.table({})
+    if name not in kept.column_names:
+        return {}
+    column = kept[name].cast(pa.large_string())
     encoded = column.fill_null(NO_VALUE).combine_chunks().dictionary_encode()
     found = _grouped(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
     return dict(sorted(found.items(), key=lambda group: (-len(group[1]), group[0])))

@@ -74,6 +74,16 @@ def test_a_floor_of_a_group_that_no_row_has_is_told_before_anything_is_trained(r
     }
 
 
+def test_a_floor_of_a_column_that_only_another_split_has_is_told(rows: Path) -> None:
+    write_kept(rows, "test", {"late": ["a"]})
+    floors = {"late": {"accuracy": 0.5}, "late=a": {"accuracy": 0.5}}
+    message = "validation is judged, and has no column 'late': set release.gate.split to another, or leave it out."
+    assert told(recipe("late", floors=floors), rows) == dict.fromkeys(
+        ("release.gate.floors.late", "release.gate.floors.late=a"), message
+    )
+    require_fitting(recipe("late"), rows)
+
+
 def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowhere_else() -> None:
     data = Ref(kind="load_data", key="k", digest="all of it", parts=DATA)
     given = Ref(kind="predict", key="k", digest="d")

@@ -94,7 +94,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "kind": "sequence-classification",
         "metrics": ["accuracy", "roc_auc", "tests.training.test_slices:Fussy"],
         "labels": ["neg", "pos"],
-        "slices": ["genre", "label", "length_bucket", "$k\\/"],
+        "slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/"],
         "named": {"$k\\/": ["59"]},
         "fewest_rows": 10,
         "most_groups": 4,
@@ -146,6 +146,7 @@ def test_groups_beyond_the_largest_are_told_of_and_progress_reaches_its_end(scor
     assert list(groups(scored, "$k\\/")) == ["0", "1", "10", "11", "59"]
     told, _ = read_events(scored / "events.jsonl", 0)
     (warning,) = [event["message"] for event in told if event["kind"] == "warning" and "$k" in event["message"]]
+    assert "test has no column 'elsewhere', so no groups of it." in [event.get("message") for event in told]
     assert warning == "$k\\/ has 60 groups in test: only the largest and those that floors name have figures, 5 in all."
     done = [(event["done"], event["total"]) for event in told if event.get("phase") == "slices"]
     assert done.count((5000, 5000)) == 1 and all(some <= total for some, total in done)

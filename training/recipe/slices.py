@@ -42,9 +42,14 @@ def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
     return None if longest is None else (longest, key.removeprefix(f"{longest}="))
 
 
-def no_such_group(name: str, group: str, groups: Iterable[str]) -> str:
-    """That the slice has no group of that name, and which it has."""
+def unfitting_floor(name: str, group: str | None, groups: Iterable[str], split: str) -> str | None:
+    """Why a floor cannot be for that group of the slice, or for each (None), where the split has these groups; None if
+    it can."""
     there = list(groups)
+    if not there:
+        return f"{split} is judged, and has no column {name!r}: set release.gate.split to another, or leave it out."
+    if group is None or group in there:
+        return None
     more = f" and {len(there) - _LISTED:,} more" if len(there) > _LISTED else ""
     return f"{name} has no group {group!r}: choose from {', '.join(there[:_LISTED])}{more}.{nearest(group, there)}"
 
