@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 import training
 from tasks.runtime.hardware import killed_for_memory, visible_gpus
+from tasks.runtime.refs import Pins
 from tasks.runtime.settings import ACCESS_TOKENS
 from training.problems import UserError, full_disk
 from training.processes import LINUX, send, start_ticks
@@ -164,6 +165,19 @@ def accelerate_environment(
         if LINUX and (machines.count == 1 or machines.on_loopback):
             env |= {"GLOO_SOCKET_IFNAME": "lo"}  # else whatever the host's name leads to
     return env
+
+
+def predicting(program: str, pins: Pins) -> Launch:
+    """How a program whose processes take batches of rows in turns is launched: by as many as train on this machine.
+
+    Each has as many threads as one alone would have. Their number changes how sums are rounded, and what is predicted
+    shall not hang on the number of processes.
+    """
+    here, use_cpu = pins.num_processes // pins.num_machines, not visible_gpus()
+    argv = accelerate_argv(program, num_processes=here, mixed_precision=pins.mixed_precision, use_cpu=use_cpu)
+    env = accelerate_environment(num_processes=here, use_cpu=use_cpu)
+    env.pop("OMP_NUM_THREADS", None)
+    return Launch(argv, env, {})
 
 
 def python_argv(program: str) -> list[str]:

@@ -19,6 +19,7 @@ from training.protocol import Events, Job
 LABELS = ["neg", "pos"]
 ROWS = 40
 TRUE = np.arange(ROWS) % 2
+TOKENS = np.full(ROWS, 4, dtype=np.int32)
 
 
 def logits_of(wrong: list[int], sure: float = 2.0) -> npt.NDArray[np.float32]:
@@ -36,7 +37,7 @@ def run(
     for folder in ("predictions", "champion", "data", "job/output"):
         (home / folder).mkdir(parents=True)
     for folder, logits in (("predictions", new), ("champion", old)):
-        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits)
+        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits, TOKENS)
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
     with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
