@@ -14,7 +14,7 @@ import pytest
 
 from tasks.runtime.refs import Comparison
 from training import compare, predict
-from training.protocol import Events, Job
+from training.protocol import Events, Job, read_events
 
 LABELS = ["neg", "pos"]
 ROWS = 40
@@ -75,6 +75,8 @@ def test_a_margin_is_compared_by_the_bootstrap_and_so_is_every_other_metric(tmp_
     assert found.at_least > 0.05
     found, _ = run(tmp_path / "f1", new, old, metrics=["f1"], figure="f1")
     assert (found.method, found.metric) == ("bootstrap", "f1") and found.better
+    done = [event["done"] for event in read_events(tmp_path / "f1/job/events.jsonl", 0)[0]]
+    assert len(done) > 1 and done == sorted(done) and done[-1] == 1000
 
 
 def test_of_log_loss_less_is_better(tmp_path: Path) -> None:

@@ -345,7 +345,8 @@ class Release(Section):
     hub: Hub | None = None
     """Where promoted models are published (null: nowhere)."""
     champion: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
-    """The registry's alias that a promoted version takes over."""
+    """The registry's alias that a promoted version takes over. Recipes that share a registry call it alike: one knows
+    no champion by another alias."""
     challenger: str = Field(default="challenger", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The alias of the newest version that was registered and not promoted."""
 
