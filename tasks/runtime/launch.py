@@ -284,7 +284,11 @@ def run_job(
     if stalled:
         return _stalled(handle, stall_timeout_s)
     began, short = follow.tries > tries_before, killed_for_memory() > killed_before
-    return _told(handle) or _untold(handle, began=began, short_of_memory=short)
+    told = _told(handle)
+    # Where the system kills one of several for want of memory, the launcher stops the others.
+    if told is None or (short and _kind(told) == "interrupted"):
+        return _untold(handle, began=began, short_of_memory=short)
+    return told
 
 
 def _told(handle: Handle) -> Outcome | None:
