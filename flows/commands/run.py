@@ -194,7 +194,7 @@ def call_flow(recipe: Recipe, force: frozenset[str], *followed_by: Follower) -> 
     _quiet()
     from tasks.runtime.services import ensure_prefect_server
 
-    terminal, where = Terminal(), "prefect"
+    terminal, where = Terminal(recipe=recipe), "prefect"
     try:
         ensure_prefect_server()
         from flows.finetune import finetune, followers

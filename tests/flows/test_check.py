@@ -51,6 +51,20 @@ def test_rows_labels_and_tokens_are_shown_and_nothing_is_stored(
     assert [path.name for path in home.iterdir()] == ["digests.db"]
 
 
+def test_what_the_rows_cannot_be_judged_by_is_told_beside_the_rows_and_their_tokens(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["evaluation.metrics=[accuracy, mse]", "evaluation.slices=[label]"]
+    asked += ["release.gate.floors={label=good: {accuracy: 0.5}}"]
+    assert check(file, *(word for one in asked for word in ("--set", one))) == 2
+    printed = capsys.readouterr().out
+    assert "train        240  12 to 84, median 45  6 to 19, median 12" in printed
+    assert "error    evaluation.metrics[1]: 'mse' is of numbers, and the label 'neg' is none: " in printed
+    assert (
+        "error    release.gate.floors.label=good: label has no group 'good': choose from neg, pos.\n\n2 errors.\n"
+    ) in printed
+
+
 def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

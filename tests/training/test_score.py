@@ -21,6 +21,8 @@ TEXTS = ["good", "bad", 'a "quoted", split\nline', "fine"]
 LOGITS = np.array([[0, 2], [3, 0], [0, 5], [1, 0]], dtype=np.float32)
 TRUE = np.array([1, 0, 0, 1])
 TOKENS = np.array([3, 3, 9, 3], dtype=np.int32)
+SIZES = {"fewest_rows": 10, "most_groups": 50}
+NO_SLICES = {"slices": [], "named": {}, **SIZES}
 
 
 class Blind(LabelMetric):
@@ -47,6 +49,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
         "kind": "sequence-classification",
         "metrics": ["accuracy", "recall", "roc_auc", "tests.training.test_score:Blind"],
         "labels": ["neg", "pos"],
+        **NO_SLICES,
     }
     inputs = {name: str(home / name) for name in ("predictions", "data")}
     job = Job(program="training.score", key="score", settings=settings, inputs=inputs)

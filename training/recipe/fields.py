@@ -288,6 +288,10 @@ class Evaluation(Section):
     metrics: list[Text] = Field(default=["accuracy"], min_length=1)
     """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
     of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`."""
+    slices: list[Text] = Field(default_factory=list)
+    """By what each split is also judged in groups: columns of the rows (text, whole numbers or truths, of at most 1,000
+    different values), `label`, or `length_bucket` (quarters of the rows by their number of tokens). Rows without a
+    value are the group `none`, with those that say so themselves."""
     allow_remote_code: bool = False
     """Whether the code of metrics of the Hub may be run here."""
 
@@ -301,6 +305,10 @@ class Gate(Section):
     """The least figure, by metric, with which a model is registered."""
     maximum: dict[Text, float] = Field(default_factory=dict)
     """The same for metrics of which less is better, such as log_loss."""
+    floors: dict[Text, dict[Text, float]] = Field(default_factory=dict)
+    """The least figure of groups of rows, by slice and metric: `{genre: {accuracy: 0.6}}` for each group of a slice in
+    evaluation.slices that has 10 rows or more, `{"genre=fiction": {f1: 0.7}}` for one, in place of that for each, and
+    however few rows it has."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
     evaluation.metrics). Of one of yours, more is better, unless it has a maximum or its name ends with `loss`."""
