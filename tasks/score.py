@@ -22,7 +22,11 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
         {
             "kind": recipe.kind,
             "evaluation": {"metrics": list(metrics)},
-            "upstream": {"load_data": data.digest, "predict": predictions.digest},
+            "upstream": {
+                **{f"load_data/{split}": data.parts[f"{split}.arrow"] for split in recipe.evaluation.splits},
+                "labels": data.parts["labels.json"],
+                "predict": predictions.digest,
+            },
         },
         code=["training.score", KINDS[recipe.kind]],
         named={f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
