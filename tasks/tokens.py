@@ -32,7 +32,9 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
         "tokens": recipe.tokens.model_dump(),
         "data": {"checks": {"truncated": _level(recipe)}},
         "upstream": {
-            **{f"load_data/{split}": data.parts[f"{split}.arrow"] for split in SPLITS if f"{split}.arrow" in data.parts},
+            **{
+                f"load_data/{split}": data.parts[f"{split}.arrow"] for split in SPLITS if f"{split}.arrow" in data.parts
+            },
             "tokenizer": model.parts["tokenizer"],
         },
     }
