@@ -173,8 +173,7 @@ class _Column:
 
     def _places_of(self, chunk: pa.Array) -> Places:
         column = as_bytes(chunk)
-        if len(column) and sizes_of(column).max() > MOST_BYTES + 8:
-            raise Unfit(f"has values of more than {MOST_BYTES} bytes")
+        _need_short(column)
         coded = decoded(column).dictionary_encode()
         kind = coded.type.value_type
         if not types.is_null(kind):
@@ -222,7 +221,7 @@ def beside(blocks: Iterable[Block], columns: Mapping[str, Iterator[pa.Array]], s
             except Exception as error:  # as many sorts as there are sorts of damage, and libraries that read
                 if isinstance(error, UserError) and error.problems[0].kind == NETWORK:
                     raise
-                slices.leave_out(name, NOT_READ)
+                slices.leave_out(name, str(error) if isinstance(error, Unfit) else NOT_READ)
         yield replace(block, slices=found)
 
 
@@ -236,11 +235,26 @@ class _Held:
         """The next values. Raises StopIteration where there are fewer."""
         taken = []
         while rows:
-            chunk = self._rest if len(self._rest) else next(self._chunks)
+            chunk = self._rest if len(self._rest) else _filterable(next(self._chunks))
             taken.append(chunk[:rows])
             self._rest = chunk[rows:]
             rows -= len(taken[-1])
         return pa.chunked_array(taken)
+
+
+def _filterable(values: pa.Array) -> pa.Array:
+    """The same values in a type of which Arrow can take some: it cannot out of views."""
+    column = as_bytes(values)
+    if types.is_binary_view(column.type):
+        _need_short(column)
+        return decoded(column)
+    return column
+
+
+def _need_short(column: pa.Array) -> None:
+    """Raises Unfit where a value is too long: before it is unpacked, which may be many times over."""
+    if len(column) and sizes_of(column).max() > MOST_BYTES + 8:
+        raise Unfit(f"has values of more than {MOST_BYTES} bytes")
 
 
 def _can_be(kind: pa.DataType) -> bool:

@@ -102,7 +102,7 @@ def read(folder: Path, source: str, file: Path, splits: Mapping[str, Path] | Non
     if not train.exists():
         next(write for name, (kind, write) in WRITERS.items() if kind == source)(train, TRAIN)
     out = folder / f"out-{file.name}"
-    data = recipe(source, folder, checks={"duplicates": "ignore"}, **more)
+    data = recipe(source, folder, **more)
     load(data, {"train": [str(train)], "validation": [str(file)], **(splits or {})}, out)
     return out
 
@@ -170,22 +170,26 @@ def test_an_object_of_any_library_keeps_the_same_columns(tmp_path: Path, monkeyp
 def test_columns_whose_type_is_none_of_these_are_not_read(tmp_path: Path) -> None:
     typed = pa.table(
         {
-            "text": ["one", "two"],
-            "label": ["a", "b"],
-            "price": [1.5, 2.5],
-            "day": [date(2026, 1, 1)] * 2,
-            "tags": [["x"], ["y"]],
-            "picture": [b"x", b"y"],
-            "size": pa.array([1, 2], pa.uint64()),
-            "view": pa.array(["x", "y"], pa.string_view()),
+            "text": ["one", "", "two"],
+            "label": ["a", "a", "b"],
+            "price": [1.5, 2.5, 3.5],
+            "day": [date(2026, 1, 1)] * 3,
+            "tags": [["x"], ["y"], []],
+            "picture": [b"x", b"y", b"z"],
+            "size": pa.array([1, 2, 2**64 - 1], pa.uint64()),
+            "view": pa.array(["x", "y", "z"], pa.string_view()),
+            "long view": pa.array(["x", "y", "z" * 10**6], pa.string_view()),
         }
     )
     left_out = {"price": "is of type double", "day": "is of type date32[day]", "tags": "is of type list"}
     pq.write_table(typed, tmp_path / "rows.parquet")
     write_parquet(tmp_path / "train-rows.parquet", {**TRAIN, "size": [1, 2]})
-    out = read(tmp_path, "parquet", tmp_path / "rows.parquet", rename={"size": "bytes"})
-    assert summary(out) == {"kept": ["bytes", "view"], "left_out": {**left_out, "picture": "is of type binary"}}
-    assert slices(out) == {"bytes": ["1", "2"], "view": ["x", "y"]}
+    left_out |= {"picture": "is of type binary", "long view": LEFT_OUT["body"]}
+    out = read(
+        tmp_path, "parquet", tmp_path / "rows.parquet", rename={"size": "bytes"}, checks={"blank_text": "warning"}
+    )
+    assert summary(out) == {"kept": ["bytes", "view"], "left_out": left_out}
+    assert slices(out) == {"bytes": ["1", str(2**64 - 1)], "view": ["x", "z"]}
 
 
 def test_they_stay_beside_their_rows_through_casts_filters_limits_cuts_and_labels_that_are_left_out(
