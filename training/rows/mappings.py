@@ -77,13 +77,14 @@ def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slice
         told = ", ".join(f"{name} {'no list' if n is None else n}" for name, n in lengths.items())
         raise refused(where, f"has columns of unequal length ({told}): give each row a value in every column")
     columns = [table[name] for name in named.values()]
-    others = [name for name in table if slices.reading and name not in named.values()]
+    there = [name for name in table if isinstance(name, str)]
+    others = [name for name in there if slices.reading and name not in named.values()]
     beside = [_guarded(table, name, data, slices) for name in others]
     rows = (
         dict(zip([*named.values(), *others], [*row, *more], strict=True))
         for row, *more in zip(zip(*columns, strict=True), *beside, strict=False)
     )
-    yield from from_mappings(enumerate(rows, 1), data, where, slices, next(iter(lengths.values())), list(table))
+    yield from from_mappings(enumerate(rows, 1), data, where, slices, next(iter(lengths.values())), there)
 
 
 def _guarded(table: Mapping[str, Any], name: str, data: Data, slices: Slices) -> Iterator[Any]:
@@ -107,10 +108,9 @@ def _beside(
     """What the rows have in other columns, of which the first row says what there is; `known` are all its columns."""
     for row in rows if slices.reading else ():
         if not known.issuperset(row) and len(known) < MOST_VALUES:
-            late = [name for name in row if name not in known]
-            known.update(late)
-            for name in map(str, late):
+            for name in [name for name in row if name not in known and isinstance(name, str)]:
                 slices.leave_out(data.rename.get(name, name), "is not in the first row")
+            known.update(row)
     found: dict[str, pa.ChunkedArray] = {}
     for ours in filter(slices.reads, others):
         try:

@@ -90,7 +90,7 @@ class Slices:
                 self.leave_out(ours, "has no name that is text")
         for ours in found.keys() ^ (found if self._of_files is None else self._of_files).keys():
             self.leave_out(ours, f"is in some files of {self._source} only")
-        for ours in list(filter(self.reads, self._seen))[MOST_COLUMNS:]:
+        for ours in list(filter(self.reads, found))[MOST_COLUMNS:]:
             self.leave_out(ours, f"stands behind {MOST_COLUMNS} other columns")
         self._of_files = found
         return {ours: theirs for ours, theirs in found.items() if self.reads(ours)} if self.reading else {}

@@ -343,6 +343,13 @@ class Hostile:
     __index__ = __len__ = __iter__ = __eq__ = __hash__ = __str__ = __repr__ = __getattribute__  # type: ignore[assignment]
 
 
+class Unspelt:
+    """A name that cannot be told."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
 class Columns(dict[str, Any]):
     """One column of it is worked out when it is asked for, which fails."""
 
@@ -367,13 +374,17 @@ def test_values_of_objects_that_fail_are_left_out(tmp_path: Path, monkeypatch: p
         "good": [np.str_("x"), np.int8(3)][:1] * 2,
         "odd": [Hostile()] * 2,
     }
-    columns = Columns(rows, failing=[], broken=Breaking(["x", "y"]), short=["x"], none=Hostile())
-    objects: tuple[Any, ...] = (listed(rows), columns)
+    unnamed: dict[Any, Any] = {7: ["x", "y"], Unspelt(): ["x", "y"]}
+    columns = Columns(rows | unnamed, failing=[], broken=Breaking(["x", "y"]), short=["x"], none=Hostile())
+    first, second = listed(rows)
+    objects: tuple[Any, ...] = ([first | {7: "x"}, second | {8: "x", Unspelt(): "x"}], columns)
     for number, given in enumerate(objects):
         out = from_object(monkeypatch, tmp_path / str(number), given)
         assert slices(out) == {"good": ["x", "x"]}
         left_out = {"odd": "is of type Hostile"}
-        if given is columns:
+        if given is not columns:
+            left_out["7"] = "holds no value"
+        else:
             left_out |= dict.fromkeys(("failing", "broken", "short", "none"), "cannot be read")
         assert summary(out)["left_out"] == left_out
 
