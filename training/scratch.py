@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.absent import absent
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
 
@@ -44,7 +45,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     events.progress(phase="model")
     model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, job.settings["seed"])
     save_tokenizer(tokenizer, getattr(model.config, "max_position_embeddings", None), job_dir / OUTPUT / "tokenizer")
-    model.save_pretrained(job_dir / OUTPUT / "model")
+    with absent("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
+        model.save_pretrained(job_dir / OUTPUT / "model")
     return {"vocab_size": model.config.vocab_size, "parameters": model.num_parameters()}
 
 

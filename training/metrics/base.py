@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from training.absent import absent
 from training.predicted import Predicted
 from training.problems import Problem, UserError
 from training.recipe.release import refusal_of_numbers
 
-
-@contextmanager
-def _without_transformers() -> Iterator[None]:
-    """Make `import transformers` fail inside, unless it is there already.
-
-    evaluate tries it for evaluators that nobody uses here, and it would be 5 of the 7 seconds of the import.
-    """
-    hidden = "transformers" not in sys.modules
-    if hidden:
-        sys.modules["transformers"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules["transformers"]
-
-
-with _without_transformers():
+# evaluate tries to import it for evaluators that nobody uses here: 5 of the 7 seconds of the import.
+with absent("transformers"):
     import evaluate as evaluate  # for the others, who would load transformers
     from datasets import Features, List, Value
 
