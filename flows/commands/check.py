@@ -16,6 +16,7 @@ from flows.terminal import Terminal
 from tasks import check
 from tasks.data import load_rows
 from tasks.resolve import pin_data, pin_tokenizer
+from tasks.runtime.push import publishing_problems
 from tasks.runtime.reports import need_report
 from tasks.score import require_fitting
 from training.problems import UserError
@@ -69,6 +70,8 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _check(recipe: Recipe) -> Found:
     found, terminal = Found(), Terminal()
+    # No error: the rows may be checked where nothing is published.
+    found.problems += [problem.model_dump() | {"level": "warning"} for problem in publishing_problems(recipe)]
     with check.scratch_folder() as folder:
         try:
             terminal.stage_started("resolve", "")

@@ -75,6 +75,20 @@ def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
     assert check(file, "--strict") == 1
 
 
+def test_a_recipe_that_publishes_uncompared_and_without_a_token_is_warned_by_check_and_plan(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    monkeypatch.setattr("flows.commands.plan.needs", lambda *inputs: [])
+    hub = ["--set", "release.hub={repo: me/thing, license: mit}", "--set", "release.registry=null"]
+    for command in ("check", "plan"):
+        assert main([command, str(file), *hub]) == 0
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+        assert len(told) == 2
+        assert "release.hub.repo: 'me/thing' cannot be written without an access token" in told[0]
+        assert "release.hub: there is no champion to compare with" in told[1]
+
+
 def test_errors_are_told_together_and_end_with_2(
     file: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

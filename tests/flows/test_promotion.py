@@ -126,11 +126,14 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert main(["run", str(finished.file), "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "Nothing changed" in printed and better["verdict"]["reason"] in printed
-    assert json.loads(out.read_text())["verdict"] == better["verdict"]
-    # Promoted by the gate, but not in fact: a person had taken the alias from it.
-    completed = home / "recipes/small/completed.json"
-    completed.write_text(completed.read_text().replace('"alias": "champion"', '"alias": null'))
-    assert main(["run", str(finished.file), "--require-promotion"]) == 1
+    unchanged = json.loads(out.read_text())
+    assert unchanged["verdict"] == better["verdict"]
+    # Nobody asks whether it still has the alias of then, so none is told; where promotion is required, MLflow is asked.
+    assert "Registered: small version 1\n" in printed and unchanged["model"]["alias"] is None
+    assert main(["rollback", "small"]) == 0
+    run = finetune(home, "run", str(finished.file), "--require-promotion", **server)
+    assert run.returncode == 1 and "Not promoted" in run.stderr, run.stderr
+    assert "was champion until" in run.stderr and aliases() == {"champion": 2}
     capsys.readouterr()
     assert main(["plan", str(finished.file), "--set", "training.learning_rate=1e-3"]) == 0
     planned = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]

@@ -20,6 +20,7 @@ from training.protocol import Events, Job, read_events
 TEXTS = ["good", "bad", 'a "quoted", split\nline', "fine"]
 LOGITS = np.array([[0, 2], [3, 0], [0, 5], [1, 0]], dtype=np.float32)
 TRUE = np.array([1, 0, 0, 1])
+TOKENS = np.array([3, 3, 9, 3], dtype=np.int32)
 SIZES = {"fewest_rows": 10, "most_groups": 50}
 NO_SLICES = {"slices": [], "named": {}, **SIZES}
 
@@ -37,7 +38,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
     home = tmp_path_factory.mktemp("score")
     for folder in ("predictions", "data", "job/output"):
         (home / folder).mkdir(parents=True)
-    predict.write(home / "predictions/validation.parquet", TRUE, LOGITS.argmax(-1), LOGITS, np.ones(4, np.int32))
+    predict.write(home / "predictions/validation.parquet", TRUE, LOGITS.argmax(-1), LOGITS, TOKENS)
     table = pa.table({"text": TEXTS, "label": TRUE})
     with (
         pa.OSFile(str(home / "data/validation.arrow"), "wb") as file,

@@ -257,8 +257,8 @@ class Compute(Section):
     """The path of a file that `accelerate config` wrote: each of its fields becomes the field of the recipe that says
     the same, and contradicts none that is written there. training/README.md tells of them."""
     num_processes: AutoOrCount = "auto"
-    """Processes that train, on all machines together, each on a GPU of its own or all on the CPU; auto: all GPUs, and
-    where there is none, 1 a machine."""
+    """Processes that train and predict, on all machines together, each on a GPU of its own or all on the CPU; auto: all
+    GPUs, and where there is none, 1 a machine."""
     num_machines: AutoOrCount = 1
     """Machines that train together, each started by the same `finetune run` with the same home; auto: as many as NNODES
     or SLURM_NNODES says, else 1."""
@@ -353,7 +353,8 @@ class Release(Section):
     hub: Hub | None = None
     """Where promoted models are published (null: nowhere)."""
     champion: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
-    """The registry's alias that a promoted version takes over."""
+    """The registry's alias that a promoted version takes over. Recipes that share a registry call it alike: one knows
+    no champion by another alias."""
     challenger: str = Field(default="challenger", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The alias of the newest version that was registered and not promoted."""
 
