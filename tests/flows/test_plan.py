@@ -118,7 +118,7 @@ def test_a_length_leaves_data_and_model_cached(project: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ("metrics=[accuracy, f1]", "evaluation.metrics ['accuracy', 'f1', 'precision', 're… → ['accuracy', 'f1']"),
+        ("metrics=[accuracy, f1]", "evaluation.metrics ['accuracy', 'f1', 'precision', 'reca… → ['accuracy', 'f1']"),
         ("slices=[label, length_bucket]", "evaluation.slices [] → ['label', 'length_bucket']"),
     ],
 )
