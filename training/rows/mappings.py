@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from itertools import islice, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -79,27 +79,41 @@ def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slice
     columns = [table[name] for name in named.values()]
     there = [name for name in table if isinstance(name, str)]
     others = [name for name in there if slices.reading and name not in named.values()]
-    beside = [_guarded(table, name, data, slices) for name in others]
+    count = next(iter(lengths.values()))
+    beside = [_guarded(table, name, count, data, slices) for name in others]
     rows = (
         dict(zip([*named.values(), *others], [*row, *more], strict=True))
         for row, *more in zip(zip(*columns, strict=True), *beside, strict=False)
     )
-    yield from from_mappings(enumerate(rows, 1), data, where, slices, next(iter(lengths.values())), there)
+    yield from from_mappings(enumerate(rows, 1), data, where, slices, count, there)
 
 
-def _guarded(table: Mapping[str, Any], name: str, data: Data, slices: Slices) -> Iterator[Any]:
+def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, slices: Slices) -> Iterator[Any]:
     """The values of a column that the recipe does not name, as long as they are wanted; None for those that are not
     there."""
     ours = data.rename.get(name, name)
     try:
-        for value in table[name]:
+        column = table[name]
+        _need_in_order(column, rows)
+        for value in column:
             if not slices.reads(ours):
                 break
             yield value
+    except Unfit as unfit:
+        slices.leave_out(ours, str(unfit))
     except Exception:  # whatever the column's own code raises
         slices.leave_out(ours, NOT_READ)
     slices.leave_out(ours, NOT_READ)
     yield from repeat(None)
+
+
+def _need_in_order(column: Any, rows: int | None) -> None:
+    """Raises Unfit where the column is no sequence or array of a value for each row."""
+    none = (str, bytes, bytearray, Mapping, Set)
+    if isinstance(column, none) or not isinstance(column, Sized) or not hasattr(column, "__getitem__"):
+        raise Unfit(f"is of type {type(column).__name__}")
+    if (held := len(column)) != rows:
+        raise Unfit(f"holds {held:,} value{'' if held == 1 else 's'} for {rows:,} row{'' if rows == 1 else 's'}")
 
 
 def _beside(
