@@ -48,25 +48,17 @@ def from_mappings(
             named = stored_names(data, there, where)
             others, known = slices.of_file(there), set(first)
         names = named or {name: name for name in wanted(data)}
-        values: list[list[Any]] = []
-        good: list[Mapping[Any, Any]] = []
-        numbers: list[int] = []
-        faults: list[Fault] = []
-        for number, row in held:
-            read = _values(number, row, data, names, sorts)
-            if isinstance(read, Fault):
-                faults.append(read)
-            else:
-                values.append(read)
-                good.append(row)
-                numbers.append(number)
+        read = [_values(number, row, data, names, sorts) for number, row in held]
+        faults = tuple(found for found in read if isinstance(found, Fault))
+        good = [place for place, found in enumerate(read) if not isinstance(found, Fault)]
         done += len(held)
-        by_column = list(zip(*values, strict=True)) or [()] * len(names)
+        by_column = list(zip(*(read[place] for place in good), strict=True)) or [()] * len(names)
         arrays = {name: _array(column, name, data) for name, column in zip(names, by_column, strict=True)}
         batch = pa.RecordBatch.from_pydict(arrays)
         share = done / total if total else 0.0
-        beside = _beside(good, others, known, data, slices)
-        yield Block(where, batch, np.array(numbers, np.int64), (), tuple(faults), share, beside)
+        beside = _beside([held[place][1] for place in good], others, known, data, slices)
+        numbers = np.array([held[place][0] for place in good], np.int64)
+        yield Block(where, batch, numbers, (), faults, share, beside)
 
 
 def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slices) -> Iterator[Block]:
@@ -150,6 +142,8 @@ def _array_of(values: list[Any]) -> pa.Array:
 
 def _of_other_library(value: Any) -> str | int:
     try:
+        if isinstance(value, np.bool_):
+            return bool(value)
         return str.__str__(value) if isinstance(value, str) else index(value)
     except Exception as error:  # whatever the value's own code raises
         raise Unfit(f"is of type {type(value).__name__}") from error
