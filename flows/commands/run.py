@@ -188,7 +188,7 @@ def say_failed(done: dict[str, Any]) -> int:
 def call_flow(recipe: Recipe, force: frozenset[str], *followed_by: Follower) -> dict[str, Any]:
     """The flow's result as JSON values, however it ended; the terminal follows it, and whoever else is named."""
     _quiet()
-    from tasks.runtime.services import ensure_prefect_server
+    from tasks.runtime.embedded import ensure_prefect_server
 
     terminal, where = Terminal(), "prefect"
     try:
