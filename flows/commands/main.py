@@ -16,6 +16,7 @@ from flows.commands import (
     predict,
     promote,
     reproduce,
+    resume,
     rollback,
     run,
     show,
@@ -29,6 +30,12 @@ from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.services import ServicesFailed
 from training.problems import UserError, full_disk
+
+COMMANDS = (
+    *(run, resume, plan, check),
+    *(models, show, reproduce, promote, rollback, predict),
+    *(up, deploy, status, down),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     """All subcommands and their arguments."""
     whole = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, plan, check, models, show, reproduce, promote, rollback, predict, up, deploy, status, down):
+    for module in COMMANDS:
         command = module.add_parser(commands)
         command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
         command.set_defaults(act=module.act)
