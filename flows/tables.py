@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.runtime.refs import Verdict
-from tasks.runtime.reports import checks_table, comparison_table
+from tasks.runtime.reports import checks_table, comparison_table, printable
 
 WIDTH = 100  # characters, where no terminal says how wide it is
+MOST_CHECKS = 20  # bounds, those that are missed first
 MOST_LABELS = 30  # the most frequent ones; the others share a line
 LONGEST_NAME = 24
 BAR = 10  # characters, at most
@@ -93,8 +94,10 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
     for table in (checks_table(verdict), comparison_table(verdict)):
         if table:
-            lines += [f"  {line}" for line in aligned([list(table[0]), *(list(row.values()) for row in table)])]
-    return [*lines, *(f"  warning: {warning}" for warning in verdict.warnings)]
+            shown = aligned([list(table[0]), *(list(row.values()) for row in table[:MOST_CHECKS])])
+            shown += [f"… and {len(table) - MOST_CHECKS:,} more"] if len(table) > MOST_CHECKS else []
+            lines += [f"  {line}" for line in shown]
+    return [printable(line) for line in (*lines, *(f"  warning: {warning}" for warning in verdict.warnings))]
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:
@@ -131,7 +134,7 @@ def _bar(share: float, width: int) -> str:
 
 def _shown(name: str) -> str:
     """A label as one cell: of the user's file, so it may hold anything."""
-    name = "".join(letter if letter.isprintable() else "�" for letter in name)
+    name = printable(name)
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 

@@ -9,19 +9,21 @@ from typing import Any, TextIO
 
 from flows.tables import counted
 from tasks.runtime.refs import Champion, Promotion, Publication, Ref, Verdict, Version
-from tasks.runtime.reports import score_told, value_told
+from tasks.runtime.reports import score_told, value_told, worst_groups
 from tasks.runtime.stage import Row
+from training.recipe import Recipe
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.
 TERMINAL_S, FILE_S = 0.2, 15.0
 
 
 class Terminal:
-    """Watches a run and prints it. The table goes to `out`, what is gone in a moment to `err`."""
+    """Watches a run and prints it. The table goes to `out`, what is gone in a moment to `err`; the recipe says by what
+    models are judged."""
 
-    def __init__(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> None:
+    def __init__(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr, recipe: Recipe | None = None) -> None:
         self.result: dict[str, Any] | None = None
-        self._out, self._err = out, err
+        self._out, self._err, self._recipe = out, err, recipe
         self._live = err.isatty()
         self._shown_at = 0.0
         self._first: tuple[float, int] | None = None  # when the stage's first progress was seen, and what it was
@@ -53,6 +55,9 @@ class Terminal:
         """Prints the stage's line of the table."""
         self.clear()
         self._out.write(line(row.name, row.state, f"{row.seconds:7.1f} s", figure(row.name, result)) + "\n")
+        if row.name == "score" and isinstance(result, Ref) and self._recipe:
+            for worst in worst_groups(self._recipe, result.path).values():
+                self._out.write(line("", "", "", f"slices: worst {worst}") + "\n")
         self._out.flush()
 
     def run_ended(self, result: dict[str, Any]) -> None:

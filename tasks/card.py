@@ -15,6 +15,7 @@ import yaml
 
 from tasks.runtime import store
 from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.reports import worst_groups
 from training.recipe import Recipe
 
 CURVES = "loss.png"
@@ -59,7 +60,7 @@ def _facts(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref
     yield _introduction(recipe, pins, labels, trained)
     yield f"## Figures\n\n{_figures(recipe, scores)}"
     yield f"## Data\n\n{_rows(recipe, pins, data)}"
-    yield f"## Limits\n\n{_limits(recipe, predictions, labels)}"
+    yield f"## Limits\n\n{_limits(recipe, predictions, scores, labels)}"
 
 
 def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -> str:
@@ -106,7 +107,7 @@ def _rows(recipe: Recipe, pins: Pins, data: Ref) -> str:
     return f"{origin}.\n\nRows: {rows}. Digest of the rows: `{data.digest}`."
 
 
-def _limits(recipe: Recipe, predictions: Ref, labels: list[str]) -> str:
+def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str]) -> str:
     import numpy as np
     import pyarrow.parquet as pq
 
@@ -121,7 +122,9 @@ def _limits(recipe: Recipe, predictions: Ref, labels: list[str]) -> str:
         f"`{labels[worst]}`: {right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({shares[worst]:.1%})"
     )
     cut = f"Texts are cut after {recipe.tokens.max_length} tokens."
-    return f"The label that it recognises worst is {found}. {cut} On rows unlike these, nothing was measured."
+    worst_of = [f"Worst by {name} is `{group}`." for name, group in worst_groups(recipe, scores.path).items()]
+    known = " ".join([f"The label that it recognises worst is {found}.", *worst_of, cut])
+    return f"{known} On rows unlike these, nothing was measured."
 
 
 def _training(trained: Ref) -> str:

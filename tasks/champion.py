@@ -10,9 +10,8 @@ from typing import Any
 
 from tasks.runtime import settings, store
 from tasks.runtime.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, failures_told
-from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import accelerate_argv, accelerate_environment
+from tasks.runtime.launch import predicting
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Champion, Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, action, stage
@@ -90,18 +89,18 @@ def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Cham
 def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Mapping[str, Any]:
     """Has the champion predict every row of the split that is judged, with its own tokenizer."""
     folders = _in_store(champion) or fetched(work, champion)
-    name, use_cpu = f"{champion.name}/{champion.version}", not visible_gpus()
+    launched = predicting("training.champion", pins)
     precision, batch_size = pins.mixed_precision, recipe.training.per_device_eval_batch_size
     return run_child(
         work,
         "training.champion",
-        accelerate_argv("training.champion", num_processes=1, mixed_precision=precision, use_cpu=use_cpu),
-        env=accelerate_environment(num_processes=1, use_cpu=use_cpu),
+        launched.argv,
+        env=launched.env,
         settings={
             "kind": recipe.kind,
             "split": recipe.judged_split,
             "labels": json.loads((data.path / "labels.json").read_text()),
-            "champion": name,
+            "champion": f"{champion.name}/{champion.version}",
             "max_length": champion.max_length,
             "batch_size": batch_size,
             "mixed_precision": precision,
@@ -113,6 +112,7 @@ def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion
             program="training.champion",
             max_length=champion.max_length,
             mixed_precision=precision,
+            num_processes=pins.num_processes,
         ),
     )
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tasks.runtime.refs import Check, Comparison, Ref, Verdict
+from tasks.runtime.reports import read_slices
 from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
+from training.recipe.slices import FEWEST_ROWS, MOST_GROUPS, slice_of, unfitting_floor
+
+MOST_TOLD = 10  # groups that miss their floor, or have too few rows for one
 
 
 def ingredients(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ingredients:
@@ -22,9 +26,11 @@ def ingredients(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ingredie
 def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None) -> Verdict:
     """Rejects what misses a bound of the recipe's, keeps what is no better than the champion, promotes the rest."""
     checks = _checks(recipe, scores)
+    floors, unjudged = _floors(recipe, scores)
+    checks += floors
     beside = Comparison.model_validate(comparison.figures) if comparison else None
     decision, reason = _decided(checks, beside)
-    warnings = [*_warnings(recipe), *(beside.warnings if beside else [])]
+    warnings = [*_warnings(recipe), *unjudged, *(beside.warnings if beside else [])]
     return Verdict(decision=decision, reason=reason, checks=checks, comparison=beside, warnings=warnings)
 
 
@@ -38,21 +44,92 @@ def _checks(recipe: Recipe, scores: Ref) -> list[Check]:
             if metric in figures:
                 value = figures[metric]["value"]
                 checks.append(Check.model_validate({"figure": f"{split}.{metric}", "value": value, bound: limit}))
-            else:  # only a metric of the user's own can get this far: its names are known when it has run
-                message = f"there is no such figure: choose from {', '.join(figures)}.{nearest(metric, figures)}"
-                problems.append(Problem(kind="release", where=f"release.gate.{bound}.{metric}", message=message))
+            else:
+                problems.append(_no_such_figure(f"release.gate.{bound}.{metric}", metric, figures))
     if problems:
         raise UserError(problems)
     return checks
 
 
+def _no_such_figure(where: str, metric: str, figures: Iterable[str]) -> Problem:
+    """Only a metric of the user's own can get this far: its names are known when it has run."""
+    message = f"there is no such figure: choose from {', '.join(figures)}.{nearest(metric, figures)}"
+    return Problem(kind="release", where=where, message=message)
+
+
+def _floors(recipe: Recipe, scores: Ref) -> tuple[list[Check], list[str]]:
+    """Every floor, held against the groups that it is for, and which groups none judges. Raises UserError naming all
+    groups and figures that are not there."""
+    floors, split = recipe.release.gate.floors, recipe.judged_split
+    sliced = read_slices(scores.path)[split] if floors else {}
+    checks: list[Check] = []
+    warnings: list[str] = []
+    problems: list[Problem] = []
+    for key, limits in floors.items():
+        name, one = slice_of(key, recipe.evaluation.slices) or ("", None)  # a rule of recipes has seen to it
+        groups = {group["group"]: group for group in sliced.get(name, ())}
+        where = f"release.gate.floors.{key}"
+        if message := unfitting_floor(name, one, groups, split):
+            problems.append(Problem(kind="release", where=where, message=message))
+            continue
+        if one is None:
+            judged = [group for group in groups.values() if group["rows"] >= FEWEST_ROWS]
+            warnings += _unjudged(name, sliced[name])
+        else:
+            judged = [groups[one]]
+        for metric, limit in limits.items():
+            if metric not in scores.figures[split]:
+                problems.append(_no_such_figure(f"{where}.{metric}", metric, scores.figures[split]))
+                continue
+            for group in judged:
+                of = f"{name}={group['group']}"
+                if one is not None or metric not in floors.get(of, {}):  # one for the group alone comes first
+                    checks.append(_floor(split, of, metric, limit, group))
+    if problems:
+        raise UserError(problems)
+    return checks, warnings
+
+
+def _floor(split: str, of: str, metric: str, limit: float, group: Mapping[str, Any]) -> Check:
+    found = {"value": group["metrics"][metric]["value"], "rows": group["rows"]}
+    return Check.model_validate({"figure": f"{split}.{of}.{metric}", "minimum": limit, "group": of, **found})
+
+
+def _unjudged(name: str, groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    small = [group["group"] for group in groups if group["rows"] < FEWEST_ROWS]
+    if small:
+        more = f" and {len(small) - MOST_TOLD:,} more" if len(small) > MOST_TOLD else ""
+        listed = f"{', '.join(small[:MOST_TOLD])}{more}"
+        yield f"the floor for each {name} does not judge groups of fewer than {FEWEST_ROWS} rows: {listed}."
+    if len(groups) >= MOST_GROUPS:
+        yield f"the floor for each {name} judges the {MOST_GROUPS} groups of most rows alone."
+
+
 def _decided(checks: Sequence[Check], beside: Comparison | None) -> tuple[Literal["promote", "keep", "reject"], str]:
-    missed = [str(check) for check in checks if not check.held]
+    missed = [check for check in checks if not check.held]
     if missed:
-        return "reject", f"it misses {', '.join(missed)}."
+        return "reject", f"{'; '.join(_missing(missed))}."
     if beside is None:
         return "promote", "it reaches every minimum, and there is no other champion to compare it with."
     return "promote" if beside.better else "keep", f"{_told(beside)}."
+
+
+def _missing(missed: Sequence[Check]) -> Iterator[str]:
+    """What it misses over all rows; then, group by group, by how much it is too poor there, the worst first."""
+    if bounds := [str(check) for check in missed if check.group is None]:
+        yield f"it misses {', '.join(bounds)}"
+    floors = sorted((check for check in missed if check.group is not None), key=_below)
+    for check in floors[:MOST_TOLD]:
+        split, _, rest = check.figure.partition(".")
+        metric = rest.removeprefix(f"{check.group}.")
+        yield f"it is too poor where {check.group}: {metric} {check.told} on {check.rows:,} rows of {split}"
+    if more := len(floors[MOST_TOLD:]):
+        yield f"and so it is in {more:,} more groups"
+
+
+def _below(check: Check) -> float:
+    """How far a figure is above its floor; what is no number is farthest below it."""
+    return check.value - (check.minimum or 0.0) if math.isfinite(check.value) else -math.inf
 
 
 def _told(beside: Comparison) -> str:

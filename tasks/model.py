@@ -24,7 +24,10 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
     model, pinned = recipe.model, pins.model_hub
     if data is not None:
         return Ingredients(
-            {"model": model.model_dump(include={"config", "seed"}), "upstream": {"load_data": data.digest}},
+            {
+                "model": model.model_dump(include={"config", "seed"}),
+                "upstream": {"load_data": data.parts["train.arrow"]},
+            },
             code=["training.scratch"],
             libraries=("tokenizers", "transformers", "torch", "safetensors"),
         )

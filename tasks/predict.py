@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import accelerate_argv, accelerate_environment
+from tasks.runtime.launch import predicting
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
@@ -37,17 +36,12 @@ def ingredients(recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Ingred
 @stage(ingredients)
 def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Mapping[str, Any]:
     """Predicts every row of every split that is evaluated, once, in order."""
-    use_cpu = not visible_gpus()
+    launched = predicting("training.predict", pins)
     return run_child(
         work,
         "training.predict",
-        accelerate_argv(
-            "training.predict",
-            num_processes=1,
-            mixed_precision=pins.mixed_precision,
-            use_cpu=use_cpu,
-        ),
-        env=accelerate_environment(num_processes=1, use_cpu=use_cpu),
+        launched.argv,
+        env=launched.env,
         settings={
             "kind": recipe.kind,
             "splits": list(recipe.evaluation.splits),
@@ -61,5 +55,6 @@ def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -
             program="training.predict",
             max_length=recipe.tokens.max_length,
             mixed_precision=pins.mixed_precision,
+            num_processes=pins.num_processes,
         ),
     )

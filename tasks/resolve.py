@@ -7,7 +7,7 @@ moved since.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.history import History
 from tasks.runtime.hub import look_up
 from tasks.runtime.machines import machines_of
+from tasks.runtime.push import publishing_problems
 from tasks.runtime.refs import FilePin, Pins
 from tasks.runtime.stage import Ingredients, Work, action
 from training.hub_metrics import PREFIX, fetched
@@ -42,8 +43,10 @@ def resolve(work: Work, recipe: Recipe) -> Pins:
     kept = settings.home() / "runs" / work.run / "pins.json" if work.run else None
     if kept is not None and kept.is_file():
         return Pins.model_validate_json(kept.read_bytes())
-    pins = pin(recipe, work.progress)
+    told = list(publishing_problems(recipe)) if kept is not None else []
+    pins = pin(recipe, work.progress, [problem for problem in told if problem.level == "error"])
     if kept is not None:
+        work.on_events([{"kind": "warning", "message": f"{warning.where}: {warning.message}"} for warning in told])
         _fetch_metrics(recipe)
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(kept, pins.model_dump_json().encode())
@@ -66,12 +69,12 @@ def _fetch_metrics(recipe: Recipe) -> None:
         raise UserError(problems)
 
 
-def pin(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:
-    """What the recipe's names mean now, all that is wrong with them reported together. `progress` hears of the bytes
-    of files elsewhere, as far as they must be read."""
+def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Sequence[Problem] = ()) -> Pins:
+    """What the recipe's names mean now, all that is wrong with them reported together, with the problems that are
+    `known`. `progress` hears of the bytes of files elsewhere, as far as they must be read."""
     last = History(recipe.name).last_pins() or Pins()
     found: dict[str, Any] = {"notes": []}
-    problems: list[Problem] = []
+    problems = [*known]
     for look in (_pin_data, _pin_model):
         try:
             found |= look(recipe, last, found["notes"], progress)

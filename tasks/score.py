@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tasks.runtime.jobs import run_child
@@ -11,18 +12,36 @@ from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
+from training.problems import Problem, UserError
 from training.recipe import Recipe
-from training.recipe.release import require_fitting_metrics
+from training.recipe.release import unfitting_metrics
+from training.recipe.slices import (
+    FEWEST_ROWS,
+    LABEL,
+    LENGTH,
+    MADE,
+    MOST_GROUPS,
+    named_groups,
+    slice_of,
+    unfitting_floor,
+    unknown_slices,
+)
 
 
 def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
-    """The predictions, the rows they are of, and the metrics asked for, with their code where they are the user's."""
-    metrics = recipe.evaluation.metrics
+    """The predictions, the rows they are of, and what is asked for, with its code where it is the user's. The columns
+    that were kept beside the rows count where a slice is one of them."""
+    metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
+    read = {f"load_data/{split}": f"{split}.arrow" for split in splits} | {"labels": "labels.json"}
+    read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _columns(recipe)}
     return Ingredients(
         {
             "kind": recipe.kind,
-            "evaluation": {"metrics": list(metrics)},
-            "upstream": {"load_data": data.digest, "predict": predictions.digest},
+            "evaluation": {"metrics": list(metrics), **_slices(recipe)},
+            "upstream": {
+                **{name: data.parts.get(file) for name, file in read.items()},
+                "predict": predictions.digest,
+            },
         },
         code=["training.score", KINDS[recipe.kind]],
         named={f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
@@ -30,16 +49,58 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
     )
 
 
+def _slices(recipe: Recipe) -> dict[str, Any]:
+    """What is asked of slices."""
+    names = recipe.evaluation.slices
+    named = named_groups(recipe.release.gate.floors, names)
+    sizes = {"fewest_rows": FEWEST_ROWS, "most_groups": MOST_GROUPS}
+    return {"slices": list(names), "named": {name: sorted(groups) for name, groups in named.items()}, **sizes}
+
+
+def _columns(recipe: Recipe) -> list[str]:
+    return [name for name in recipe.evaluation.slices if name not in MADE]
+
+
 def require_fitting(recipe: Recipe, data: object) -> None:
-    """Raises UserError where the rows' labels are not what a metric needs: before anything is trained, and by a plan
-    where the rows are there already."""
-    if isinstance(data, Ref):
-        require_fitting_metrics(recipe.evaluation.metrics, json.loads((data.path / "labels.json").read_text()))
+    """Raises UserError with every metric and slice that these rows cannot have: before anything is trained, and by a
+    plan where the rows are there already.
+
+    `data` is the artifact of load_data, or a folder that holds the same; whatever else is not known yet.
+    """
+    folder = data.path if isinstance(data, Ref) else data
+    if isinstance(folder, Path) and (problems := list(_unfitting(recipe, folder))):
+        raise UserError(problems)
+
+
+def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
+    names, labels = recipe.evaluation.slices, json.loads((rows / "labels.json").read_text())
+    for where, said in unfitting_metrics(recipe.evaluation.metrics, labels):
+        yield Problem(kind="metrics", where=where, message=said)
+    kept: list[str] = []
+    if _columns(recipe):
+        found = json.loads((rows / "slices.json").read_text(encoding="utf-8"))
+        kept = found["kept"]
+        for where, said in unknown_slices(names, kept, found["left_out"]):
+            yield Problem(kind="slices", where=where, message=said)
+    split, there = recipe.judged_split, {LABEL: labels}  # lengths are known when there are tokens
+    for key in recipe.release.gate.floors:
+        name, group = slice_of(key, names) or ("", None)  # a rule of recipes has seen to it
+        if name in kept and name not in there and name != LENGTH:
+            there[name] = _values(rows / f"{split}.slices.arrow", name)
+        if name in there and (message := unfitting_floor(name, group, there[name], split)):
+            yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
+
+
+def _values(file: Path, column: str) -> list[str]:
+    from training.slices import of_column
+
+    return list(of_column(file, column))
 
 
 @stage(ingredients)
 def score(work: Work, recipe: Recipe, data: Ref, predictions: Ref) -> Mapping[str, Any]:
-    """Computes every metric on every split, each with its interval, and draws what is better looked at."""
+    """Computes every metric on every split, each with its interval, and on the groups of each slice, and draws what is
+    better looked at."""
     run_child(
         work,
         "training.score",
@@ -48,6 +109,7 @@ def score(work: Work, recipe: Recipe, data: Ref, predictions: Ref) -> Mapping[st
             "kind": recipe.kind,
             "metrics": list(recipe.evaluation.metrics),
             "labels": json.loads((data.path / "labels.json").read_text()),
+            **_slices(recipe),
         },
         inputs={"predictions": predictions.path, "data": data.path},
     )

@@ -17,6 +17,8 @@ from training.snapshot import as_the_file_says, read_json
 # What the class of a tokenizer may follow from.
 KIND = ("model_type", "model_name", "tokenizer_class")
 
+SPLITS = ("train", "validation", "test")
+
 # Libraries that tokenizers of transformers read vocabularies with, where they are installed.
 MAY_READ = ("sentencepiece", "sacremoses", "tiktoken")
 
@@ -29,7 +31,12 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
     values = {
         "tokens": recipe.tokens.model_dump(),
         "data": {"checks": {"truncated": _level(recipe)}},
-        "upstream": {"load_data": data.digest, "tokenizer": model.parts["tokenizer"]},
+        "upstream": {
+            **{
+                f"load_data/{split}": data.parts[f"{split}.arrow"] for split in SPLITS if f"{split}.arrow" in data.parts
+            },
+            "tokenizer": model.parts["tokenizer"],
+        },
     }
     libraries: tuple[str, ...] = ("tokenizers", "pyarrow")
     if _in_process(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -12,14 +13,18 @@ import numpy as np
 import pytest
 import yaml
 
+from deployments.docstrings import LIBRARIES
 from flows.commands.main import parser
 from flows.tables import verdict_lines
 from tasks.gate import gate
 from tasks.runtime.refs import Ref
+from tasks.runtime.reports import worst_groups
 from tasks.runtime.stage import Work
+from tasks.score import require_fitting
 from training.compare import compared as compare
 from training.predicted import Predicted
-from training.recipe import load, parse
+from training.problems import Problem, UserError
+from training.recipe import load, parse, parse_set
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,6 +33,13 @@ README = (ROOT / "README.md").read_text()
 def example(name: str) -> str:
     """The code block behind `<!-- test: name -->`."""
     found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found, name
+    return found[1]
+
+
+def block(name: str) -> str:
+    """What stands between `<!-- name -->` and `<!-- /name -->`."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README, re.DOTALL)
     assert found, name
     return found[1]
 
@@ -84,8 +96,7 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
     )
     scored = Ref(kind="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1359 / 1623}}})
     told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
-    shown = re.search(r"<!-- gate -->\n(.*?)<!-- /gate -->", README, re.DOTALL)
-    assert shown and "\n".join(f"    {line}" for line in told) in shown[1]
+    assert "\n".join(f"    {line}" for line in told) in block("gate")
 
 
 def test_every_command_that_is_shown_is_one_that_there_is() -> None:
@@ -131,8 +142,41 @@ def test_the_chapter_on_evaluation_names_every_metric_and_what_a_run_prints_of_t
     averages = [name for name in METRICS if name.endswith(("_macro", "_micro", "_weighted"))]
     assert [name for name in METRICS if f"`{name}`" not in chapter and name not in averages] == []
     assert {name.partition("_")[2] for name in averages} == set(re.findall(r"`_(\w+)`", chapter))
-    shown = re.findall(r"(\w+) (0\.\d{4}) \((0\.\d{3}) to (0\.\d{3})\)", chapter)
+    printed = block("evaluate")
+    shown = re.findall(r"(\w+) (0\.\d{4}) \((0\.\d{3}) to (0\.\d{3})\)", printed)
     figures = {name: dict(zip(("value", "low", "high"), map(float, ends), strict=True)) for name, *ends in shown}
-    asked = re.findall(r"evaluation.metrics=\[(.*)\]", chapter)[0].split(", ")
+    asked = re.findall(r"evaluation.metrics=\[(.*)\]", printed)[0].split(", ")
     assert list(figures) == asked
-    assert figure("score", Ref(kind="score", key="k", digest="d", figures={"validation": figures})) in chapter
+    assert figure("score", Ref(kind="score", key="k", digest="d", figures={"validation": figures})) in printed
+
+
+def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_them(home: Path) -> None:
+    rows = dict(zip(LIBRARIES, (304, 267, 276, 252, 279, 245), strict=True))
+    right = dict(zip(LIBRARIES, (276, 222, 228, 205, 233, 185), strict=True))
+    ends = {"low": 0.697959, "high": 0.804082}  # of pandas
+    groups = [
+        {"group": name, "rows": rows[name], "metrics": {"accuracy": {"value": right[name] / rows[name], **ends}}}
+        for name in sorted(LIBRARIES)
+    ]
+    overrides = parse_set(shlex.split(block("floors").split("finetune run")[1].splitlines()[0])[2::2])
+    recipe = load(ROOT / "deployments" / "demo.yaml", overrides)
+    scored = Ref(
+        kind="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": sum(right.values()) / 1623}}}
+    )
+    scored.path.mkdir(parents=True)
+    (scored.path / "slices.json").write_text(json.dumps({"validation": {"label": groups, "length_bucket": groups}}))
+    told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, None))
+    assert "\n".join(f"    {line}" for line in told) in block("floors")
+    assert f"slices: worst {worst_groups(recipe, scored.path)['label']}\n" in block("slices")
+    (problem,) = _unfitting(home / "rows", block("floors").split("finetune plan")[1])
+    assert f"    {problem.where}: {problem.message}\n" in block("floors")
+
+
+def _unfitting(rows: Path, typed: str) -> tuple[Problem, ...]:
+    """What a plan with these options refuses, of the demo's rows."""
+    rows.mkdir()
+    (rows / "labels.json").write_text(json.dumps(sorted(LIBRARIES)))
+    overrides = parse_set(shlex.split(typed.splitlines()[0])[2::2])
+    with pytest.raises(UserError) as raised:
+        require_fitting(load(ROOT / "deployments" / "demo.yaml", overrides), rows)
+    return raised.value.problems

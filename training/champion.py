@@ -1,4 +1,5 @@
-"""The program that has the champion predict today's rows: `python -m training.champion JOB`.
+"""The program that has the champion predict today's rows: `python -m training.champion JOB`, usually
+through `accelerate launch`.
 
 inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
 settings   kind, split, labels (today's names, in the order of their indices), champion (NAME/VERSION), max_length
@@ -22,39 +23,43 @@ import numpy.typing as npt
 
 from training.problems import Problem, UserError
 from training.program import run_program
-from training.protocol import OUTPUT, Events, Job
+from training.protocol import OUTPUT, Events, Job, rank
 from training.snapshot import read_json
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Tokenize and predict every row of the split; gives the figures."""
-    import torch
-
-    from training import kinds, model, tokens
+    from training import kinds, model, ranks, tokens
     from training.batching import TokenRows
     from training.predict import predict, told_now_and_then, write
     from training.slow_tokens import load_encoder
 
+    device = ranks.meet()
     model.make_deterministic()
     say, split, labels = job.settings, job.settings["split"], job.settings["labels"]
     kind = kinds.load(say["kind"])
     folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
     need_kind(kind, say["kind"], folder, say["champion"])
-    encoder = load_encoder(tokenizer, folder, say["max_length"])
 
     def tell_tokens(done: int, total: int) -> None:
         events.progress(phase="tokenize", split=split)
 
-    tokens.write(Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split])
+    if rank() == 0:
+        encoder = load_encoder(tokenizer, folder, say["max_length"])
+        tokens.write(Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split])
+    ranks.wait_for_all()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
     collate = kind.collator(model.load_tokenizer(tokenizer, folder), model.padding_multiple())
-    network = model.load_trained(kind, folder).to("cuda" if torch.cuda.is_available() else "cpu")
+    network = model.load_trained(kind, folder).to(device)
     batch_size = -(-say["batch_size"] // say["batch_division"])
     began = time.monotonic()
     tell = told_now_and_then(events, split, 0, len(rows))
     logits = predict(network, rows, collate, batch_size, say["mixed_precision"], tell)
     own = [network.config.id2label[number] for number in range(logits.shape[1])]
-    write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, *by_labels(kind, logits, own, labels, rows.labels))
+    if rank() == 0:
+        predictions, logits = by_labels(kind, logits, own, labels, rows.labels)
+        write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, predictions, logits, rows.lengths)
+    ranks.part()
     return {
         "rows": len(rows),
         "rows_per_second": round(len(rows) / (time.monotonic() - began), 1),

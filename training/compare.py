@@ -14,6 +14,7 @@ figures    the fields of tasks.runtime.refs.Comparison
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,23 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     new, old = (
         read(kind, Path(job.inputs[name], f"{split}.parquet"), say["labels"]) for name in ("predictions", "champion")
     )
-    figures = compared(new, old, say)
+
+    def tell(done: int, total: int) -> None:
+        events.progress(phase="compare", split=split, done=done, total=total)
+
+    figures = compared(new, old, say, tell)
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     (output / "comparison.json").write_text(json.dumps(figures, indent=1))
     rows = disagreements(new, old, Path(job.inputs["data"]) / f"{split}.arrow")
     write_samples(rows, output / "log" / "disagreements.csv")
-    events.progress(phase="compare", split=split)
     return figures
 
 
-def compared(new: Predicted, old: Predicted, say: dict[str, Any]) -> dict[str, Any]:
-    """How the new model stands beside the old one on the same rows."""
+def compared(
+    new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all."""
     right, was_right = (model.predictions == model.references for model in (new, old))
     gained, lost = int((right & ~was_right).sum()), int((~right & was_right).sum())
     exact = say["figure"] == EXACT and say["margin"] == 0
@@ -61,7 +67,7 @@ def compared(new: Predicted, old: Predicted, say: dict[str, Any]) -> dict[str, A
         name, values = EXACT, (float(right.mean()), float(was_right.mean()))
         found = mcnemar(gained, lost, len(new), say["confidence"])
     else:
-        name, values, found = resampled(new, old, say)
+        name, values, found = resampled(new, old, say, tell)
     figures = {
         "champion": say["champion"],
         "metric": name,
@@ -83,7 +89,9 @@ def compared(new: Predicted, old: Predicted, say: dict[str, Any]) -> dict[str, A
     return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
 
 
-def resampled(new: Predicted, old: Predicted, say: dict[str, Any]) -> tuple[str, tuple[float, float], Evidence]:
+def resampled(
+    new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None]
+) -> tuple[str, tuple[float, float], Evidence]:
     """The figure's name, its values of both, and what the bootstrap says of their difference."""
     from training.metrics import compute
     from training.metrics.resampled import figures
@@ -98,7 +106,7 @@ def resampled(new: Predicted, old: Predicted, say: dict[str, Any]) -> tuple[str,
     ours, theirs = (figures(metrics, model)[name] for model in (new, old))
     bounds = {"margin": say["margin"], "confidence": say["confidence"]}
     less = name in say["less_is_better"] or not more_is_better(name)
-    found = bootstrap(ours, theirs, len(new), **bounds, less_is_better=less)
+    found = bootstrap(ours, theirs, len(new), **bounds, less_is_better=less, tell=tell)
     return name, (values[name], compute(metrics, old)[name]), found
 
 

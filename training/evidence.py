@@ -8,6 +8,7 @@ bootstrap    for any figure: the gain on other rows like these, drawn from these
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,18 +55,25 @@ def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Evidence:
 
 
 def bootstrap(
-    new: Figure, old: Figure, rows: int, *, margin: float, confidence: float, less_is_better: bool = False
+    new: Figure,
+    old: Figure,
+    rows: int,
+    *,
+    margin: float,
+    confidence: float,
+    less_is_better: bool = False,
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evidence:
     """The gain in any figure, from draws that both models share; the interval has its percentiles.
 
     Draws in which a figure is no number (a label has no row in them) are passed over. Where a figure of all rows is
-    none, the gain is none and nothing is better.
+    none, the gain is none and nothing is better. `tell` hears now and then how many draws are done, and of how many.
     """
     sign = -1.0 if less_is_better else 1.0
     once = np.ones((1, rows), dtype=np.int32)
     gain = sign * float(new(once)[0] - old(once)[0])
     number = min(MOST_DRAWS, math.ceil(DRAWS_BEYOND / (1 - confidence)))
-    of_new, of_old = drawn([new, old], rows, number, SEED)
+    of_new, of_old = drawn([new, old], rows, number, SEED, lambda done: tell(done, number))
     gains = sign * (of_new - of_old)
     gains = gains[np.isfinite(gains)]
     if not (math.isfinite(gain) and len(gains)):

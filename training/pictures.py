@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ MOST_LABELS = 30  # the most frequent ones; the others share a bar
 LONGEST_NAME = 28  # characters of a label's name beside its bar
 MOST_COUNTED = 20  # labels with whose rows' numbers a confusion matrix can still be read
 MOST_NAMED = 40  # labels for which a confusion matrix grows
+MOST_PANELS = 4  # metrics whose groups are drawn, the first ones
 MOST_CURVES = 10  # labels that have a curve of their own, the most frequent ones
 COLORS = {"train": "C0", "validation": "C1", "test": "C2"}
 
@@ -60,6 +63,51 @@ def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
     if np.isfinite(predicted.probabilities).all():
         _save(_calibration(predicted), folder / f"calibration_{split}.png")
         _save(_precision_recall(predicted), folder / f"precision_recall_{split}.png")
+
+
+def draw_slice(
+    name: str, split: str, groups: Sequence[Mapping[str, Any]], whole: Mapping[str, Mapping[str, Any]], folder: Path
+) -> None:
+    """Into the folder: `slices_SPLIT_SLICE.png`, the first metrics of each group with their intervals, beside that of
+    all rows. `groups` and `whole` are as training.score writes them; of the slice's name the file has what is safe."""
+    _save(_slice(name, split, groups, whole), folder / f"slices_{split}_{plain_name(name)}.png")
+
+
+def plain_name(name: str) -> str:
+    """A part of a file's name for any name: itself where it is plain, else what is plain of it, and a digest."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:LONGEST_NAME]
+    return plain if plain == name else f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _slice(
+    name: str, split: str, groups: Sequence[Mapping[str, Any]], whole: Mapping[str, Mapping[str, Any]]
+) -> Figure:
+    """A panel a metric, side by side: they have the groups in common."""
+    from matplotlib.figure import Figure
+
+    metrics = list(whole)[:MOST_PANELS]
+    figure = Figure(figsize=(3 + 2.6 * len(metrics), 1.3 + 0.28 * len(groups)), layout="constrained")
+    panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        scores = [group["metrics"][metric] for group in groups]
+        axes.barh(range(len(groups)), [_height(score["value"]) for score in scores], color=COLORS.get(split))
+        ends = [(place, score["low"], score["high"]) for place, score in enumerate(scores) if score["low"] is not None]
+        if ends:
+            axes.hlines(*zip(*ends, strict=True), color="black", linewidth=1.5)
+        if whole[metric]["value"] is not None:
+            axes.axvline(whole[metric]["value"], color="C3", linewidth=1, linestyle="--")
+        axes.set_title(_shown(metric), loc="left", fontsize=9, parse_math=False)
+        _plain(axes)
+    names = [f"{_shown(group['group'])} ({group['rows']:,})" for group in groups]
+    panels[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    title = f"{split} by {_shown(name)}: rows in brackets, lines are 95% intervals, dashed is all rows"
+    figure.suptitle(title, fontsize=9, parse_math=False)
+    return figure
+
+
+def _height(value: float | None) -> float:
+    return 0.0 if value is None else value
 
 
 def _with_rows(lengths: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

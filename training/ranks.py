@@ -1,10 +1,12 @@
-"""What the processes (ranks) of one training agree on. With one process nothing is sent and nothing waits.
+"""What the processes (ranks) of one job agree on. With one process nothing is sent and nothing waits.
 
 Small decisions travel over gloo, also where gradients travel over NCCL: a GPU need not stop for them.
 """
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from functools import cache
 from typing import TypeVar
 
@@ -12,6 +14,20 @@ import torch
 from torch import distributed
 
 T = TypeVar("T")
+
+NO_LIMIT = timedelta(days=365)
+"""How long one may keep the others waiting: whether the job as a whole is stalled is judged elsewhere."""
+
+
+def meet() -> torch.device:
+    """Has the processes that were launched together find each other, where what they run does not do that itself; gives
+    this one's GPU, or the CPU where there is none."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        distributed.init_process_group("gloo", timeout=NO_LIMIT)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def any_rank(*flags: bool) -> list[bool]:
@@ -39,6 +55,16 @@ def from_all(value: T) -> list[T]:
     held: list[T] = [value] * distributed.get_world_size()
     distributed.all_gather_object(held, value, group=_talk())
     return held
+
+
+def to_first(value: T) -> list[T]:
+    """Every rank's value on rank 0; nothing on the others."""
+    if _alone():
+        return [value]
+    first = distributed.get_rank() == 0
+    held: list[T] = [value] * distributed.get_world_size()
+    distributed.gather_object(value, held if first else None, dst=0, group=_talk())
+    return held if first else []
 
 
 def wait_for_all() -> None:

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 AT_ONCE = 20_000_000
 """Numbers of draws times rows that are held at a time."""
+MOST_AT_ONCE = 100
+"""Draws at a time: a metric of the user's may take seconds for each, and a job that says nothing counts as stalled."""
 
 Figure = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float64]]
 """Takes (D, N), how often each row counts in each draw; gives (D,), the figure of each draw."""
@@ -23,7 +25,7 @@ Figure = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float64]]
 def draws(rows: int, number: int, seed: int) -> Iterator[npt.NDArray[np.int32]]:
     """(D, N) counts, in portions that fit into memory: the same for the same arguments, however it is cut."""
     random = np.random.default_rng(seed)
-    at_once = max(1, AT_ONCE // rows)
+    at_once = max(1, min(AT_ONCE // rows, MOST_AT_ONCE))
     for first in range(0, number, at_once):
         chosen = random.integers(0, rows, size=(min(at_once, number - first), rows), dtype=np.int32)
         counts = np.empty(chosen.shape, np.int32)

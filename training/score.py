@@ -1,8 +1,12 @@
 """The program that scores: `python -m training.score JOB`. It reads stored predictions and needs no model.
 
-inputs     predictions (SPLIT.parquet of training.predict), data (SPLIT.arrow, labels.json)
-settings   kind, metrics, labels (names, in the order of their indices)
+inputs     predictions (SPLIT.parquet of training.predict), data (SPLIT.arrow, SPLIT.slices.arrow)
+settings   kind, metrics, labels (names, in the order of their indices), slices (columns, `label`, `length_bucket`),
+           named (groups that are shown however small they are, by their slice), fewest_rows (of a group whose figures
+           have intervals), most_groups (of a slice)
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9}}}
+           slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
+           log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
            log/confusion_SPLIT.png          rows by true and predicted label
            log/calibration_SPLIT.png        how often predictions are right, by their probability
            log/precision_recall_SPLIT.png   what finding more of a label's rows costs
@@ -10,11 +14,13 @@ output     metrics.json                     {"validation": {"accuracy": {"value"
 figures    SPLIT.METRIC, each a number, or null where it has no value
 
 A value's `low` and `high` are the ends of its 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They
-are null where the metric has no value on any draw.
+are null where the metric has no value on any draw. Of groups, few rows have none, nor has a metric that is not the
+project's own and would have to be computed anew on each draw.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -27,9 +33,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from training import slices
 from training.predicted import Predicted
+from training.problems import UserError
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
+from training.recipe.slices import LABEL, LENGTH
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -41,6 +50,10 @@ ENDS = (0.025, 0.975)
 
 Scores = dict[str, dict[str, float | None]]
 """By metric: value, low and high; null where there is none."""
+NOTHING: dict[str, float | None] = {"value": None, "low": None, "high": None}
+
+Slice = list[dict[str, Any]]
+"""A group each: its name, its number of rows, and its scores as `metrics`."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -51,6 +64,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     found: dict[str, Scores] = {}
+    sliced: dict[str, dict[str, Slice]] = {}
     samples: list[dict[str, Any]] = []
     for file in sorted(Path(job.inputs["predictions"]).glob("*.parquet")):
         split = file.stem
@@ -59,8 +73,17 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         for name in (name for name, score in found[split].items() if score["value"] is None):
             events.warning(f"{name} has no value on {split}: training/README.md says when it has none.")
         pictures.draw_scores(predicted, split, output / "log")
+        sliced[split] = {}
+        for name in job.settings["slices"]:
+            if not (groups := _groups(name, split, predicted, job)):
+                events.warning(f"{split} has no column {name!r}, so no groups of it.")
+                continue
+            sliced[split][name] = of_groups(name, split, groups, predicted, found[split], job.settings, events)
+            pictures.draw_slice(name, split, sliced[split][name], found[split], output / "log")
         samples += worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
     (output / "metrics.json").write_text(json.dumps(found, indent=1))
+    if job.settings["slices"]:
+        (output / "slices.json").write_text(json.dumps(sliced, indent=1, ensure_ascii=False), encoding="utf-8")
     write_samples(samples, output / "log" / "predictions_sample.csv")
     return {f"{split}.{name}": score["value"] for split, metrics in found.items() for name, score in metrics.items()}
 
@@ -98,6 +121,63 @@ def _interval(drawn: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float |
 
 def _or_null(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _groups(name: str, split: str, predicted: Predicted, job: Job) -> dict[str, slices.Rows]:
+    if name == LABEL:
+        return slices.of_label(predicted.references, predicted.labels)
+    if name == LENGTH:
+        rows = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"), columns=["tokens"])
+        return slices.of_length(rows["tokens"].to_numpy())
+    return slices.of_column(Path(job.inputs["data"], f"{split}.slices.arrow"), name)
+
+
+def of_groups(
+    name: str,
+    split: str,
+    groups: Mapping[str, slices.Rows],
+    predicted: Predicted,
+    whole: Scores,
+    say: Mapping[str, Any],
+    events: Events,
+) -> Slice:
+    """The groups of a slice with the figures that the whole split has."""
+    shown = slices.largest(groups, say["most_groups"], say["named"].get(name, ()))
+    if len(shown) < len(groups):
+        kept = f"only the largest and those that floors name have figures, {len(shown)} in all"
+        events.warning(f"{name} has {len(groups):,} groups in {split}: {kept}.")
+    found: Slice = []
+    for place, (group, rows) in enumerate(shown.items()):
+
+        def tell(done: int, before: int = place * DRAWS) -> None:
+            events.progress(phase="slices", split=split, done=before + done, total=len(shown) * DRAWS)
+
+        part = predicted.of(rows)
+        known = scores_of_group(say["metrics"], part, len(rows) >= say["fewest_rows"], tell)
+        found.append(
+            {"group": group, "rows": len(rows), "metrics": {figure: known.get(figure, NOTHING) for figure in whole}}
+        )
+    return found
+
+
+def scores_of_group(
+    names: Sequence[str], predicted: Predicted, intervals: bool, tell: Callable[[int], None] = lambda done: None
+) -> Scores:
+    """The metrics of these rows; one that refuses them has no figure. Only the project's own have an interval."""
+    from training import metrics
+
+    resampled = [name for name in names if intervals and name in metrics.METRICS]
+    found: Scores = {}
+    if resampled:
+        found = scores(resampled, predicted, tell)
+    else:
+        tell(DRAWS)
+    for name in names:
+        if name not in resampled:
+            with contextlib.suppress(ValueError, ArithmeticError, UserError):
+                for figure, value in metrics.compute([name], predicted).items():
+                    found[figure] = {**NOTHING, "value": _or_null(value)}
+    return found
 
 
 def worst_rows(split: str, predicted: Predicted, data: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,9 @@ from flows.terminal import Terminal
 from tasks import check
 from tasks.data import load_rows
 from tasks.resolve import pin_data, pin_tokenizer
+from tasks.runtime.push import publishing_problems
 from tasks.runtime.reports import need_report
+from tasks.score import require_fitting
 from training.problems import UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
@@ -68,6 +70,8 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _check(recipe: Recipe) -> Found:
     found, terminal = Found(), Terminal()
+    # No error: the rows may be checked where nothing is published.
+    found.problems += [problem.model_dump() | {"level": "warning"} for problem in publishing_problems(recipe)]
     with check.scratch_folder() as folder:
         try:
             terminal.stage_started("resolve", "")
@@ -77,6 +81,7 @@ def _check(recipe: Recipe) -> Found:
             load_rows(recipe, pins, folder / "rows", terminal.progress_of("load_data"))
             found.rows = need_report(folder / "rows")
             found.problems += found.rows["problems"]
+            found.problems += _unfitting(recipe, folder / "rows")
             terminal.stage_started("tokenize", "")
             _count_tokens(recipe, folder, found, terminal)
         except UserError as error:
@@ -84,6 +89,15 @@ def _check(recipe: Recipe) -> Found:
         finally:
             terminal.clear()
     return found
+
+
+def _unfitting(recipe: Recipe, rows: Path) -> list[dict[str, Any]]:
+    """What the recipe asks of these rows that they cannot have."""
+    try:
+        require_fitting(recipe, rows)
+    except UserError as error:
+        return _dumped(error)
+    return []
 
 
 def _count_tokens(recipe: Recipe, folder: Path, found: Found, terminal: Terminal) -> None:

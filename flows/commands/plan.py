@@ -10,11 +10,13 @@ import yaml
 
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
 from flows.pipeline import pipeline
+from flows.tables import problem_line
 from flows.terminal import line
 from tasks.estimate import needs
 from tasks.fit import launch
 from tasks.runtime import settings
 from tasks.runtime.looking import Foreseen, Looking
+from tasks.runtime.push import publishing_problems
 from tasks.runtime.refs import Pins
 from training.recipe import Recipe
 
@@ -37,6 +39,8 @@ def act(arguments: argparse.Namespace) -> int:
     training = next(row for row in looking.rows if row.name == "fit")
     for need in needs(*looking.inputs["fit"]) if training.state == "will run" else ():
         print(f"  fit: {need}")
+    for problem in publishing_problems(recipe) if any(row.state == "will run" for row in looking.rows) else ():
+        print(problem_line(problem.model_dump() | {"level": "warning"}))  # set by then, perhaps
     print(_summary(looking.rows))
     if arguments.show_launch:
         print(_launch(recipe, pins, training.key or "KEY"))

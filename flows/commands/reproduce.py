@@ -153,14 +153,15 @@ def _fresh_home(asked: Path | None, model: str) -> Iterator[Path]:
     home = (
         Path(tempfile.mkdtemp(prefix=f"{own.name}-reproduced-", dir=own.parent)) if asked is None else asked.absolute()
     )
-    if home.is_dir() and any(home.iterdir()) and _marked(home) != model:
+    if home.is_dir() and _marked(home) != model and any(file.name != MARK for file in home.iterdir()):
         message = f"{home} is not empty: name a folder that is, or that is not there."
         raise UserError([Problem(kind="option", where="--into", message=message)])
     before = {name: os.environ.get(name) for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")}
     os.environ["FINETUNE_HOME"] = str(home)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     try:
-        (settings.home() / MARK).write_text(model)
+        if _marked(settings.home()) != model:  # else a kill in the midst of writing it again would lose it
+            (home / MARK).write_text(model)
         yield home
     except BaseException:
         if asked is None and not (home / "runs").exists():

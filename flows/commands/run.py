@@ -67,7 +67,8 @@ def act(arguments: argparse.Namespace) -> int:
         helper = Helper(machines) if machines.rank else None
         looking = Looking(recipe.name, force)
         pipeline(looking, recipe)
-        done = None if force else _nothing_changed(recipe, looking.rows)
+        # Whether it is promoted now, MLflow alone knows.
+        done = None if force or arguments.require_promotion else _nothing_changed(recipe, looking.rows)
     except UserError as error:
         _write(out, {**_EMPTY, "state": "failed", "problems": problems(error, "recipe")})
         raise
@@ -78,14 +79,14 @@ def act(arguments: argparse.Namespace) -> int:
     for row in looking.rows:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
-    code = _say_next(recipe, done, arguments.require_promotion)
+    _say_next(recipe, done, require_promotion=False)
     trouble = deliver_left()
     warnings = [f"MLflow has not everything yet ({trouble})."] if trouble else []
     for warning in warnings:
         print(warning, file=sys.stderr)
     stages = [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]
     _write(out, {**done, "stages": stages, "warnings": warnings})
-    return code
+    return COMPLETED
 
 
 _EMPTY: dict[str, Any] = {
@@ -111,12 +112,15 @@ def _forced(stage: str | None) -> frozenset[str]:
 
 
 def _nothing_changed(recipe: Recipe, foreseen: list[Foreseen]) -> dict[str, Any] | None:
-    """The last completed run's result, where this run would do nothing that it did not do."""
+    """The last completed run's result, where this run would do nothing that it did not do; but for the alias, which
+    may have been moved since."""
     done = History(recipe.name).last_completed()
     if done is None or any(row.state == "will run" for row in foreseen):
         return None
     keys = {stage["name"]: stage["key"] for stage in done["stages"]}
-    return done if keys == {row.name: row.key for row in foreseen} else None
+    if keys != {row.name: row.key for row in foreseen}:
+        return None
+    return {**done, "model": {**done["model"], "alias": None}}
 
 
 def _run(recipe: Recipe, force: frozenset[str], out: Path | None, require_promotion: bool) -> int:
@@ -209,7 +213,7 @@ def call_flow(
     _quiet()
     from tasks.runtime.embedded import ensure_prefect_server
 
-    terminal, where = Terminal(), "prefect"
+    terminal, where = Terminal(recipe=recipe), "prefect"
     try:
         ensure_prefect_server()
         from flows.finetune import finetune, followers

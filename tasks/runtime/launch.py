@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 import training
 from tasks.runtime.hardware import killed_for_memory, visible_gpus
+from tasks.runtime.refs import Pins
 from tasks.runtime.settings import ACCESS_TOKENS
 from training.problems import UserError, full_disk
 from training.processes import LINUX, send, start_ticks
@@ -166,6 +167,19 @@ def accelerate_environment(
     return env
 
 
+def predicting(program: str, pins: Pins) -> Launch:
+    """How a program whose processes take batches of rows in turns is launched: by as many as train on this machine.
+
+    Each has as many threads as one alone would have. Their number changes how sums are rounded, and what is predicted
+    shall not hang on the number of processes.
+    """
+    here, use_cpu = pins.num_processes // pins.num_machines, not visible_gpus()
+    argv = accelerate_argv(program, num_processes=here, mixed_precision=pins.mixed_precision, use_cpu=use_cpu)
+    env = accelerate_environment(num_processes=here, use_cpu=use_cpu)
+    env.pop("OMP_NUM_THREADS", None)
+    return Launch(argv, env, {})
+
+
 def python_argv(program: str) -> list[str]:
     """The command that runs a module as a single process; the job's directory is to follow."""
     return [sys.executable, "-m", program]
@@ -270,7 +284,11 @@ def run_job(
     if stalled:
         return _stalled(handle, stall_timeout_s)
     began, short = follow.tries > tries_before, killed_for_memory() > killed_before
-    return _told(handle) or _untold(handle, began=began, short_of_memory=short)
+    told = _told(handle)
+    # Where the system kills one of several for want of memory, the launcher stops the others.
+    if told is None or (short and _kind(told) == "interrupted"):
+        return _untold(handle, began=began, short_of_memory=short)
+    return told
 
 
 def _told(handle: Handle) -> Outcome | None:

@@ -1,5 +1,5 @@
 """Prefect's view of a run: a progress bar of each long stage, log lines at each evaluation, and as tables the report on
-the rows, the worst errors and the verdict on the model. Bars and tables are what Prefect calls artifacts."""
+the rows, the worst errors, the groups of slices and the verdict. Bars and tables are what Prefect calls artifacts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tasks.runtime.reports import (
     checks_table,
     problems_table,
     read_report,
+    slices_table,
     verdict_markdown,
     worst_errors,
 )
@@ -42,6 +43,7 @@ RETRY_S = 0.5
 REPORTING = ("load_data", "tokenize")
 TABLE = "data-report"
 ERRORS = "worst-errors"
+GROUPS = "slices"
 VERDICT = "verdict"
 
 
@@ -124,6 +126,8 @@ class PrefectProgress:
             self._table([problem for found in self._reports.values() for problem in found["problems"]])
         if row.name == "score" and isinstance(result, Ref) and (errors := worst_errors(result.path)):
             self._put(ERRORS, _Table(errors, "The wrong predictions of which the model is most sure."))
+        if row.name == "score" and isinstance(result, Ref) and (groups := slices_table(result.path)):
+            self._put(GROUPS, _Table(groups, "The figures of each group, with their 95 % intervals."))
         if isinstance(result, Verdict):
             self._put(VERDICT, _Table(checks_table(result), verdict_markdown(result)))
 

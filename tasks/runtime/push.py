@@ -16,6 +16,7 @@ from tasks.runtime.hub import why
 from tasks.runtime.settings import ACCESS_TOKENS
 from training.problems import NETWORK, Problem, UserError
 from training.protocol import sha256
+from training.recipe import Recipe
 
 if TYPE_CHECKING:
     import httpx2
@@ -56,15 +57,37 @@ def environment() -> dict[str, str]:
     return {**given, "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
+def publishing_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What is to be known of a recipe that publishes, before anything is trained: an error where it cannot, and a
+    warning where it does so uncompared. The Hub is not asked."""
+    hub = recipe.release.hub
+    if hub is None:
+        return
+    from huggingface_hub import get_token
+
+    # Where a CI job's identity is changed for a token, there is none until the network is asked.
+    if not os.environ.get("HF_OIDC_RESOURCE") and get_token() is None:
+        yield from _no_token(hub.repo).problems
+    if recipe.release.registry is None:
+        message = (
+            "there is no champion to compare with, so every model that keeps to release.gate's bounds is published: "
+            "set release.registry, for only those that are better."
+        )
+        yield Problem(kind="release", where="release.hub", message=message, level="warning")
+
+
 def connected(repo: str) -> HfApi:
     """A client with an access token, for a program of its own. Raises UserError where there is no token."""
     from huggingface_hub import HfApi, get_token, set_client_factory
 
     set_client_factory(_patient_client)
     if get_token() is None:
-        message = f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may."
-        raise _problem("repo", message)
+        raise _no_token(repo)
     return HfApi()
+
+
+def _no_token(repo: str) -> UserError:
+    return _problem("repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may.")
 
 
 def _patient_client() -> httpx2.Client:

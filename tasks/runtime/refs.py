@@ -110,10 +110,14 @@ class Check(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     figure: str
-    """`split.metric`."""
+    """`split.metric`, and of a group of rows `split.slice=group.metric`."""
     value: Number
     minimum: float | None = None
     maximum: float | None = None
+    group: str | None = None
+    """`slice=group`, for a floor; None where all rows of the split are judged."""
+    rows: int | None = None
+    """Of the group."""
 
     @property
     def held(self) -> bool:
@@ -122,11 +126,16 @@ class Check(BaseModel):
         most = math.inf if self.maximum is None else self.maximum
         return least <= self.value <= most
 
-    def __str__(self) -> str:
+    @property
+    def told(self) -> str:
+        """`0.71 < 0.75`"""
         sign, bound = ("≥", self.minimum) if self.minimum is not None else ("≤", self.maximum)
         if not self.held:
             sign = {"≥": "<", "≤": ">"}[sign]
-        return f"{self.figure} {self.value:.4g} {sign} {bound:g}"
+        return f"{self.value:.4g} {sign} {bound:g}"
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.told}"
 
 
 class Comparison(BaseModel):

@@ -1,28 +1,35 @@
-"""What stages found, as a run's watchers tell it: the report on the rows, the worst errors, the verdict on the model.
+"""What stages found, as a run's watchers tell it: the report on the rows, the worst errors and groups, the verdict on
+the model.
 
 The rows' report lies beside an artifact, in the form that `training.rows.load.load` and `training.tokens.tokenize`
-write it; the sample of predictions is training.score's.
+write it; the sample of predictions and the slices are training.score's.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.refs import Verdict
+from tasks.runtime.refs import Check, Verdict
 from tasks.runtime.stage import Work
 from training.problems import Problem
+from training.recipe import FEWEST_ROWS, Recipe, more_is_better
 
 REPORT = "log/report.json"
 SAMPLE = "log/predictions_sample.csv"
+SLICES = "slices.json"
 MOST_TOLD = 10  # warnings of a stage in a terminal or a log; the report holds them all
 MOST_LABELS = 20
 MOST_PROBLEMS = 200  # in Prefect's view, which draws them all at once
 MOST_ERRORS = 20
 LONGEST_TEXT = 500  # characters
+MOST_GROUPS = 20  # of a slice that are tracked, those of most rows
+LONGEST_GROUP = 100  # characters
 
 
 def read_report(artifact: Path) -> dict[str, Any] | None:
@@ -84,6 +91,78 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
+def read_slices(scores: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The groups of each slice, by split and slice, in an artifact of `score`; empty where no slice was asked for."""
+    file = scores / SLICES
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def worst_groups(recipe: Recipe, scores: Path) -> dict[str, str]:
+    """Of each slice the group that is worst by the metric that models are compared by, on the split that is judged:
+    `genre=horror accuracy 0.7115 (0.663 to 0.760), 312 rows`, by the slice's name. Groups of few rows count only where
+    all have few."""
+    worst = {}
+    for name, groups in read_slices(scores).get(recipe.judged_split, {}).items():
+        metrics = groups[0]["metrics"]
+        metric = recipe.compared_by if recipe.compared_by in metrics else next(iter(metrics))
+        less = metric in recipe.release.gate.maximum or not more_is_better(metric)
+        known = [group for group in groups if group["metrics"][metric]["value"] is not None]
+        many = [group for group in known if group["rows"] >= FEWEST_ROWS] or known
+        if many:
+            found = min(many, key=lambda group: (-1 if less else 1) * group["metrics"][metric]["value"])
+            score = score_told(found["metrics"][metric])
+            worst[name] = f"{printable(name)}={printable(found['group'])} {metric} {score}, {found['rows']:,} rows"
+    return worst
+
+
+def slices_table(scores: Path) -> list[dict[str, str]]:
+    """A row a group: its split, slice, name and number of rows, and its figures with their intervals."""
+    table = [
+        {
+            **{"split": split, "slice": name, "group": _cut(group["group"]), "rows": f"{group['rows']:,}"},
+            **{metric: score_told(score) for metric, score in group["metrics"].items()},
+        }
+        for split, slices in read_slices(scores).items()
+        for name, groups in slices.items()
+        for group in groups
+    ]
+    more = len(table) - MOST_PROBLEMS
+    return [*table[:MOST_PROBLEMS], *([{"group": f"… and {more:,} more: see score/{SLICES}."}] if more > 0 else [])]
+
+
+def slice_figures(scores: Path) -> dict[str, float]:
+    """The figures of each slice's groups of most rows, under names that MLflow takes: SPLIT/SLICE:GROUP/METRIC."""
+    return {
+        f"{split}/{tracked_name(name + '=' + group['group'])}/{metric}": score["value"]
+        for split, slices in read_slices(scores).items()
+        for name, groups in slices.items()
+        for group in sorted(groups, key=lambda group: -group["rows"])[:MOST_GROUPS]
+        for metric, score in group["metrics"].items()
+        if score["value"] is not None
+    }
+
+
+def tracked_figure(check: Check) -> str:
+    """The name of what was checked, as MLflow takes it."""
+    if check.group is None:
+        return check.figure.replace(".", "/")
+    split, metric = check.figure.split(f".{check.group}.")
+    return f"{split}/{tracked_name(check.group)}/{metric}"
+
+
+def tracked_name(group: str) -> str:
+    """`SLICE:GROUP` for `SLICE=GROUP`. MLflow takes letters, digits and `_-.: `: where there is anything else, or more
+    than is worth showing, it is left out and a digest tells the names apart."""
+    name = group.replace("=", ":")
+    plain = re.sub(r"[^\w.\-: ]", "_", name)[:LONGEST_GROUP]
+    return plain if plain == name else f"{plain}_{hashlib.sha256(group.encode()).hexdigest()[:8]}"
+
+
+def printable(text: str) -> str:
+    """What a terminal can show of the user's text."""
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
 def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None) -> str:
     """Tables of what each split holds: rows, labels, lengths in characters and, where they are known, in tokens."""
     parts = []
@@ -96,7 +175,8 @@ def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None
 
 
 def checks_table(verdict: Verdict) -> list[dict[str, str]]:
-    """A row a bound: the figure, its value, the bound, and whether it is held."""
+    """A row a bound: the figure, its value, the bound, and whether it is held; those that are missed first, and before
+    those of groups."""
     return [
         {
             "figure": check.figure,
@@ -104,7 +184,7 @@ def checks_table(verdict: Verdict) -> list[dict[str, str]]:
             "bound": f"≥ {check.minimum:g}" if check.minimum is not None else f"≤ {check.maximum:g}",
             "held": "yes" if check.held else "no",
         }
-        for check in verdict.checks
+        for check in sorted(verdict.checks, key=lambda check: check.group is not None and 1 + check.held)
     ]
 
 

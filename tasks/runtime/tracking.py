@@ -15,6 +15,7 @@ from tasks.runtime import machine, settings
 from tasks.runtime.connection import connect, find_or_create_run, first_line, told
 from tasks.runtime.outbox import Outbox, left_by_others
 from tasks.runtime.refs import Ref, Verdict
+from tasks.runtime.reports import slice_figures, tracked_figure
 from tasks.runtime.stage import Row
 from training.protocol import EVENTS, read_events
 
@@ -107,11 +108,12 @@ class Tracker:
         if isinstance(result, Ref):
             self.tags({f"{row.name}.digest": result.digest})
             figures |= dict(_numbers(result.figures))
+            figures |= slice_figures(result.path) if row.name == "score" else {}
             self._artifact(result, row)
         if isinstance(result, Verdict):
             self.tags({f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason})
             self.text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
-            figures |= {check.figure.replace(".", "/"): check.value for check in result.checks}
+            figures |= {tracked_figure(check): check.value for check in result.checks}
         now = int(time.time() * 1000)
         points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
         # A mean would be a point of the curve of its name.

@@ -29,16 +29,16 @@ class FinishedRun:
 
 
 def write_rows(path: Path, rows: int, seed: int) -> None:
-    """A CSV file of texts whose label hangs on one word."""
+    """A CSV file of texts whose label hangs on one word, and of a genre that tells nothing."""
     draw = random.Random(seed)
     with path.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["text", "label"])
-        for _ in range(rows):
+        table.writerow(["text", "label", "genre"])
+        for number in range(rows):
             label, words = draw.choice([("pos", GOOD), ("neg", BAD)])
             text = [draw.choice(FILLER) for _ in range(draw.randint(3, 16))] + [draw.choice(words)]
             draw.shuffle(text)
-            table.writerow([" ".join(text), label])
+            table.writerow([" ".join(text), label, ("drama", "horror", "comedy")[number % 3]])
 
 
 def write_project(folder: Path) -> Path:

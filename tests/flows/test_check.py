@@ -51,6 +51,20 @@ def test_rows_labels_and_tokens_are_shown_and_nothing_is_stored(
     assert [path.name for path in home.iterdir()] == ["digests.db"]
 
 
+def test_what_the_rows_cannot_be_judged_by_is_told_beside_the_rows_and_their_tokens(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["evaluation.metrics=[accuracy, mse]", "evaluation.slices=[label]"]
+    asked += ["release.gate.floors={label=good: {accuracy: 0.5}}"]
+    assert check(file, *(word for one in asked for word in ("--set", one))) == 2
+    printed = capsys.readouterr().out
+    assert "train        240  12 to 84, median 45  6 to 19, median 12" in printed
+    assert "error    evaluation.metrics[1]: 'mse' is of numbers, and the label 'neg' is none: " in printed
+    assert (
+        "error    release.gate.floors.label=good: label has no group 'good': choose from neg, pos.\n\n2 errors.\n"
+    ) in printed
+
+
 def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +73,20 @@ def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
     assert told.startswith(f"warning  duplicates  {file.parent}/train.csv row 3: 1 row repeats") and blank == ""
     assert last == "1 warning."
     assert check(file, "--strict") == 1
+
+
+def test_a_recipe_that_publishes_uncompared_and_without_a_token_is_warned_by_check_and_plan(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    monkeypatch.setattr("flows.commands.plan.needs", lambda *inputs: [])
+    hub = ["--set", "release.hub={repo: me/thing, license: mit}", "--set", "release.registry=null"]
+    for command in ("check", "plan"):
+        assert main([command, str(file), *hub]) == 0
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+        assert len(told) == 2
+        assert "release.hub.repo: 'me/thing' cannot be written without an access token" in told[0]
+        assert "release.hub: there is no champion to compare with" in told[1]
 
 
 def test_errors_are_told_together_and_end_with_2(

@@ -115,9 +115,18 @@ def test_a_length_leaves_data_and_model_cached(project: Path, capsys: pytest.Cap
     assert reasons["tokenize"] == "tokens.max_length 32 → 16"
 
 
-def test_a_metric_recomputes_the_score_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reasons = plan(capsys, project, "--set", "evaluation.metrics=[accuracy, f1]")
-    assert list(reasons) == ["score", *BELOW_SCORE]
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("metrics=[accuracy, f1]", "evaluation.metrics ['accuracy', 'f1', 'precision', 'reca… → ['accuracy', 'f1']"),
+        ("slices=[label, length_bucket]", "evaluation.slices [] → ['label', 'length_bucket']"),
+    ],
+)
+def test_a_metric_or_a_slice_recomputes_the_score_alone(
+    project: Path, capsys: pytest.CaptureFixture[str], asked: str, reason: str
+) -> None:
+    reasons = plan(capsys, project, "--set", f"evaluation.{asked}")
+    assert list(reasons) == ["score", *BELOW_SCORE] and reasons["score"] == reason
 
 
 def test_a_metric_of_numbers_is_refused_by_a_plan_where_the_labels_are_none(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,24 @@ def assert_told(result: dict[str, Any]) -> None:
     assert f"| {verdict['comparison']['champion']} | gain |" in table.description
 
 
+def assert_groups_told(result: dict[str, Any], printed: str) -> None:
+    """How good the model is on the groups of rows, and by which floors it was judged: on paper and in MLflow."""
+    checked = {check["figure"]: check["value"] for check in result["verdict"]["checks"]}
+    assert list(checked) == ["validation.label=neg.accuracy", "validation.label=pos.accuracy"]
+    worst = min(checked, key=lambda figure: checked[figure]).split(".")[1]
+    first, second = re.findall(r"^ {40}slices: worst (.+)$", printed, re.MULTILINE)
+    assert re.fullmatch(rf"{worst} accuracy 0\.\d{{4}} \(0\.\d{{3}} to [01]\.\d{{3}}\), (27|33) rows", first)
+    assert re.match(r"length_bucket=\d+-\d+ tokens accuracy ", second)
+    run = connect().get_run(result["mlflow_run_id"])
+    for figure, value in checked.items():
+        name = figure.replace(".", "/").replace("=", ":")
+        assert run.data.metrics[f"score/{name}"] == run.data.metrics[f"gate/{name}"] == value
+    files = {file.path for file in connect().list_artifacts(run.info.run_id, "score")}
+    assert {f"score/slices_validation_{name}.png" for name in ("label", "length_bucket")} | {
+        "score/slices.json"
+    } < files
+
+
 def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     finished: FinishedRun,
     server: dict[str, str],
@@ -71,6 +90,12 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     monkeypatch.setenv("FINETUNE_HOME", str(home))
     noisy = write_noisy_project(tmp_path / "project")
     weaker = ["--set", "release.gate.minimum={}", "--set", "training.num_train_epochs=5"]
+    weaker += [
+        "--set",
+        "evaluation.slices=[label, length_bucket]",
+        "--set",
+        "release.gate.floors={label: {accuracy: 0}}",
+    ]
 
     run = finetune(home, "run", str(noisy), *weaker, "--json", str(out), "--require-promotion", **server)
     assert run.returncode == 1 and "Not promoted" in run.stderr, run.stderr
@@ -82,6 +107,7 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert aliases() == {"champion": 1, "challenger": 2}
     assert predictions(home, kept, "predict_champion") == predictions(finished.home, finished.result, "predict")
     assert_told(kept)
+    assert_groups_told(kept, run.stdout)
 
     # Somebody promotes it all the same, and its files are gone from here: they are fetched from MLflow.
     connect().set_registered_model_alias("small", "champion", "2")
@@ -100,11 +126,14 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert main(["run", str(finished.file), "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "Nothing changed" in printed and better["verdict"]["reason"] in printed
-    assert json.loads(out.read_text())["verdict"] == better["verdict"]
-    # Promoted by the gate, but not in fact: a person had taken the alias from it.
-    completed = home / "recipes/small/completed.json"
-    completed.write_text(completed.read_text().replace('"alias": "champion"', '"alias": null'))
-    assert main(["run", str(finished.file), "--require-promotion"]) == 1
+    unchanged = json.loads(out.read_text())
+    assert unchanged["verdict"] == better["verdict"]
+    # Nobody asks whether it still has the alias of then, so none is told; where promotion is required, MLflow is asked.
+    assert "Registered: small version 1\n" in printed and unchanged["model"]["alias"] is None
+    assert main(["rollback", "small"]) == 0
+    run = finetune(home, "run", str(finished.file), "--require-promotion", **server)
+    assert run.returncode == 1 and "Not promoted" in run.stderr, run.stderr
+    assert "was champion until" in run.stderr and aliases() == {"champion": 2}
     capsys.readouterr()
     assert main(["plan", str(finished.file), "--set", "training.learning_rate=1e-3"]) == 0
     planned = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]

@@ -131,14 +131,18 @@ def test_a_second_run_says_that_nothing_changed_without_loading_what_it_does_not
     assert json.loads((tmp_path / "out.json").read_text())["model"] == finished.result["model"]
 
 
-def test_a_forced_stage_runs_and_the_others_are_cached(
+def test_a_forced_stage_and_one_of_new_rows_run_and_what_reads_nothing_new_is_cached(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:
+    """A column that the recipe does not name is another one: all rows are read again, and nothing is trained anew."""
     home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
-    run = finetune(home, "run", str(finished.file), "--force", "score", "--json", str(tmp_path / "out.json"), **server)
+    file = write_project(tmp_path / "project")
+    for rows in file.parent.glob("*.csv"):
+        rows.write_text(rows.read_text().replace("horror", "western"))
+    run = finetune(home, "run", str(file), "--force", "score", "--json", str(tmp_path / "out.json"), **server)
     assert run.returncode == 0, run.stderr
     ran = [name for name, state in states(tmp_path / "out.json").items() if state == "ran" and name in CACHED]
-    assert ran == ["score"]
+    assert ran == ["load_data", "score"]
 
 
 def test_damage_to_every_artifact_is_rebuilt_to_the_same_bytes(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.hub.server import CUT, Hub
@@ -143,6 +144,11 @@ def test_a_data_set_without_a_validation_split_has_one_held_out(came: Came) -> N
     reports = [json.loads(file.read_text()) for file in came.home.glob("artifacts/load_data/*/log/report.json")]
     (cut,) = (report for report in reports if report["held_out"])
     assert cut["held_out"] == {"validation": 0.1} and sum(cut["rows"].values()) == 160
+    for file in came.home.glob("artifacts/load_data/*/slices.json"):
+        assert json.loads(file.read_text()) == {"kept": ["idx"], "left_out": {}}
+        with pa.ipc.open_file(file.with_name("validation.slices.arrow")) as rows:
+            numbers = rows.read_all()["idx"].to_pylist()
+        assert all(number.isdecimal() for number in numbers) and len(set(numbers)) == len(numbers)
 
 
 def test_neither_rows_nor_weights_load_torch_into_the_process_of_the_flow(came: Came) -> None:

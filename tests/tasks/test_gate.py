@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.tables import verdict_lines
 from tasks.gate import gate
 from tasks.runtime.refs import Comparison, Ref, Verdict
+from tasks.runtime.reports import checks_table, tracked_figure
 from tasks.runtime.stage import Work
+from tests.kept import group
 from tests.made import BESIDE
+from training.problems import UserError
 from training.recipe import parse
 
+GENRES = [
+    group("war", 300, accuracy=0.9, f1=0.8, log_loss=0.2, precision=None),
+    group("noir", 60, accuracy=0.7, f1=0.6, log_loss=0.5, precision=None),
+    group("horror", 120, accuracy=0.5, f1=0.5, log_loss=0.9, precision=None),
+    group("essay", 9, accuracy=0.1, f1=0.1, log_loss=2.0, precision=None),
+    group("a.b=c", 4, accuracy=0.2, f1=0.2, log_loss=2.0, precision=None),
+]
 VALUES = {"accuracy": 0.8, "f1": 0.7, "log_loss": 0.4, "precision": float("nan")}
 BETTER = BESIDE.model_copy(update={"warnings": ["small/1 does not know the label new: it gets no row of these right."]})
 
 
-def judge(bounds: dict[str, Any], beside: Comparison | None = None) -> Verdict:
+@pytest.fixture(autouse=True)
+def _somewhere(home: Path) -> None:
+    """A home for the scores."""
+
+
+def judge(bounds: dict[str, Any], beside: Comparison | None = None, groups: list[dict[str, Any]] = GENRES) -> Verdict:
     recipe = parse(
         {
             "name": "test",
             "kind": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": "me/model"},
-            "evaluation": {"metrics": ["accuracy", "f1", "log_loss", "precision"]},
+            "evaluation": {"metrics": ["accuracy", "f1", "log_loss", "precision"], "slices": ["genre"]},
             "release": {"gate": bounds},
         }
     )
     figures = {"validation": {name: {"value": value, "low": None, "high": None} for name, value in VALUES.items()}}
     scores = Ref(kind="score", key="k", digest="d", figures=figures)
+    scores.path.mkdir(parents=True, exist_ok=True)
+    (scores.path / "slices.json").write_text(json.dumps({"validation": {"genre": groups}}))
     compared = Ref(kind="compare", key="k", digest="d", figures=beside.model_dump()) if beside else None
     verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared)
     assert isinstance(verdict, Verdict)
@@ -91,3 +110,70 @@ def test_a_split_that_also_chose_the_checkpoint_is_warned_of() -> None:
 
 def test_what_makes_the_champion_less_comparable_is_a_warning_of_the_verdict() -> None:
     assert BETTER.warnings[0] in judge({}, BETTER).warnings
+
+
+def floors(**limits: dict[str, float]) -> dict[str, Any]:
+    """`genre` for each group, and one group by its name."""
+    return {"floors": {name if name == "genre" else f"genre={name}": limit for name, limit in limits.items()}}
+
+
+def test_a_group_below_its_floor_rejects_and_the_reason_says_where_by_how_much_and_on_how_many_rows() -> None:
+    verdict = judge({**floors(genre={"accuracy": 0.75}), "minimum": {"accuracy": 0.85}}, BETTER)
+    assert verdict.decision == "reject"
+    assert verdict.reason == (
+        "it misses validation.accuracy 0.8 < 0.85; "
+        "it is too poor where genre=horror: accuracy 0.5 < 0.75 on 120 rows of validation; "
+        "it is too poor where genre=noir: accuracy 0.7 < 0.75 on 60 rows of validation."
+    )
+    found = {check.figure: (check.value, check.minimum, check.held) for check in verdict.checks}
+    assert found == {
+        "validation.accuracy": (0.8, 0.85, False),
+        "validation.genre=war.accuracy": (0.9, 0.75, True),
+        "validation.genre=horror.accuracy": (0.5, 0.75, False),
+        "validation.genre=noir.accuracy": (0.7, 0.75, False),
+    }
+    shown = [(row["figure"].split("=")[-1], row["held"]) for row in checks_table(verdict)[1:]]
+    assert shown == [("noir.accuracy", "no"), ("horror.accuracy", "no"), ("war.accuracy", "yes")]
+    assert judge(floors(genre={"accuracy": 0.5})).decision == "promote"
+
+
+def test_few_rows_are_judged_by_a_floor_of_their_own_alone_and_that_is_warned_of() -> None:
+    each = judge(floors(genre={"f1": 0.3}))
+    assert each.decision == "promote" and len(each.checks) == 3
+    assert each.warnings[1:] == ["the floor for each genre does not judge groups of fewer than 10 rows: essay, a.b=c."]
+    named = judge({"floors": {"genre=a.b=c": {"f1": 0.3}}})
+    assert named.reason == "it is too poor where genre=a.b=c: f1 0.2 < 0.3 on 4 rows of validation."
+    assert len(named.warnings) == 1
+    (check,) = named.checks
+    assert tracked_figure(check) == "validation/genre:a.b:c/f1"
+
+
+def test_a_floor_of_one_group_stands_in_place_of_that_for_each() -> None:
+    verdict = judge(floors(genre={"accuracy": 0.7, "f1": 0.5}, horror={"accuracy": 0.4}))
+    assert verdict.decision == "promote" and len(verdict.checks) == 6
+    limits = {check.figure: check.minimum for check in verdict.checks}
+    assert limits["validation.genre=horror.accuracy"] == 0.4 and limits["validation.genre=horror.f1"] == 0.5
+
+
+def test_a_figure_that_a_group_does_not_have_reaches_no_floor() -> None:
+    verdict = judge(floors(war={"precision": 0.0}))
+    assert "where genre=war: precision nan < 0 on 300 rows" in verdict.reason
+
+
+def test_a_group_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(UserError) as raised:
+        judge(floors(horor={"accuracy": 0.5}, war={"accuracy": 0.5}))
+    (problem,) = raised.value.problems
+    assert problem.where == "release.gate.floors.genre=horor"
+    assert problem.message == (
+        "genre has no group 'horor': choose from war, noir, horror, essay, a.b=c. Did you mean 'horror'?"
+    )
+
+
+def test_many_groups_below_their_floor_are_counted_and_those_beyond_the_largest_are_not_judged() -> None:
+    verdict = judge(floors(genre={"f1": 0.5}), groups=[group(f"g{n}", 99 - n, f1=n / 100) for n in range(50)])
+    assert verdict.reason.count("too poor where") == 10 and verdict.reason.endswith("; and so it is in 40 more groups.")
+    assert "where genre=g0: f1 0 < 0.5 on 99 rows" in verdict.reason
+    assert verdict.warnings[1:] == ["the floor for each genre judges the 50 groups of most rows alone."]
+    shown = verdict_lines(verdict)
+    assert len(shown) == 2 + 1 + 20 + 1 + 2 and shown[23] == "  … and 30 more"

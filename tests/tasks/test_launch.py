@@ -268,6 +268,15 @@ def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
     assert start_ticks(pid) == 0
 
 
+def test_a_process_that_is_stopped_because_another_was_killed_for_want_of_memory_is_not_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = iter((0, 1))
+    monkeypatch.setattr("tasks.runtime.launch.killed_for_memory", lambda: next(killed))
+    outcome, _ = run(tmp_path, "os.kill(os.getpid(), 15)\ntime.sleep(60)")
+    assert failure(outcome).kind == "out_of_memory"
+
+
 def test_the_users_own_modules_can_be_imported_and_shadow_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from flows.commands.main import main
-from tasks.runtime.launch import JobFailed, Machines, accelerate_argv, accelerate_environment
+from tasks.runtime.launch import JobFailed, Machines, accelerate_argv, accelerate_environment, predicting
 from tasks.runtime.machines import Helper, Leader, Said, gather, machines_of
-from tasks.runtime.refs import Ref
+from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Row, Work
 from tests.flows.small import write_project
 from tests.tasks.watching import Heard
@@ -88,6 +88,20 @@ def test_each_machine_launches_its_share_of_the_processes(monkeypatch: pytest.Mo
     # Between machines, gloo finds the interface itself, or by the user's own variable.
     far = Machines(2, 1, "10.0.0.1:29400")
     assert "GLOO_SOCKET_IFNAME" not in accelerate_environment(num_processes=4, use_cpu=True, machines=far)
+
+
+def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    described = [
+        predicting("p", Pins(num_processes=processes, num_machines=machines)).described(Path("job"))
+        for processes, machines in ((1, 1), (4, 2))
+    ]
+    said = [dict(itertools.pairwise(launched["argv"])) for launched in described]
+    assert [(of["--num_processes"], of["--num_machines"]) for of in said] == [("1", "1"), ("2", "1")]
+    one, several = (launched["environment"]["OMP_NUM_THREADS"] for launched in described)
+    assert one == several == str(len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(("state", "message"), [("failed", "No rows."), ("interrupted", "KeyboardInterrupt")])

@@ -134,9 +134,13 @@ def test_the_report_on_rows_and_tokens_is_one_table_of_the_flow_run(home: Path) 
     ]
 
 
-def test_the_worst_errors_are_a_table_of_their_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = [{"split": "test", "text": "good", "label": "pos", "prediction": "neg", "probability": "0.9"}]
+    groups = [{"split": "test", "slice": "genre", "group": "war", "rows": "12", "accuracy": "0.5000"}]
     monkeypatch.setattr(progress, "worst_errors", lambda scores: wrong)
+    monkeypatch.setattr(progress, "slices_table", lambda scores: groups)
 
     @flow(name="scored")
     def body() -> str:
@@ -147,8 +151,9 @@ def test_the_worst_errors_are_a_table_of_their_own(home: Path, monkeypatch: pyte
 
     chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[body()]))
     with get_client(sync_client=True) as client:
-        (table,) = client.read_artifacts(artifact_filter=chosen)
-    assert (table.key, json.loads(table.data)) == ("finetune-worst-errors", wrong)
+        tables = client.read_artifacts(artifact_filter=chosen)
+    told = {str(table.key): json.loads(table.data) for table in tables}
+    assert told == {"finetune-worst-errors": wrong, "finetune-slices": groups}
 
 
 def test_why_rows_were_refused_stands_at_the_tables_top(home: Path) -> None:

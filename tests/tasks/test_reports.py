@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
+
 from tasks.runtime.code import code_digests
-from tasks.runtime.reports import as_markdown, problems_table, read_report, score_told, tell_warnings, worst_errors
+from tasks.runtime.reports import (
+    as_markdown,
+    problems_table,
+    read_report,
+    score_told,
+    slice_figures,
+    slices_table,
+    tell_warnings,
+    worst_errors,
+    worst_groups,
+)
 from tasks.runtime.stage import Work
+from tests.kept import group
 from tests.tasks.watching import Heard
 from training.problems import Problem
+from training.recipe import Recipe, parse
 from training.score import write_samples
 
 
@@ -74,3 +89,61 @@ def test_a_score_is_told_with_its_interval_and_without_one_where_there_is_none()
     assert score_told({"value": 0.83125, "low": 0.81331, "high": 0.84844}) == "0.8313 (0.813 to 0.848)"
     assert score_told({"value": 0.5, "low": None, "high": None}) == "0.5000"
     assert score_told({"value": None, "low": None, "high": None}) == "-"
+
+
+GROUPS = [
+    group("war", 300, accuracy=0.75, log_loss=0.9),
+    group("horror\n", 120, accuracy=0.5, log_loss=0.2),
+    group("essay", 9, accuracy=0.1, log_loss=None),
+]
+
+
+def scores(folder: Path, groups: list[dict[str, Any]], name: str = "genre") -> Path:
+    (folder / "slices.json").write_text(json.dumps({"validation": {name: groups}, "test": {name: groups[:1]}}))
+    return folder
+
+
+def judged_by(metric: str, **gate: Any) -> Recipe:
+    return parse(
+        {
+            "name": "test",
+            "kind": "sequence-classification",
+            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label", "test_size": 0.1},
+            "model": {"source": "hub", "path": "me/model"},
+            "evaluation": {"metrics": ["accuracy", "log_loss"], "splits": ["validation", "test"]},
+            "release": {"gate": {"compare": metric, "split": "validation", **gate}},
+        }
+    )
+
+
+def test_the_worst_group_of_each_slice_is_told_by_what_models_are_compared_by(tmp_path: Path) -> None:
+    assert worst_groups(judged_by("accuracy"), tmp_path) == {}
+    found = scores(tmp_path, GROUPS)
+    told = "genre=horror� accuracy 0.5000 (0.450 to 0.550), 120 rows"
+    assert worst_groups(judged_by("accuracy"), found) == {"genre": told}
+    told = "genre=war log_loss 0.9000 (0.850 to 0.950), 300 rows"
+    assert worst_groups(judged_by("log_loss"), found) == {"genre": told}
+    few = [group("essay", 9, accuracy=0.1), group("poem", 3, accuracy=0.2)]
+    assert worst_groups(judged_by("log_loss"), scores(tmp_path, few))["genre"].startswith("genre=essay accuracy 0.1000")
+
+
+def test_groups_are_a_table_that_ends(tmp_path: Path) -> None:
+    first, *_, last = slices_table(scores(tmp_path, GROUPS))
+    assert first == {"split": "validation", "slice": "genre", "group": "war", "rows": "300"} | {
+        "accuracy": "0.7500 (0.700 to 0.800)",
+        "log_loss": "0.9000 (0.850 to 0.950)",
+    }
+    assert (last["split"], last["group"]) == ("test", "war")
+    table = slices_table(scores(tmp_path, GROUPS * 100))
+    assert len(table) == 201 and table[-1] == {"group": "… and 101 more: see score/slices.json."}
+
+
+def test_mlflow_takes_the_names_of_all_groups_and_gets_the_largest(tmp_path: Path) -> None:
+    odd = ["1-12 tokens", "日本", "", ".", "a/../b", "a/b", "a=b", "x" * 300, "a|b", "a\nb"]
+    found = slice_figures(scores(tmp_path, [group(name, 5, accuracy=0.5) for name in odd], "$/"))
+    assert len(found) == len(odd) + 1
+    for name in found:
+        _validate_metric_name(f"score/{name}")
+        assert len(name) < MAX_ENTITY_KEY_LENGTH - len("score/")
+    plain = slice_figures(scores(tmp_path, [group(f"g{n}", n, accuracy=n / 30, f1=None) for n in range(30)]))
+    assert list(plain)[:2] == ["validation/genre:g29/accuracy", "validation/genre:g28/accuracy"] and len(plain) == 21

@@ -77,6 +77,26 @@ def problems(recipe: Recipe) -> list[tuple[str, str]]:
     return [(problem.where, problem.message) for problem in refused.value.problems]
 
 
+def test_a_recipe_that_publishes_without_a_token_is_refused_before_anything_costs_anything(
+    home: Path, rows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    login = tmp_path / "token"
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(login))
+    hub = {"release": {"hub": {"repo": "me/thing", "license": "mit"}}}
+    with pytest.raises(UserError) as refused:
+        run(recipe_of(rows, {"source": "folder", "path": "nowhere"}, **hub))
+    assert [problem.where for problem in refused.value.problems] == ["release.hub.repo", "model.path"]
+    assert "set HF_TOKEN to one that may" in str(refused.value)
+    pin(recipe_of(rows, **hub))  # a plan may be made where nothing is published
+    login.write_text("hf_secret")
+    (told,) = run(recipe_of(rows, **hub))[1]
+    assert told.startswith("release.hub: there is no champion to compare with") and "hf_secret" not in told
+    hub["release"]["registry"] = "thing"
+    assert run(recipe_of(rows, **hub), "flow-2")[1] == []
+
+
 def test_files_are_pinned_by_their_content(home: Path, rows: dict[str, Any]) -> None:
     pins = pin(recipe_of(rows))
     assert {split: [Path(f.path).name for f in files] for split, files in pins.data_files.items()} == {

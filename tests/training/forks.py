@@ -5,6 +5,7 @@ A job of several ranks is as many forks, with the environment that a launcher wo
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -13,8 +14,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tasks.runtime.launch import accelerate_environment
@@ -40,11 +43,23 @@ def run_fit(job_dir: str, rank: dict[str, str]) -> None:
         run_program(fit.main, stops_itself=True)
 
 
+def run_main(program: ModuleType) -> Callable[[str, dict[str, str]], None]:
+    """What runs another program in a fork, given its module."""
+    return partial(_run_main, program.__name__)
+
+
+def _run_main(program: str, job_dir: str, rank: dict[str, str]) -> None:
+    os.environ |= rank
+    sys.argv[1:] = [job_dir]
+    with open(Path(job_dir) / "log.txt", "a") as sys.stderr:
+        run_program(importlib.import_module(program).main)
+
+
 def start(
     job_dir: Path, launched: int | None = None, program: Callable[[str, dict[str, str]], None] = run_fit
 ) -> list[BaseProcess]:
     """The job's ranks, started; `launched` of them where that is not what the job asks for."""
-    compute = Job.read(job_dir).settings["compute"]
+    compute = Job.read(job_dir).settings.get("compute", {"num_processes": 1, "strategy": "ddp"})
     count = launched or compute["num_processes"]
     (job_dir / "logs").mkdir(exist_ok=True)
     processes = [

@@ -14,11 +14,12 @@ import pytest
 
 from tasks.runtime.refs import Comparison
 from training import compare, predict
-from training.protocol import Events, Job
+from training.protocol import Events, Job, read_events
 
 LABELS = ["neg", "pos"]
 ROWS = 40
 TRUE = np.arange(ROWS) % 2
+TOKENS = np.full(ROWS, 4, dtype=np.int32)
 
 
 def logits_of(wrong: list[int], sure: float = 2.0) -> npt.NDArray[np.float32]:
@@ -36,7 +37,7 @@ def run(
     for folder in ("predictions", "champion", "data", "job/output"):
         (home / folder).mkdir(parents=True)
     for folder, logits in (("predictions", new), ("champion", old)):
-        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits)
+        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits, TOKENS)
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
     with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
@@ -74,6 +75,8 @@ def test_a_margin_is_compared_by_the_bootstrap_and_so_is_every_other_metric(tmp_
     assert found.at_least > 0.05
     found, _ = run(tmp_path / "f1", new, old, metrics=["f1"], figure="f1")
     assert (found.method, found.metric) == ("bootstrap", "f1") and found.better
+    done = [event["done"] for event in read_events(tmp_path / "f1/job/events.jsonl", 0)[0]]
+    assert len(done) > 1 and done == sorted(done) and done[-1] == 1000
 
 
 def test_of_log_loss_less_is_better(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_rows_are_predicted_in_their_order_as_the_model_predicts_each(
     rows = TokenRows(world / "tokens/validation.arrow")
     assert table["row"].to_pylist() == list(range(60))
     assert table["label"].to_pylist() == rows.labels.tolist()
+    assert table["tokens"].to_pylist() == [len(rows[number]["input_ids"]) for number in range(60)]
     model = load_trained(load("sequence-classification"), trained)
     for number in (0, 17, 59):
         with torch.inference_mode():

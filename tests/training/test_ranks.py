@@ -18,6 +18,7 @@ from tasks.runtime.machines import Helper, Leader, gather
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row, Work
 from tests.training import tiny
+from tests.training.failing import predict_but_on_second_rank
 from tests.training.forks import (
     assert_same,
     batches,
@@ -26,8 +27,10 @@ from tests.training.forks import (
     events,
     finish,
     kill_when,
+    run_main,
     within_a_step,
 )
+from training import champion, predict
 from training.oracle import SWITCH
 from training.protocol import Failure, Job, Outcome, read_outcome
 
@@ -181,6 +184,44 @@ def test_the_true_traceback_of_the_rank_that_failed_first_is_told(world: Path, t
 def test_ranks_that_would_train_alone_are_refused(world: Path, tmp_path: Path) -> None:
     told = failure(finish(tiny.fit_job(world, tmp_path / "alone", processes=2, **EPOCHS), launched=1))
     assert told.kind == "internal" and "asked for {'processes': 2" in told.message
+
+
+def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "predict", **settings: object) -> Path:
+    """60 rows in batches of 7: nine, of which the last has four rows."""
+    model, tokens, data = launched / "output/model", world / "tokens", world / "data"
+    inputs = {"model": model, "tokens": tokens} if program == "predict" else {"model": model, "data": data}
+    if program == "champion":
+        inputs["tokenizer"] = model
+    say = {"kind": "sequence-classification", "batch_size": 14, "batch_division": 2, "mixed_precision": "no"}
+    places = {name: str(path) for name, path in inputs.items()}
+    Job(program=f"training.{program}", key=job_dir.name, settings=say | settings, inputs=places).write(job_dir)
+    return job_dir
+
+
+def test_two_processes_predict_the_bytes_of_one(world: Path, launched: Path, tmp_path: Path) -> None:
+    splits = {"splits": ["train", "validation"]}
+    judged = {"split": "validation", "labels": tiny.LABELS, "champion": "small/1", "max_length": 64}
+    for program, say in ((predict, splits), (champion, judged)):
+        name = program.__name__.rpartition(".")[2]
+        written = []
+        for processes in (1, 2):
+            job_dir = predict_job(world, launched, tmp_path / f"{name}{processes}", name, **say)
+            outcome = finish(job_dir, processes, run_main(program))
+            assert outcome.state == "finished", outcome
+            written.append({file: (job_dir / "output" / file).read_bytes() for file in outcome.files})
+            told = events(job_dir, "progress")[-1]
+            assert told["done"] == told["total"] == outcome.figures["rows"]
+        assert len(events(job_dir, "started")) == 2
+        assert written[0] == written[1] and "validation.parquet" in written[0]
+
+
+def test_a_process_that_fails_to_predict_fails_the_job_with_its_own_traceback(
+    world: Path, launched: Path, tmp_path: Path
+) -> None:
+    job_dir = predict_job(world, launched, tmp_path / "failing", splits=["validation"])
+    told = failure(finish(job_dir, 2, predict_but_on_second_rank))
+    assert (told.kind, told.rank, told.message) == ("internal", 1, "ZeroDivisionError: only here")
+    assert "in predict" in told.traceback and not (job_dir / "output/validation.parquet").exists()
 
 
 class KillOnce:

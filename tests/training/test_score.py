@@ -20,6 +20,9 @@ from training.protocol import Events, Job, read_events
 TEXTS = ["good", "bad", 'a "quoted", split\nline', "fine"]
 LOGITS = np.array([[0, 2], [3, 0], [0, 5], [1, 0]], dtype=np.float32)
 TRUE = np.array([1, 0, 0, 1])
+TOKENS = np.array([3, 3, 9, 3], dtype=np.int32)
+SIZES = {"fewest_rows": 10, "most_groups": 50}
+NO_SLICES = {"slices": [], "named": {}, **SIZES}
 
 
 class Blind(LabelMetric):
@@ -35,7 +38,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
     home = tmp_path_factory.mktemp("score")
     for folder in ("predictions", "data", "job/output"):
         (home / folder).mkdir(parents=True)
-    predict.write(home / "predictions/validation.parquet", TRUE, LOGITS.argmax(-1), LOGITS)
+    predict.write(home / "predictions/validation.parquet", TRUE, LOGITS.argmax(-1), LOGITS, TOKENS)
     table = pa.table({"text": TEXTS, "label": TRUE})
     with (
         pa.OSFile(str(home / "data/validation.arrow"), "wb") as file,
@@ -46,6 +49,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
         "kind": "sequence-classification",
         "metrics": ["accuracy", "recall", "roc_auc", "tests.training.test_score:Blind"],
         "labels": ["neg", "pos"],
+        **NO_SLICES,
     }
     inputs = {name: str(home / name) for name in ("predictions", "data")}
     job = Job(program="training.score", key="score", settings=settings, inputs=inputs)

@@ -18,10 +18,13 @@ from training.problems import Problem, UserError
 from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Level, Model, Recipe, Release, Tokens, Training
 from training.recipe.files import Expanded
 from training.recipe.overrides import finetune_entry, merge, parse_set, read_entries
+from training.recipe.release import more_is_better
 from training.recipe.rules import Written, broken_rules
+from training.recipe.slices import FEWEST_ROWS
 from training.recipe.wording import describe, field_name, templated
 
 __all__ = [
+    "FEWEST_ROWS",
     "Compute",
     "Data",
     "Evaluation",
@@ -34,6 +37,7 @@ __all__ = [
     "Tokens",
     "Training",
     "load",
+    "more_is_better",
     "parse",
     "parse_set",
     "read_entries",

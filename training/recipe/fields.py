@@ -257,8 +257,8 @@ class Compute(Section):
     """The path of a file that `accelerate config` wrote: each of its fields becomes the field of the recipe that says
     the same, and contradicts none that is written there. training/README.md tells of them."""
     num_processes: AutoOrCount = "auto"
-    """Processes that train, on all machines together, each on a GPU of its own or all on the CPU; auto: all GPUs, and
-    where there is none, 1 a machine."""
+    """Processes that train and predict, on all machines together, each on a GPU of its own or all on the CPU; auto: all
+    GPUs, and where there is none, 1 a machine."""
     num_machines: AutoOrCount = 1
     """Machines that train together, each started by the same `finetune run` with the same home; auto: as many as NNODES
     or SLURM_NNODES says, else 1."""
@@ -288,6 +288,10 @@ class Evaluation(Section):
     metrics: list[Text] = Field(default=["accuracy"], min_length=1)
     """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
     of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`."""
+    slices: list[Text] = Field(default_factory=list)
+    """By what each split is also judged in groups: columns of the rows (text, whole numbers or truths, of at most 1,000
+    different values), `label`, or `length_bucket` (quarters of the rows by their number of tokens). Rows without a
+    value are the group `none`, with those that say so themselves."""
     allow_remote_code: bool = False
     """Whether the code of metrics of the Hub may be run here."""
 
@@ -301,6 +305,10 @@ class Gate(Section):
     """The least figure, by metric, with which a model is registered."""
     maximum: dict[Text, float] = Field(default_factory=dict)
     """The same for metrics of which less is better, such as log_loss."""
+    floors: dict[Text, dict[Text, float]] = Field(default_factory=dict)
+    """The least figure of groups of rows, by slice and metric: `{genre: {accuracy: 0.6}}` for each group of a slice in
+    evaluation.slices that has 10 rows or more, `{"genre=fiction": {f1: 0.7}}` for one, in place of that for each, and
+    however few rows it has."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
     evaluation.metrics). Of one of yours, more is better, unless it has a maximum or its name ends with `loss`."""
@@ -345,7 +353,8 @@ class Release(Section):
     hub: Hub | None = None
     """Where promoted models are published (null: nowhere)."""
     champion: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
-    """The registry's alias that a promoted version takes over."""
+    """The registry's alias that a promoted version takes over. Recipes that share a registry call it alike: one knows
+    no champion by another alias."""
     challenger: str = Field(default="challenger", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The alias of the newest version that was registered and not promoted."""
 

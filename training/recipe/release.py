@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from training.problems import Problem, UserError, nearest
+from training.problems import nearest
 from training.recipe.data import DOTTED
+from training.recipe.slices import slice_of, slices_of_any_rows
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
@@ -77,21 +78,15 @@ def _is_number(label: str) -> bool:
         return False
 
 
-def require_fitting_metrics(metrics: Iterable[str], labels: Sequence[str]) -> None:
-    """Raises UserError where one of the project's own metrics cannot be computed with these labels."""
-    problems = [Problem(kind="metrics", where=where, message=said) for where, said in _unfitting(metrics, labels)]
-    if problems:
-        raise UserError(problems)
-
-
-def _unfitting(metrics: Iterable[str], labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Where one of the project's own metrics is named that cannot be computed with these labels, and why."""
     for index, name in enumerate(metrics):
         if name in OF_NUMBERS and (message := refusal_of_numbers(name, labels)):
             yield f"evaluation.metrics[{index}]", message
 
 
 def _fitting_metrics(written: Written) -> Iterator[tuple[str, str]]:
-    yield from _unfitting(written["evaluation.metrics"], written["data.label_names"] or ())
+    yield from unfitting_metrics(written["evaluation.metrics"], written["data.label_names"] or ())
 
 
 def figures_of(written: Written) -> list[str] | None:
@@ -111,16 +106,42 @@ def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
     bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
     for place, limits in bounds.items():
         for metric, limit in limits.items():
-            where = f"{place}.{metric}"
-            if figures is not None and metric not in figures:
-                choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
-                yield where, f"is not evaluated: {choices}.{nearest(metric, figures)}"
-            elif metric in LESS_IS_BETTER and not place.endswith("maximum"):
+            where, most = f"{place}.{metric}", place.endswith("maximum")
+            if message := _no_figure(metric, figures):
+                yield where, message
+            elif metric in LESS_IS_BETTER and not most:
                 yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
-            elif metric in MORE_IS_BETTER and place.endswith("maximum"):
+            elif metric in MORE_IS_BETTER and most:
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
             elif metric in MORE_IS_BETTER and limit > 1:
                 yield where, f"{limit:g} is out of range: it must be at most 1."
+
+
+def _floors(written: Written) -> Iterator[tuple[str, str]]:
+    figures, slices = figures_of(written), written["evaluation.slices"]
+    for key, limits in written["release.gate.floors"].items():
+        place = f"release.gate.floors.{key}"
+        if slice_of(key, slices) is None:
+            choices = f"choose from {', '.join(slices)} (or {slices[0]}=GROUP), or " if slices else ""
+            yield place, f"is of no slice: {choices}add it to evaluation.slices.{nearest(key, slices)}"
+        elif not limits:
+            yield place, "names no metric: write such as {accuracy: 0.6}."
+        for metric, limit in limits.items():
+            if message := _no_figure(metric, figures):
+                yield f"{place}.{metric}", message
+            elif metric in LESS_IS_BETTER:
+                message = f"less of {metric} is better, and a floor is a least value: choose another metric."
+                yield f"{place}.{metric}", message
+            elif metric in MORE_IS_BETTER and limit > 1:
+                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most 1."
+
+
+def _no_figure(metric: str, figures: list[str] | None) -> str | None:
+    """That the metric is not evaluated, and which are; None where it is, or may be."""
+    if figures is None or metric in figures:
+        return None
+    choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
+    return f"is not evaluated: {choices}.{nearest(metric, figures)}"
 
 
 def _gate_comparison(written: Written) -> Iterator[tuple[str, str]]:
@@ -158,8 +179,10 @@ RELEASE_RULES = (
     _evaluated_splits,
     _metrics,
     _fitting_metrics,
+    slices_of_any_rows,
     _gate_split,
     _gate_figures,
+    _floors,
     _gate_comparison,
     _aliases,
     _hub,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,14 @@ class Block:
     """Rows that were left out."""
     share: float = 0.0
     """How much of the file has been read with this block, 0 to 1."""
+    slices: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    """What the rows have in the columns that `Slices` asks for, under the recipe's names."""
+
+    def taken(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
+        """The rows where the mask is true, and no faults."""
+        rows = pa.array(mask)
+        slices = {name: values.filter(rows) for name, values in self.slices.items()}
+        return replace(self, rows=self.rows.filter(rows), numbers=self.numbers[mask], faults=(), slices=slices)
 
 
 def columns(data: Data) -> dict[str, str]:

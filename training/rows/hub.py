@@ -13,12 +13,14 @@ import pyarrow as pa
 from training.ipc import BLOCK_ROWS
 from training.problems import Problem, UserError
 from training.rows.blocks import Block, refused, stored_names
+from training.rows.slices import beside
 from training.rows.sources import split_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
     from training.recipe import Data
+    from training.rows.slices import Slices
 
 
 def hub_splits(data: Data, pinned: Mapping[str, Any]) -> dict[str, str]:
@@ -29,14 +31,14 @@ def hub_splits(data: Data, pinned: Mapping[str, Any]) -> dict[str, str]:
     return {split: name for split, name in names.items() if not (absent and split == "validation")}
 
 
-def read_hub(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+def read_hub(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """A split of a data set of the Hub, at the commit that was pinned."""
     name, commit = split_names(data)[split], pinned["commit"]
     try:
         found = _builder_of(data, pinned).as_dataset(split=name)
     except ValueError as error:
         raise refused(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
-    yield from from_dataset(found, data, f"{data.path} ({name})")
+    yield from from_dataset(found, data, f"{data.path} ({name})", slices)
 
 
 def _builder_of(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
@@ -77,19 +79,29 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
     return builder
 
 
-def from_dataset(dataset: Dataset, data: Data, where: str) -> Iterator[Block]:
+def from_dataset(dataset: Dataset, data: Data, where: str, slices: Slices) -> Iterator[Block]:
     """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
     named = stored_names(data, dataset.column_names, where)
     names = tuple(getattr(dataset.features[named[data.label]], "names", None) or ())
     tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
-    yield from _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
+    blocks = _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
+    kinds = dataset.features.arrow_schema
+    others = slices.of_file(dataset.column_names, [kinds.field(name).type for name in dataset.column_names])
+    yield from beside(blocks, {ours: _column(dataset, theirs) for ours, theirs in others.items()}, slices)
 
 
-def from_table(table: pa.Table, data: Data, where: str) -> Iterator[Block]:
+def _column(dataset: Dataset, name: str) -> Iterator[pa.Array]:
+    for table in dataset.select_columns([name]).with_format("arrow").iter(BLOCK_ROWS):
+        yield from table.column(name).chunks
+
+
+def from_table(table: pa.Table, data: Data, where: str, slices: Slices) -> Iterator[Block]:
     """The rows of an Arrow table."""
     named = stored_names(data, table.column_names, where)
     parts = (table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS))
-    yield from _blocks(parts, named, where, (), table.num_rows)
+    blocks = _blocks(parts, named, where, (), table.num_rows)
+    others = slices.of_file(table.column_names, table.schema.types)
+    yield from beside(blocks, {ours: iter(table.column(theirs).chunks) for ours, theirs in others.items()}, slices)
 
 
 def _blocks(

@@ -15,19 +15,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.ipc import in_blocks, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
-from training.rows.blocks import SPLITS, Block, columns
+from training.rows.blocks import SPLITS, Block, Numbers, columns
 from training.rows.checks import SPLIT_CHECKS, level_of
 from training.rows.holdout import cut, held_out
 from training.rows.hub import hub_splits
 from training.rows.objects import object_splits
 from training.rows.reading import READERS
 from training.rows.shaping import Shaped, shaped
-from training.rows.survey import Faults, Survey, taken, without_faulty
+from training.rows.slices import Slices
+from training.rows.survey import Faults, Survey, without_faulty
 from training.rows.twins import Twins, hashes_of
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ def load(
 
     `out` gets `<split>.arrow` with columns `text`, for pairs `text_pair`, and `label` (int64, a place in
     `labels.json`); `labels.json` (names in order); `log/report.json` (rows, labels, characters and warnings a split).
+    For validation and test it gets `<split>.slices.arrow`, row for row with `<split>.arrow`: every other column by
+    which rows can be told apart, under the recipe's name, as dictionary<int32, string> (whole numbers and truths as
+    `3` and `true`; null for a missing value and for an empty text); no such file where there is no such column. And
+    `slices.json`: the names of those `kept`, and of those `left_out` with the reason.
     Raises UserError with every problem of all splits; what `out` holds then is of no use.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -62,8 +68,11 @@ def load(
             raise UserError(problems)
         surveys = reading.surveys
         for split in surveys:
-            surveys[split].left_out += _place_labels(Path(kept, split), out / f"{split}.arrow", places)
+            gone = _place_labels(Path(kept, split), out / f"{split}.arrow", places)
+            surveys[split].left_out += len(gone)
+            reading.slices.write(split, out / f"{split}.slices.arrow", gone)
     _write_json(out / "labels.json", names)
+    _write_json(out / "slices.json", reading.slices.summary())
     _write_json(out / "log" / "report.json", _report(data, surveys, names, places, problems))
     rows = {f"{split}_rows": sum(_known(survey, places).values()) for split, survey in surveys.items()}
     return rows | {"labels": len(names), "warnings": len(problems)}
@@ -104,6 +113,7 @@ class _Reading:
 
     def __post_init__(self) -> None:
         self.twins = Twins(self.kept)
+        self.slices = Slices(self.data, self.kept)
         self._rows, self._before = 0, 0.0
 
     def read_all(self) -> None:
@@ -120,10 +130,12 @@ class _Reading:
     def _read(self, split: str, share: float, cuts: Mapping[str, float]) -> None:
         into = {split: Survey(split), **{other: Survey(other, size) for other, size in cuts.items()}}
         schema = pa.schema([(name, pa.string()) for name in columns(self.data)])
+        self.slices.begin(split, [name for name in into if name != "train"])
+        blocks = READERS[self.data.source](self.data, split, self.sources, self.slices)
         try:
             with ExitStack() as stack:
                 writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
-                for made in shaped(READERS[self.data.source](self.data, split, self.sources), self.data):
+                for made in shaped(blocks, self.data):
                     into[split].filtered += made.filtered
                     block = without_faulty(made.block, self.data, into[split], self.faults)
                     self._keep(block, into, cuts, writers)
@@ -138,7 +150,7 @@ class _Reading:
     ) -> None:
         hashes = hashes_of(block.rows)
         for name, mask in cut(hashes, cuts, next(iter(into))).items():
-            part = block if mask is None else taken(block, mask)
+            part = block if mask is None else block.taken(mask)
             into[name].add(part, self.data)
             if len(into[name].labels) > MOST_LABELS:
                 message = (
@@ -147,6 +159,7 @@ class _Reading:
                 )
                 raise UserError([Problem(kind="data", where="data.label", message=message)])
             self.twins.add(name, part, hashes if mask is None else hashes[mask])
+            self.slices.add(name, part)
             writers[name].write(part.rows)
 
     def _tell(self, made: Shaped, share: float) -> None:
@@ -224,20 +237,22 @@ def _is_number(label: str) -> bool:
     return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
 
 
-def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> int:
-    """The same rows with each label's place in its stead; gives how many rows of unknown labels were left out."""
+def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> Numbers:
+    """The same rows with each label's place in its stead; gives which rows were left out, for an unknown label."""
     spelt, values = pa.array(list(places), pa.string()), pa.array(list(places.values()), pa.int64())
-    left_out = 0
+    gone = [np.zeros(0, np.int64)]
+    done = 0
 
     def placed(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
-        nonlocal left_out
+        nonlocal done
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             labels = values.take(pc.index_in(batch.column("label"), value_set=spelt))
             rows = pa.RecordBatch.from_arrays([*batch.columns[:-1], labels], schema=schema)
             if labels.null_count:
-                left_out += labels.null_count
+                gone.append(done + np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)))
                 rows = rows.filter(labels.is_valid())
+            done += len(labels)
             yield rows
 
     with ipc_reader(as_written, mapped=False) as reader:
@@ -246,7 +261,7 @@ def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> i
         with ipc_writer(final, schema) as writer:
             for block in in_blocks(placed(reader), schema):
                 writer.write(block)
-    return left_out
+    return np.concatenate(gone)
 
 
 def _known(survey: Survey, places: Mapping[str, int]) -> dict[int, int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from training.ipc import BLOCK_ROWS
 from training.rows.blocks import Block, Fault, refused, shortly, stored_names, wanted
+from training.rows.slices import MIXED, MOST_BYTES, MOST_VALUES, NOT_READ, Slices, Unfit
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -24,18 +25,31 @@ LARGEST = 2**63
 CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
 
 
-def from_mappings(rows: Iterable[tuple[int, Any]], data: Data, where: str, total: int | None = None) -> Iterator[Block]:
-    """Numbered mappings as blocks. The first must have all columns; in a later one, none means no value."""
+def from_mappings(
+    rows: Iterable[tuple[int, Any]],
+    data: Data,
+    where: str,
+    slices: Slices,
+    total: int | None = None,
+    there: Sequence[str] = (),
+) -> Iterator[Block]:
+    """Numbered mappings as blocks. The first must have all columns; in a later one, none means no value. `there` names
+    the columns where that is known."""
     rows = iter(rows)
     named: dict[str, str] = {}
+    others: dict[str, str] = {}
+    known: set[Any] = set()
     sorts: dict[str, str] = {}
     done = 0
     while held := list(islice(rows, BLOCK_ROWS)):
         first = next((row for _, row in held if isinstance(row, Mapping)), None)
         if not named and first is not None:
-            named = stored_names(data, list(map(str, first)), where)
+            there = there or list(map(str, first))
+            named = stored_names(data, there, where)
+            others, known = slices.of_file(there), set(first)
         names = named or {name: name for name in wanted(data)}
         values: list[list[Any]] = []
+        good: list[Mapping[Any, Any]] = []
         numbers: list[int] = []
         faults: list[Fault] = []
         for number, row in held:
@@ -44,15 +58,18 @@ def from_mappings(rows: Iterable[tuple[int, Any]], data: Data, where: str, total
                 faults.append(read)
             else:
                 values.append(read)
+                good.append(row)
                 numbers.append(number)
         done += len(held)
         by_column = list(zip(*values, strict=True)) or [()] * len(names)
         arrays = {name: _array(column, name, data) for name, column in zip(names, by_column, strict=True)}
         batch = pa.RecordBatch.from_pydict(arrays)
-        yield Block(where, batch, np.array(numbers, np.int64), (), tuple(faults), done / total if total else 0.0)
+        share = done / total if total else 0.0
+        beside = _beside(good, others, known, data, slices)
+        yield Block(where, batch, np.array(numbers, np.int64), (), tuple(faults), share, beside)
 
 
-def from_columns(table: Mapping[str, Any], data: Data, where: str) -> Iterator[Block]:
+def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slices) -> Iterator[Block]:
     """A mapping of columns to as many values each."""
     named = stored_names(data, list(table), where)
     lengths = {name: len(table[name]) if isinstance(table[name], Sized) else None for name in named.values()}
@@ -60,8 +77,68 @@ def from_columns(table: Mapping[str, Any], data: Data, where: str) -> Iterator[B
         told = ", ".join(f"{name} {'no list' if n is None else n}" for name, n in lengths.items())
         raise refused(where, f"has columns of unequal length ({told}): give each row a value in every column")
     columns = [table[name] for name in named.values()]
-    rows = (dict(zip(named.values(), row, strict=True)) for row in zip(*columns, strict=True))
-    yield from from_mappings(enumerate(rows, 1), data, where, next(iter(lengths.values())))
+    there = [name for name in table if isinstance(name, str)]
+    others = [name for name in there if slices.reading and name not in named.values()]
+    beside = [_guarded(table, name, data, slices) for name in others]
+    rows = (
+        dict(zip([*named.values(), *others], [*row, *more], strict=True))
+        for row, *more in zip(zip(*columns, strict=True), *beside, strict=False)
+    )
+    yield from from_mappings(enumerate(rows, 1), data, where, slices, next(iter(lengths.values())), there)
+
+
+def _guarded(table: Mapping[str, Any], name: str, data: Data, slices: Slices) -> Iterator[Any]:
+    """The values of a column that the recipe does not name, as long as they are wanted; None for those that are not
+    there."""
+    ours = data.rename.get(name, name)
+    try:
+        for value in table[name]:
+            if not slices.reads(ours):
+                break
+            yield value
+    except Exception:  # whatever the column's own code raises
+        slices.leave_out(ours, NOT_READ)
+    slices.leave_out(ours, NOT_READ)
+    yield from repeat(None)
+
+
+def _beside(
+    rows: Sequence[Mapping[Any, Any]], others: Mapping[str, str], known: set[Any], data: Data, slices: Slices
+) -> dict[str, pa.ChunkedArray]:
+    """What the rows have in other columns, of which the first row says what there is; `known` are all its columns."""
+    for row in rows if slices.reading else ():
+        if not known.issuperset(row) and len(known) < MOST_VALUES:
+            for name in [name for name in row if name not in known and isinstance(name, str)]:
+                slices.leave_out(data.rename.get(name, name), "is not in the first row")
+            known.update(row)
+    found: dict[str, pa.ChunkedArray] = {}
+    for ours in filter(slices.reads, others):
+        try:
+            found[ours] = pa.chunked_array([_array_of([row.get(others[ours]) for row in rows])])
+        except Unfit as unfit:
+            slices.leave_out(ours, str(unfit))
+    return found
+
+
+def _array_of(values: list[Any]) -> pa.Array:
+    """Values of one sort as a column. Raises Unfit where they are not all texts, whole numbers or truths."""
+    held = [value if value is None or type(value) in (bool, str, int) else _of_other_library(value) for value in values]
+    if len({type(value) for value in held if value is not None}) > 1:
+        raise Unfit(MIXED)
+    try:
+        # Of a long text no more than shows that it is too long.
+        return pa.array([value[: MOST_BYTES + 1] if isinstance(value, str) else value for value in held])
+    except UnicodeEncodeError as error:
+        raise Unfit("holds what is not UTF-8 text") from error
+    except (OverflowError, pa.ArrowException) as error:
+        raise Unfit("holds numbers of more than 64 bits") from error
+
+
+def _of_other_library(value: Any) -> str | int:
+    try:
+        return str.__str__(value) if isinstance(value, str) else index(value)
+    except Exception as error:  # whatever the value's own code raises
+        raise Unfit(f"is of type {type(value).__name__}") from error
 
 
 def _values(number: int, row: Any, data: Data, named: Mapping[str, str], sorts: dict[str, str]) -> list[Any] | Fault:

@@ -1,8 +1,9 @@
 """Rows as they stand in files: CSV, JSON, Parquet and Arrow, a block at a time.
 
-A reader is a function `(data, split, pinned) -> Iterator[Block]`; READERS names them all. It raises UserError when
-the source as a whole cannot be read (no such column, not a Parquet file) and leaves out single rows that it cannot
-read, each with a Fault that says why.
+A reader is a function `(data, split, pinned, slices) -> Iterator[Block]`; READERS names them all. It raises UserError
+when the source as a whole cannot be read (no such column, not a Parquet file) and leaves out single rows that it cannot
+read, each with a Fault that says why. Of columns that the recipe does not name it reads those that `slices` asks for,
+and whatever is wrong with these leaves out no row.
 
 CSV and the typed formats are pyarrow's: its CSV reader tells the number of every row that does not fit. JSON is
 Python's own, for pyarrow's stops at the first line that differs and does not say which; arrays are read by ijson, which
@@ -36,24 +37,27 @@ from training.rows.urls import shown
 
 if TYPE_CHECKING:
     from training.recipe import Data
+    from training.rows.slices import Slices
 
 LONGEST_ROW_BYTES = 2 * 2**20
 MOST_RAGGED = 10_000  # with more rows than this that do not fit the header, it is the file that is not as thought
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
-Reader = Callable[["Data", str, Mapping[str, Any]], Iterator[Block]]
+Reader = Callable[["Data", str, Mapping[str, Any], "Slices"], Iterator[Block]]
 
 
-def read_csv(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+def read_csv(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """CSV with a header; every value stays the text it is: `NA`, `1.0`, quoted line breaks. Empty rows do not count."""
     for file in pinned[split]:
-        yield from _csv_file(file, data)
+        yield from _csv_file(file, data, slices)
 
 
-def _csv_file(file: str, data: Data) -> Iterator[Block]:
+def _csv_file(file: str, data: Data, slices: Slices) -> Iterator[Block]:
     where, delimiter = shown(file), delimiter_of(file, data)
     header, blank = _header(file, data, delimiter)
     named = _columns_of(header, data, where)
+    others = slices.of_file(header)
+    read = list(dict.fromkeys([*named.values(), *others.values()]))
     ragged = _Ragged(where, delimiter, first=blank + 2)
     with opened(file, data) as raw:
         # One thread, or pyarrow does not know the rows' numbers. Bytes, so that all rows that are no text are found.
@@ -67,8 +71,8 @@ def _csv_file(file: str, data: Data) -> Iterator[Block]:
                 invalid_row_handler=ragged.leave_out,
             ),
             "convert_options": pyarrow.csv.ConvertOptions(
-                include_columns=list(dict.fromkeys(named.values())),
-                column_types={name: pa.binary() for name in named.values()},
+                include_columns=read,
+                column_types={name: pa.binary() for name in read},
                 strings_can_be_null=False,
             ),
         }
@@ -78,10 +82,13 @@ def _csv_file(file: str, data: Data) -> Iterator[Block]:
                     for start in range(0, batch.num_rows, BLOCK_ROWS):
                         part = batch.slice(start, BLOCK_ROWS)
                         rows = pa.RecordBatch.from_pydict({ours: part.column(named[ours]) for ours in named})
-                        numbers, empty = ragged.numbers(rows.num_rows), _empty(rows)
+                        asked = filter(slices.reads, others)
+                        beside = {ours: pa.chunked_array([part.column(others[ours])]) for ours in asked}
+                        block = Block(where, rows, ragged.numbers(rows.num_rows), (), (), raw.share, beside)
+                        empty = _empty(rows)
                         if empty.any():
-                            rows, numbers = rows.filter(pa.array(~empty)), numbers[~empty]
-                        yield Block(where, rows, numbers, (), ragged.faults(), raw.share)
+                            block = block.taken(~empty)
+                        yield replace(block, faults=ragged.faults())
         except pa.ArrowInvalid as error:
             raise refused(where, _csv_trouble(error, ragged.last)) from error
     yield Block(where, _no_rows(list(named)), ragged.numbers(0), (), ragged.faults(), 1.0)
@@ -179,7 +186,7 @@ def _csv_trouble(error: pa.ArrowInvalid, last: int) -> str:
     return f"is not readable as CSV: {error}"
 
 
-def read_json(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+def read_json(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """JSON lines, one object a line, where blank lines do not count; or one array of objects."""
     for file in pinned[split]:
         where = shown(file)
@@ -187,7 +194,7 @@ def read_json(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Blo
             lines = io.BufferedReader(raw, 2**20)
             array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
             rows = _elements(_Array(lines, where), where) if array else _lines(lines, where)
-            for block in from_mappings(rows, data, where):
+            for block in from_mappings(rows, data, where, slices):
                 yield replace(block, share=raw.share)
 
 

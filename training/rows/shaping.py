@@ -15,7 +15,7 @@ from training.problems import Problem, UserError
 from training.rows.blocks import Block, Fault, columns, shortly
 from training.rows.filters import Filter, parse_filter
 from training.rows.mappings import NUMBERS
-from training.rows.typed import plain
+from training.rows.plain import plain
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -80,6 +80,8 @@ def _shape(block: Block, data: Data, wish: Filter | None, left: int | None) -> S
     if data.label in data.cast:  # a cast value is a label of its own, not the place of a name
         block = replace(block, label_names=())
     arrays = {ours: _as_string(rows.column(theirs), ours, block) for ours, theirs in columns(data).items()}
+    if block.slices and len(numbers) < len(block.numbers):
+        block = block.taken(np.isin(block.numbers, numbers, assume_unique=True))
     finished = replace(block, rows=pa.RecordBatch.from_pydict(arrays), numbers=numbers, faults=tuple(faults))
     return Shaped(finished, len(mask) - len(places))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,12 +137,7 @@ def without_faulty(block: Block, data: Data, survey: Survey, faults: Faults) -> 
     if not bad.any():
         return block
     survey.labels_left_out.update(block.rows.column("label").filter(pa.array(bad)).drop_null().to_pylist())
-    return taken(block, ~bad)
-
-
-def taken(block: Block, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Block:
-    """The rows where the mask is true, and no faults."""
-    return replace(block, rows=block.rows.filter(pa.array(mask)), numbers=block.numbers[mask], faults=())
+    return block.taken(~bad)
 
 
 def _named(block: Block, place: int) -> str:

@@ -8,8 +8,10 @@ So columns become plain ones, a block of bounded size at a time, texts as bytes,
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from training.problems import UserError
 from training.rows.blocks import Block, refused, stored_names
 from training.rows.messages import is_file, unpacked_bytes
 from training.rows.opening import seekable
+from training.rows.plain import as_bytes, decoded, plain, sizes_of
+from training.rows.slices import Slices, beside
 from training.rows.urls import PIECE_BYTES, shown
 
 if TYPE_CHECKING:
@@ -34,11 +38,13 @@ LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 
 
-def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+def read_parquet(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
     for name in pinned[split]:
         where = shown(name)
-        with seekable(name) as source:
+        # The others are read from an opening of their own, so that reading ahead serves both.
+        others_of = seekable(name) if slices.reading else nullcontext()
+        with seekable(name) as source, others_of as aside:
             with _readable(where, "Parquet"):
                 file = pq.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
                 schema, names, total = file.schema_arrow, file.schema_arrow.names, file.metadata.num_rows
@@ -47,7 +53,9 @@ def read_parquet(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[
             _need_room(unpacked, data, where)
             named = stored_names(data, names, where)
             batches = _parquet_batches(file, source, list(dict.fromkeys(named.values())))
-            yield from _typed(batches, schema, named, data, where, "Parquet", total)
+            blocks = _typed(batches, schema, named, data, where, "Parquet", total)
+            others = slices.of_file(names, schema.types).items()
+            yield from beside(blocks, {ours: _sound(_alone(file, aside, theirs)) for ours, theirs in others}, slices)
 
 
 def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -66,6 +74,11 @@ def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[
         longest = sum(_longest_value(by_dictionary, number, group.column(place)) for place in places)
         most = min(max(1, BLOCK_BYTES // max(1, longest)), BLOCK_ROWS)
         yield from file.iter_batches(most, row_groups=[number], columns=columns)
+
+
+def _alone(file: pq.ParquetFile, source: pa.NativeFile, column: str) -> Iterator[pa.Array]:
+    for batch in _parquet_batches(file, source, [column]):
+        yield batch.column(column)
 
 
 def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaData) -> int:
@@ -87,7 +100,7 @@ def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaDa
     return size if "DELTA_BYTE_ARRAY" in chunk.encodings else average
 
 
-def read_arrow(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Block]:
+def read_arrow(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
     for name in pinned[split]:
         where = shown(name)
@@ -98,8 +111,11 @@ def read_arrow(data: Data, split: str, pinned: Mapping[str, Any]) -> Iterator[Bl
                 names = schema.names
             _need_room(unpacked, data, where)
             named = stored_names(data, names, where)
-            places = [names.index(theirs) for theirs in named.values()]
-            yield from _typed(_ipc_batches(source, places), schema, named, data, where, "Arrow", None)
+            others = slices.of_file(names, schema.types)
+            held: dict[str, deque[pa.Array]] = {ours: deque() for ours in others}
+            batches = _ipc_batches(source, names, list(named.values()), others, held, slices)
+            blocks = _typed(batches, schema, named, data, where, "Arrow", None)
+            yield from beside(blocks, {ours: _sound(iter(held[ours].popleft, None)) for ours in held}, slices)
 
 
 def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
@@ -108,8 +124,29 @@ def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa
     return made(source, options=pa.ipc.IpcReadOptions(**options))
 
 
-def _ipc_batches(source: pa.NativeFile, places: list[int]) -> Iterator[pa.RecordBatch]:
-    reader = _ipc(source, included_fields=places)
+def _ipc_batches(
+    source: pa.NativeFile,
+    there: list[str],
+    wanted: list[str],
+    others: Mapping[str, str],
+    held: Mapping[str, deque[pa.Array]],
+    slices: Slices,
+) -> Iterator[pa.RecordBatch]:
+    """The wanted columns. `held` gets the others, read with them, for streams are read as wholes."""
+    done = 0
+    if others:
+        with suppress(*_DAMAGE):  # if it is one of the others that is damaged, the wanted ones can be read without
+            for batch in _included(source, there, list(dict.fromkeys([*wanted, *others.values()]))):
+                for ours in filter(slices.reads, others):
+                    held[ours].append(batch.column(others[ours]))
+                done += 1
+                yield batch
+            return
+    yield from islice(_included(source, there, wanted), done, None)
+
+
+def _included(source: pa.NativeFile, there: list[str], wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    reader = _ipc(source, included_fields=[there.index(name) for name in wanted])
     if isinstance(reader, pa.RecordBatchFileReader):
         yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
     else:
@@ -140,6 +177,13 @@ def _typed(
         yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
     if not done:
         yield empty  # its types count all the same
+
+
+def _sound(column: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    """The same values. Raises ArrowInvalid for those that only seem to be there."""
+    for values in map(as_bytes, column):
+        values.validate(full=True)
+        yield values
 
 
 def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
@@ -189,10 +233,10 @@ def _plain_slices(batches: Iterable[pa.RecordBatch], named: Mapping[str, str], w
     """The wanted columns, plain, in slices of at most BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
     done = 0
     for batch in batches:
-        columns = [_as_bytes(batch.column(theirs)) for theirs in named.values()]
+        columns = [as_bytes(batch.column(theirs)) for theirs in named.values()]
         for column in columns:
             column.validate(full=True)
-        sums = np.cumsum(sum(_sizes(column) for column in columns)) if batch.num_rows else np.zeros(0)
+        sums = np.cumsum(sum(sizes_of(column) for column in columns)) if batch.num_rows else np.zeros(0)
         start = 0
         while start < batch.num_rows:
             before = sums[start - 1] if start else 0
@@ -200,7 +244,7 @@ def _plain_slices(batches: Iterable[pa.RecordBatch], named: Mapping[str, str], w
             stop = min(max(stop, start + 1), start + BLOCK_ROWS, batch.num_rows)
             if sums[stop - 1] - before > LONGEST_ROW_BYTES:
                 raise refused(where, f"holds {sums[stop - 1] - before:,.0f} bytes in row {done + start + 1} alone")
-            arrays = [_decoded(column.slice(start, stop - start)) for column in columns]
+            arrays = [decoded(column.slice(start, stop - start)) for column in columns]
             yield pa.RecordBatch.from_arrays(arrays, names=list(named))
             start = stop
         done += batch.num_rows
@@ -222,52 +266,3 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def plain(column: pa.Array) -> pa.Array:
-    """The column in a type that all of Arrow's functions know: texts as bytes, which need not be UTF-8, and values in
-    the place of dictionaries, views and extensions. Nested columns stay as they are."""
-    return _decoded(_as_bytes(column))
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """The same values, nothing copied: texts as bytes, extensions as what they are stored in."""
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if types.is_dictionary(column.type):
-        # Arrow takes no values out of views, so those in a dictionary are decoded.
-        return pa.DictionaryArray.from_arrays(column.indices, plain(column.dictionary))
-    for is_text, to in (
-        (types.is_string, pa.binary()),
-        (types.is_large_string, pa.large_binary()),
-        (types.is_string_view, pa.binary_view()),
-    ):
-        if is_text(column.type):
-            return column.view(to)
-    return column
-
-
-def _decoded(column: pa.Array) -> pa.Array:
-    if types.is_dictionary(column.type) and not types.is_nested(column.type.value_type):
-        column = column.dictionary.take(column.indices)
-    if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
-        return column.cast(pa.binary())
-    return column
-
-
-def _sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The bytes of each row once it is decoded, some for the place of each included."""
-    sizes = np.full(len(column), 8.0)
-    if types.is_dictionary(column.type):
-        if len(column.dictionary):
-            of_values = pa.array(_sizes(column.dictionary))
-            sizes += of_values.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False)
-    elif types.is_binary(column.type) or types.is_large_binary(column.type):
-        sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    elif types.is_binary_view(column.type) and len(column):
-        # The first four of the sixteen bytes of a view are the length.
-        lengths = np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset : column.offset + len(column)]
-        sizes += np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    elif len(column):
-        sizes += column.nbytes / len(column)
-    return sizes

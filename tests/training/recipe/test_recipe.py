@@ -14,6 +14,7 @@ from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra import arguments
 from training.recipe.release import METRICS
+from training.recipe.slices import named_groups
 
 ROOT = Path(__file__).parents[3]
 
@@ -219,6 +220,63 @@ def test_metrics_of_numbers_are_told_of_labels_that_the_recipe_names_and_that_ar
     }
     named = {**metrics, "data.label_names": ["1", "2.5", "-3"]}
     assert parse(PLAIN, named).evaluation.metrics[1] == "mse"
+
+
+@pytest.mark.parametrize(
+    ("slices", "told"),
+    [
+        (["genre", "label", "genre"], {"evaluation.slices[2]": "'genre' is listed twice."}),
+        ([""], {"evaluation.slices[0]": "is empty: it takes text."}),
+        (["stars"], {"evaluation.slices[0]": "'stars' is the column of labels: write label."}),
+        (["text"], {"evaluation.slices[0]": "'text' is a column of texts: choose another, or length_bucket for groups "
+                                            "by their length."}),
+    ],
+)  # fmt: skip
+def test_slices_that_no_rows_could_have_are_told(slices: list[str], told: dict[str, str]) -> None:
+    assert problems(overrides={"data.label": "stars", "evaluation.slices": slices}) == told
+
+
+def test_columns_are_slices_of_the_splits_that_keep_them() -> None:
+    asked = {"evaluation.splits": ["train", "validation"], "evaluation.slices": ["length_bucket", "genre"]}
+    assert problems(overrides=asked) == {
+        "evaluation.slices[1]": (
+            "'genre' is not kept of train: leave that out of evaluation.splits, or slice by label."
+        )
+    }
+
+
+def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_is_better() -> None:
+    asked = {"evaluation.slices": ["genre", "a=b"], "evaluation.metrics": ["accuracy", "log_loss"]}
+    floors = {
+        "gnre": {"accuracy": 0.5},
+        "label=pos": {"accuracy": 0.5},
+        "genre": {"f1": 0.5, "log_loss": 0.5, "accuracy": 2},
+        "genre=war": {},
+    }
+    choices = "is of no slice: choose from genre, a=b (or genre=GROUP), or add it to evaluation.slices."
+    assert problems(overrides={**asked, "release.gate.floors": floors}) == {
+        "release.gate.floors.gnre": f"{choices} Did you mean 'genre'?",
+        "release.gate.floors.label=pos": choices,
+        "release.gate.floors.genre.f1": (
+            "is not evaluated: choose from accuracy, log_loss, or add it to evaluation.metrics."
+        ),
+        "release.gate.floors.genre.log_loss": (
+            "less of log_loss is better, and a floor is a least value: choose another metric."
+        ),
+        "release.gate.floors.genre.accuracy": "2 is out of range: it must be at most 1.",
+        "release.gate.floors.genre=war": "names no metric: write such as {accuracy: 0.6}.",
+    }
+    named = {
+        "genre": {"accuracy": 0.5},
+        "genre=war": {"accuracy": 0.4},
+        "a=b": {"accuracy": 0.1},
+        "a=b=c": {"accuracy": 0},
+    }
+    recipe = parse(PLAIN, {**asked, "release.gate.floors": named})
+    assert named_groups(recipe.release.gate.floors, recipe.evaluation.slices) == {"genre": ["war"], "a=b": ["c"]}
+    assert problems(overrides={"release.gate.floors": {"genre": {"accuracy": 0.5}}}) == {
+        "release.gate.floors.genre": "is of no slice: add it to evaluation.slices."
+    }
 
 
 def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:

@@ -17,6 +17,7 @@ from training.recipe import Data
 from training.rows.hub import from_dataset
 from training.rows.load import label_places, load
 from training.rows.shaping import shaped
+from training.rows.slices import Slices
 from training.rows.sources import find
 
 ROWS: dict[str, list[tuple[str, str]]] = {
@@ -122,6 +123,7 @@ def test_the_same_rows_give_the_same_bytes_from_every_source(
         assert contents(tmp_path / f"from-{source}") == contents(tmp_path / "from-python"), source
     assert list(contents(tmp_path / "from-csv")) == [
         "labels.json",
+        "slices.json",
         "train.arrow",
         "validation.arrow",
     ]
@@ -185,7 +187,7 @@ def test_splits_that_number_their_names_differently_are_told_apart(tmp_path: Pat
     assert labels_of(tmp_path / "out", "validation") == ["yes"]
 
 
-def test_a_dataset_of_the_hub_brings_its_label_names() -> None:
+def test_a_dataset_of_the_hub_brings_its_label_names(tmp_path: Path) -> None:
     import datasets
 
     features = datasets.Features(
@@ -195,7 +197,7 @@ def test_a_dataset_of_the_hub_brings_its_label_names() -> None:
     )
     rows = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 0], "id": [7, 8]}, features=features)
     data = recipe("hub", "somebody/something")
-    (made,) = shaped(from_dataset(rows, data, "somebody/something (train)"), data)
+    (made,) = shaped(from_dataset(rows, data, "somebody/something (train)", Slices(data, tmp_path)), data)
     block = made.block
     assert block.rows.to_pydict() == {"text": ["x", "y"], "label": ["good", "bad"]}
     assert block.label_names == ("bad", "good")

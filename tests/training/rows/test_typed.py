@@ -20,6 +20,7 @@ from training.problems import Problem, UserError
 from training.recipe import Data
 from training.rows.load import load
 from training.rows.shaping import Shaped, shaped
+from training.rows.slices import Slices
 from training.rows.typed import BLOCK_BYTES, read_arrow, read_parquet
 
 GOOD = {"text": ["one", "two", "three"], "label": ["a", "b", "a"], "stars": [1, 2, 3]}
@@ -59,7 +60,7 @@ def read(folder: Path, name: str, content: bytes, **more: Any) -> list[Shaped]:
     (folder / name).write_bytes(content)
     data = recipe(name, **more)
     reader = read_parquet if data.source == "parquet" else read_arrow
-    return list(shaped(reader(data, "train", {"train": [str(folder / name)]}), data))
+    return list(shaped(reader(data, "train", {"train": [str(folder / name)]}, Slices(data, folder)), data))
 
 
 def refused(folder: Path, name: str, content: bytes, **more: Any) -> Problem:
@@ -115,7 +116,7 @@ def test_a_damaged_file_is_told_or_read_but_never_a_traceback(name: str, tmp_pat
 def test_what_the_taker_of_the_rows_raises_is_not_blamed_on_the_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FORMS[name](pa.table(GOOD)))
     reader = read_parquet if name.endswith("parquet") else read_arrow
-    blocks = reader(recipe(name), "train", {"train": [str(tmp_path / name)]})
+    blocks = reader(recipe(name), "train", {"train": [str(tmp_path / name)]}, Slices(recipe(name), tmp_path))
     next(blocks)
     with pytest.raises(ValueError, match="of my own"):
         blocks.throw(ValueError("of my own"))  # type: ignore[attr-defined]
@@ -151,7 +152,8 @@ def test_the_cap_counts_what_rows_hold_and_not_what_the_file_says(
 def test_blocks_are_bounded_by_bytes_as_well_as_rows(tmp_path: Path) -> None:
     content = parquet(dictionary(60), store_schema=False)
     (tmp_path / "long.parquet").write_bytes(content)
-    blocks = list(read_parquet(recipe("long.parquet"), "train", {"train": [str(tmp_path / "long.parquet")]}))
+    data, pinned = recipe("long.parquet"), {"train": [str(tmp_path / "long.parquet")]}
+    blocks = list(read_parquet(data, "train", pinned, Slices(data, tmp_path)))
     assert sum(block.rows.num_rows for block in blocks) == 60
     assert max(block.rows.nbytes for block in blocks) <= BLOCK_BYTES
     assert [block.numbers[0] for block in blocks] == [1, *(block.numbers[-1] + 1 for block in blocks[:-1])]

@@ -1,0 +1,30 @@
+"""The columns that load_data keeps beside the rows, and the groups that are made of them, as they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+
+def write_kept(
+    folder: Path, split: str, columns: Mapping[str, Sequence[str | None]], left_out: Mapping[str, str] | None = None
+) -> None:
+    """SPLIT.slices.arrow with these columns, and slices.json."""
+    table = pa.table({name: pa.array(values, pa.string()).dictionary_encode() for name, values in columns.items()})
+    with pa.ipc.new_file(str(folder / f"{split}.slices.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    (folder / "slices.json").write_text(json.dumps({"kept": [*columns], "left_out": dict(left_out or {})}))
+
+
+def group(name: str, rows: int, **figures: float | None) -> dict[str, Any]:
+    """A group as training.score writes it, with intervals of a tenth."""
+    ends = {"low": None, "high": None}
+    metrics = {
+        metric: {"value": value, **(ends if value is None else {"low": value - 0.05, "high": value + 0.05})}
+        for metric, value in figures.items()
+    }
+    return {"group": name, "rows": rows, "metrics": metrics}

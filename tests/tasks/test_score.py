@@ -1,0 +1,110 @@
+"""What a recipe asks of its rows that they cannot have, and what scores are made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.runtime.refs import Ref
+from tasks.score import require_fitting, score
+from tests.kept import write_kept
+from training.problems import UserError
+from training.recipe import Recipe, parse
+
+DATA = {
+    name: name for name in ("validation.arrow", "test.arrow", "labels.json", "validation.slices.arrow", "train.arrow")
+}
+
+
+def recipe(*slices: str, floors: dict[str, Any] | None = None, metrics: list[str] | None = None) -> Recipe:
+    return parse(
+        {
+            "name": "test",
+            "kind": "sequence-classification",
+            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "stars"},
+            "model": {"source": "hub", "path": "me/model"},
+            "evaluation": {"slices": list(slices), "metrics": metrics or ["accuracy"]},
+            "release": {"gate": {"floors": floors or {}}},
+        }
+    )
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    (tmp_path / "labels.json").write_text(json.dumps(["bad", "good"]))
+    left_out = {"id": "has more than 1,000 different values", "score": "is of type double"}
+    write_kept(tmp_path, "validation", {"genre": ["war", "horror", None], "length_bucket": ["a", "b", "c"]}, left_out)
+    return tmp_path
+
+
+def told(recipe: Recipe, rows: Path) -> dict[str, str]:
+    with pytest.raises(UserError) as raised:
+        require_fitting(recipe, rows)
+    return {problem.where: problem.message for problem in raised.value.problems}
+
+
+def test_slices_that_the_rows_do_not_have_are_told_with_those_they_have_and_beside_all_else(rows: Path) -> None:
+    others = "Not kept: id has more than 1,000 different values; score is of type double."
+    asked = recipe("genre", "gnre", "id", "label", "length_bucket", metrics=["accuracy", "mse"])
+    assert told(asked, rows) == {
+        "evaluation.metrics[1]": (
+            "'mse' is of numbers, and the label 'bad' is none: choose another, or have labels such as 1 to 5."
+        ),
+        "evaluation.slices[1]": (
+            "'gnre' is no slice of these rows: choose from genre, label, length_bucket. Did you mean 'genre'? " + others
+        ),
+        "evaluation.slices[2]": (f"'id' is no slice of these rows: choose from genre, label, length_bucket. {others}"),
+    }
+    require_fitting(recipe("genre", "label", "length_bucket"), rows)
+    require_fitting(recipe("genre", "gnre"), object())  # rows that are not known yet
+
+
+def test_a_floor_of_a_group_that_no_row_has_is_told_before_anything_is_trained(rows: Path) -> None:
+    floors = {
+        f"{key}": {"accuracy": 0.5} for key in ("genre=wra", "genre=none", "label=god", "length_bucket=1-2 tokens")
+    }
+    assert told(recipe("genre", "label", "length_bucket", floors=floors), rows) == {
+        "release.gate.floors.genre=wra": (
+            "genre has no group 'wra': choose from horror, none, war. Did you mean 'war'?"
+        ),
+        "release.gate.floors.label=god": "label has no group 'god': choose from bad, good. Did you mean 'good'?",
+    }
+
+
+def test_a_floor_of_a_column_that_only_another_split_has_is_told(rows: Path) -> None:
+    write_kept(rows, "test", {"late": ["a"]})
+    floors = {"late": {"accuracy": 0.5}, "late=a": {"accuracy": 0.5}}
+    message = "validation is judged, and has no column 'late': set release.gate.split to another, or leave it out."
+    assert told(recipe("late", floors=floors), rows) == dict.fromkeys(
+        ("release.gate.floors.late", "release.gate.floors.late=a"), message
+    )
+    require_fitting(recipe("late"), rows)
+
+
+def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowhere_else() -> None:
+    data = Ref(kind="load_data", key="k", digest="all of it", parts=DATA)
+    given = Ref(kind="predict", key="k", digest="d")
+    plain, by_length, by_genre = (
+        score.flat_ingredients(recipe(*slices), data, given)[0] for slices in ((), ("length_bucket",), ("genre",))
+    )
+    read = {name.removeprefix("upstream.") for name in plain if name.startswith("upstream.")}
+    assert read == {"load_data/validation", "labels", "predict"}
+    assert {name for name in by_length if by_length[name] != plain.get(name)} == {"evaluation.slices"}
+    assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices"}
+
+
+def test_which_group_has_a_floor_counts_as_one_that_has_to_be_shown_and_its_height_does_not() -> None:
+    data, given = Ref(kind="load_data", key="k", digest="d", parts=DATA), Ref(kind="predict", key="k", digest="d")
+    floors: list[dict[str, Any]] = [
+        {},
+        {"genre": {"accuracy": 0.5}},
+        {"genre=war": {"accuracy": 0.5}},
+        {"genre=war": {"accuracy": 0.6}},
+    ]
+    none, each, low, high = (
+        score.flat_ingredients(recipe("genre", floors=limits), data, given)[0] for limits in floors
+    )
+    assert none == each != low == high

@@ -1,0 +1,60 @@
+"""Arrow's columns of whichever type as plain ones, and how large they then are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """The column in a type that all of Arrow's functions know: texts as bytes, which need not be UTF-8, and values in
+    the place of dictionaries, views and extensions. Nested columns stay as they are."""
+    return decoded(as_bytes(column))
+
+
+def as_bytes(column: pa.Array) -> pa.Array:
+    """The same values, nothing copied: texts as bytes, extensions as what they are stored in."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if types.is_dictionary(column.type):
+        # Arrow takes no values out of views, so those in a dictionary are decoded.
+        return pa.DictionaryArray.from_arrays(column.indices, plain(column.dictionary))
+    for is_text, to in (
+        (types.is_string, pa.binary()),
+        (types.is_large_string, pa.large_binary()),
+        (types.is_string_view, pa.binary_view()),
+    ):
+        if is_text(column.type):
+            return column.view(to)
+    return column
+
+
+def decoded(column: pa.Array) -> pa.Array:
+    """What `as_bytes` gives, with values in the place of dictionaries and views."""
+    if types.is_dictionary(column.type) and not types.is_nested(column.type.value_type):
+        column = column.dictionary.take(column.indices)
+    if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
+        return column.cast(pa.binary())
+    return column
+
+
+def sizes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The bytes of each row once it is decoded, some for the place of each included."""
+    sizes = np.full(len(column), 8.0)
+    if types.is_dictionary(column.type):
+        if len(column.dictionary):
+            of_values = pa.array(sizes_of(column.dictionary))
+            sizes += of_values.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False)
+    elif types.is_binary(column.type) or types.is_large_binary(column.type):
+        sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    elif types.is_binary_view(column.type) and len(column):
+        # The first four of the sixteen bytes of a view are the length.
+        lengths = np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset : column.offset + len(column)]
+        sizes += np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    elif len(column):
+        sizes += column.nbytes / len(column)
+    return sizes

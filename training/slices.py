@@ -1,0 +1,58 @@
+"""The rows of a split in groups: by a column that load_data kept, by label, or by number of tokens.
+
+N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Rows = npt.NDArray[np.int64]
+NO_VALUE = "none"
+
+
+def of_label(references: Rows, labels: Sequence[str]) -> dict[str, Rows]:
+    """The rows (N,) of each label that occurs, by its name, in the labels' order."""
+    return _grouped(references, labels)
+
+
+def of_length(tokens: npt.NDArray[np.integer]) -> dict[str, Rows]:
+    """A quarter of the rows (N,) each, short ones first, by between which numbers of tokens they lie: `3-12 tokens`.
+
+    There are fewer groups where so many rows are equally long that a quarter begins with what the one before ends with.
+    """
+    ends = np.unique(np.quantile(tokens, (0.25, 0.5, 0.75, 1.0), method="inverted_cdf"))
+    starts = [int(tokens.min()), *(int(end) + 1 for end in ends[:-1])]
+    spans = [f"{start}-{end}" if start < end else f"{end}" for start, end in zip(starts, map(int, ends), strict=True)]
+    return _grouped(np.searchsorted(ends, tokens), [f"{span} token{'' if span == '1' else 's'}" for span in spans])
+
+
+def of_column(file: Path, name: str) -> dict[str, Rows]:
+    """The rows (N,) of each value of a column in SPLIT.slices.arrow, those of most rows first; `none` where it is
+    null. No groups where the split has no such column."""
+    kept = pa.ipc.open_file(pa.memory_map(str(file))).read_all() if file.is_file() else pa.table({})
+    if name not in kept.column_names:
+        return {}
+    column = kept[name].cast(pa.large_string())
+    encoded = column.fill_null(NO_VALUE).combine_chunks().dictionary_encode()
+    found = _grouped(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
+    return dict(sorted(found.items(), key=lambda group: (-len(group[1]), group[0])))
+
+
+def largest(groups: Mapping[str, Rows], most: int, named: Iterable[str]) -> dict[str, Rows]:
+    """At most so many groups, those of most rows, and whichever are named; in the order in which they were."""
+    by_rows = sorted(groups, key=lambda name: -len(groups[name]))
+    kept = {*by_rows[:most], *named}
+    return {name: rows for name, rows in groups.items() if name in kept}
+
+
+def _grouped(codes: npt.NDArray[np.integer], names: Sequence[str]) -> dict[str, Rows]:
+    """The rows of each code that occurs, ascending, by the code's name."""
+    order = np.argsort(codes, kind="stable")
+    there, starts = np.unique(codes[order], return_index=True)
+    return {names[code]: rows for code, rows in zip(there, np.split(order, starts[1:]), strict=True)}
