@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,16 +124,34 @@ def _not_prefects(file: Path, listed: Sequence[dict[str, Any]]) -> list[Problem]
     problems = []
     known = DeploymentConfig.model_fields
     for entry in listed:
+        for number, schedule in enumerate(entry.get("schedules") or ()):
+            where = f"{file}: {entry.get('name')}.schedules[{number}]"
+            problems += [_problem(where, message) for message in _wrong_schedule(schedule)]
         for field in entry.keys() - known.keys():
             where = f"{file}: {entry.get('name')}.{field}"
             problems.append(_problem(where, f"Prefect knows no such field.{nearest(field, known)}"))
     try:
-        PrefectYamlModel.model_validate({"deployments": listed})
+        others = [{field: value for field, value in entry.items() if field != "schedules"} for entry in listed]
+        PrefectYamlModel.model_validate({"deployments": others})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             place = ".".join(map(str, detail["loc"]))
             problems.append(_problem(f"{file}: {place}", f"{detail['msg']}, not {detail['input']!r}."))
     return problems
+
+
+def _wrong_schedule(schedule: Any) -> Iterator[str]:
+    from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
+    from pydantic import ValidationError
+
+    try:
+        _schedule_config_to_deployment_schedule(schedule)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            place = ".".join(map(str, detail["loc"])) or "schedule"
+            yield f"{place} {schedule.get(place)!r}: {detail['msg'].removeprefix('Value error, ')}."
+    except (AttributeError, ValueError):
+        yield f"{schedule!r} is no schedule: write a mapping with cron, interval or rrule."
 
 
 def _problem(where: str, message: str) -> Problem:
