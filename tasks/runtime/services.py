@@ -153,6 +153,8 @@ def down() -> bool:
         send(state.pid, signal.SIGTERM)
     if not FlockManager(folder()).wait_for_lock("keeper", timeout=STOP_TIMEOUT_S):
         raise ServicesFailed(f"the services did not end within {STOP_TIMEOUT_S:g} s: see {folder() / 'keeper.log'}")
+    while start_ticks(state.pid):  # it lets go of the lock last but one
+        time.sleep(0.02)
     return True
 
 
