@@ -8,15 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 from prefect.states import AwaitingRetry
 
+from flows.commands.main import main
 from tasks.resolve import pins_file
-from tests.flows.small import FinishedRun, finetune, write_project, write_rows
+from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
-from training.recipe import load
+from training.recipe import load, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOKS = """
@@ -61,7 +63,7 @@ def test_changed_rows_are_trained_on_and_judged(
         "small/2",
         "keep",
     )
-    assert result["why"] == ["load_data: train.csv changed"]
+    assert result["why"] == [f"load_data: {file.parent / 'train.csv'} changed"]
 
 
 def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
@@ -88,15 +90,25 @@ def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
     assert calls == ["looks", "trains", "trains"]
 
 
-def test_an_event_starts_the_deployment_that_waits_for_it(tmp_path: Path, server: dict[str, str]) -> None:
+def test_an_event_starts_the_deployment_that_waits_for_it(
+    home: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The demo's own file: its trigger is Prefect's automation, and no worker is needed to see what it schedules."""
-    home = tmp_path / "home"
-    early = finetune(home, "data-updated", "demo", **server)
-    assert early.returncode == 2 and "no deployment is started by finetune.data.updated of 'demo'" in early.stderr
-    deployed = finetune(home, "deploy", str(ROOT / "deployments" / "demo.yaml"), **server)
-    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-    told = finetune(home, "data-updated", "demo", **server)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert re.fullmatch(r"retrain/demo: [\w-]+ \([0-9a-f-]{36}\) is \w+\n", told.stdout)
-    other = finetune(home, "data-updated", "dmo", **server)
-    assert (other.returncode, other.stdout) == (2, "") and "Did you mean 'demo'?" in other.stderr
+    from prefect.client.orchestration import get_client
+
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    assert main(["data-updated", "demo"]) == 2
+    assert "no deployment is started by finetune.data.updated of 'demo'" in capsys.readouterr().err
+    file = ROOT / "deployments" / "demo.yaml"
+    assert main(["deploy", str(file)]) == 0
+    assert main(["data-updated", "demo"]) == 0
+    found = re.search(r"^retrain/demo: [\w-]+ \(([0-9a-f-]{36})\) is \w+\n\Z", capsys.readouterr().out, re.MULTILINE)
+    assert found is not None
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(uuid.UUID(found[1]))
+        (schedule,) = client.read_deployment_by_name("retrain/demo").schedules
+    assert parse(run.parameters["recipe"]) == load(file) and run.parameters["reason"] == "finetune.data.updated"
+    assert not schedule.active
+    assert main(["data-updated", "dmo"]) == 2
+    assert "Did you mean 'demo'?" in capsys.readouterr().err
