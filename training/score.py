@@ -120,8 +120,10 @@ def _or_null(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _sliced(split: str, predicted: Predicted, whole: Scores, job: Job, drawn: Path, events: Events) -> dict[str, Slice]:
-    """The groups of each slice that the split has, with their figures; those that are shown are drawn."""
+def _sliced(
+    split: str, predicted: Predicted, whole: Scores, job: Job, folder: Path, events: Events
+) -> dict[str, Slice]:
+    """The groups of each slice that the split has, with their figures; those that are shown are drawn into the folder."""
     from training import pictures
 
     say = job.settings
@@ -138,7 +140,7 @@ def _sliced(split: str, predicted: Predicted, whole: Scores, job: Job, drawn: Pa
         many = {group for group, rows in shown.items() if len(rows) >= say["fewest_rows"]}
         tell = partial(_tell_groups, events, split)
         found[name] = of_groups(groups if every else shown, many, predicted, whole, say["metrics"], tell)
-        pictures.draw_slice(name, split, [group for group in found[name] if group["group"] in shown], whole, drawn)
+        pictures.draw_slice(name, split, [group for group in found[name] if group["group"] in shown], whole, folder)
     return found
 
 

@@ -73,7 +73,7 @@ def compute(names: Sequence[str], predicted: Predicted) -> dict[str, float]:
 
 
 def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predicted) -> dict[str, float]:
-    """The same by metrics that `make` has made for these labels, once for many such rows."""
+    """The same by metrics that `make` has made for these labels: once, where there are many groups of rows."""
     values: dict[str, float] = {}
     for name, metric in metrics.items():
         values |= numbers_of(name, metric._compute(**inputs_of(name, metric, predicted)))
