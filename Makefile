@@ -16,9 +16,8 @@ INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
-# One process more than there are cores: a test that waits for a server leaves its core to another.
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -q -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # make drill DRILL="--kills 100 --seed 1"
 drill: $(VENV)/.installed

@@ -123,7 +123,7 @@ def _or_null(value: float) -> float | None:
 def _sliced(
     split: str, predicted: Predicted, whole: Scores, job: Job, folder: Path, events: Events
 ) -> dict[str, Slice]:
-    """The groups of each slice that the split has, with their figures; those that are shown are drawn into the folder."""
+    """The groups of each slice that the split has, with their figures; those shown are drawn into the folder."""
     from training import pictures
 
     say = job.settings

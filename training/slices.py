@@ -26,6 +26,8 @@ def of_length(tokens: npt.NDArray[np.integer]) -> dict[str, Rows]:
 
     There are fewer groups where so many rows are equally long that a quarter begins with what the one before ends with.
     """
+    if not len(tokens):
+        return {}
     ends = np.unique(np.quantile(tokens, (0.25, 0.5, 0.75, 1.0), method="inverted_cdf"))
     starts = [int(tokens.min()), *(int(end) + 1 for end in ends[:-1])]
     spans = [f"{start}-{end}" if start < end else f"{end}" for start, end in zip(starts, map(int, ends), strict=True)]
@@ -53,6 +55,8 @@ def largest(groups: Mapping[str, Rows], most: int, named: Iterable[str]) -> dict
 
 def _grouped(codes: npt.NDArray[np.integer], names: Sequence[str]) -> dict[str, Rows]:
     """The rows of each code that occurs, ascending, by the code's name."""
+    if not len(codes):
+        return {}
     order = np.argsort(codes, kind="stable")
     there, starts = np.unique(codes[order], return_index=True)
     return {names[code]: rows for code, rows in zip(there, np.split(order, starts[1:]), strict=True)}

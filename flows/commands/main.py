@@ -7,13 +7,35 @@ import os
 import sys
 from collections.abc import Sequence
 
-from flows.commands import check, models, plan, predict, promote, reproduce, rollback, run, show
+from flows.commands import (
+    check,
+    deploy,
+    down,
+    models,
+    plan,
+    predict,
+    promote,
+    reproduce,
+    resume,
+    rollback,
+    run,
+    show,
+    status,
+    up,
+)
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from flows.tables import problem_line
 from tasks.runtime import settings
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.launch import JobFailed
+from tasks.runtime.services import ServicesFailed
 from training.problems import UserError, full_disk
+
+COMMANDS = (
+    *(run, resume, plan, check),
+    *(models, show, reproduce, promote, rollback, predict),
+    *(up, deploy, status, down),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         show_problems(error)
         return code_of(problem.kind for problem in error.problems if problem.level == "error")
-    except (JobFailed, MlflowFailed) as error:
+    except (JobFailed, MlflowFailed, ServicesFailed) as error:
         print(error, file=sys.stderr)
         return FAILED
     except OSError as error:
@@ -43,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     """All subcommands and their arguments."""
     whole = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, plan, check, models, show, reproduce, promote, rollback, predict):
+    for module in COMMANDS:
         command = module.add_parser(commands)
         command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
         command.set_defaults(act=module.act)

@@ -8,8 +8,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
 from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interrupt
@@ -28,6 +29,10 @@ from tasks.runtime.tracking import deliver_left
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
 from training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from prefect import Flow, State
+    from prefect.client.schemas.objects import FlowRun
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -119,9 +124,18 @@ def _nothing_changed(recipe: Recipe, foreseen: list[Foreseen]) -> dict[str, Any]
 
 
 def _run(recipe: Recipe, force: frozenset[str], out: Path | None, require_promotion: bool) -> int:
-    signal.signal(signal.SIGTERM, interrupt)
     print(f"{recipe.name}: starting", file=sys.stderr)
-    done = call_flow(recipe, force)
+    return _ended(recipe, out, require_promotion, lambda: call_flow(recipe, force))
+
+
+def go_on(recipe: Recipe, flow_run: FlowRun, out: Path | None) -> int:
+    """Tries a flow run again in this process, and tells how it ended; gives the exit code."""
+    return _ended(recipe, out, False, lambda: call_flow(recipe, frozenset(), flow_run=flow_run))
+
+
+def _ended(recipe: Recipe, out: Path | None, require_promotion: bool, call: Callable[[], dict[str, Any]]) -> int:
+    signal.signal(signal.SIGTERM, interrupt)
+    done = call()
     _write(out, done)
     code = _say(recipe, done, require_promotion)
     for warning in done["warnings"]:
@@ -189,10 +203,15 @@ def say_failed(done: dict[str, Any]) -> int:
     return code_of(problem["kind"] for problem in done["problems"] if problem.get("level") != "warning")
 
 
-def call_flow(recipe: Recipe, force: frozenset[str], *followed_by: Follower) -> dict[str, Any]:
-    """The flow's result as JSON values, however it ended; the terminal follows it, and whoever else is named."""
+def call_flow(
+    recipe: Recipe, force: frozenset[str], *followed_by: Follower, flow_run: FlowRun | None = None
+) -> dict[str, Any]:
+    """The flow's result as JSON values, however it ended; the terminal follows it, and whoever else is named.
+
+    With a flow run it is tried again, with its own parameters.
+    """
     _quiet()
-    from tasks.runtime.services import ensure_prefect_server
+    from tasks.runtime.embedded import ensure_prefect_server
 
     terminal, where = Terminal(recipe=recipe), "prefect"
     try:
@@ -202,7 +221,10 @@ def call_flow(recipe: Recipe, force: frozenset[str], *followed_by: Follower) -> 
 
         untold.tell()
         followers.set((terminal, *followed_by))
-        ended = finetune(recipe=recipe, force=sorted(force), return_state=True)
+        if flow_run is None:
+            ended = finetune(recipe=recipe, force=sorted(force), return_state=True)
+        else:
+            ended = _again(finetune, flow_run)
         if terminal.result is None:
             where = "run"
             ended.result()  # raises what ended the flow before or after its stages
@@ -213,6 +235,16 @@ def call_flow(recipe: Recipe, force: frozenset[str], *followed_by: Follower) -> 
             return {**_EMPTY, "state": state, "problems": problems(error, where)}
     assert terminal.result is not None  # the flow tells it last of all
     return terminal.result
+
+
+def _again(flow: Flow[Any, Any], flow_run: FlowRun) -> State[Any]:
+    from prefect.flow_engine import run_flow_sync
+    from prefect.utilities.callables import get_call_parameters
+
+    parameters = get_call_parameters(flow.fn, (), flow_run.parameters)
+    state = run_flow_sync(flow, flow_run=flow_run, parameters=parameters, return_type="state")
+    assert state is not None
+    return state
 
 
 def _say_next(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> int:

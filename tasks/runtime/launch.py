@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-import training
+from tasks.runtime.environment import added_environment, cores, environment
 from tasks.runtime.hardware import killed_for_memory, visible_gpus
 from tasks.runtime.refs import Pins
-from tasks.runtime.settings import ACCESS_TOKENS
 from training.problems import UserError, full_disk
 from training.processes import LINUX, send, start_ticks
 from training.protocol import (
@@ -158,7 +157,7 @@ def accelerate_environment(
     env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:here])}
     if num_processes == 1:
         return env
-    env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // here))}
+    env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // here))}
     if use_cpu:
         # Of all strategies, accelerate knows only DDP on the CPU; for the others training makes up the state itself.
         env |= {"ACCELERATE_USE_CPU": "true"} if strategy == "ddp" else {}
@@ -210,7 +209,7 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path 
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=_environment(env),
+            env=environment(env),
             start_new_session=True,
         )
     _started[supervisor.pid] = supervisor
@@ -283,11 +282,14 @@ def run_job(
     follow.read()
     if stalled:
         return _stalled(handle, stall_timeout_s)
-    began, short = follow.tries > tries_before, killed_for_memory() > killed_before
+    return _ended(handle, began=follow.tries > tries_before, short_of_memory=killed_for_memory() > killed_before)
+
+
+def _ended(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
     told = _told(handle)
     # Where the system kills one of several for want of memory, the launcher stops the others.
-    if told is None or (short and _kind(told) == "interrupted"):
-        return _untold(handle, began=began, short_of_memory=short)
+    if told is None or (short_of_memory and _kind(told) == "interrupted"):
+        return _untold(handle, began=began, short_of_memory=short_of_memory)
     return told
 
 
@@ -365,40 +367,3 @@ def _let_go(handle: Handle) -> None:
     supervisor = _started.pop(handle.pid)
     if supervisor.stdin is not None:
         supervisor.stdin.close()
-
-
-def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    """What a job's processes see: this process's environment without what would make them another run, and ours."""
-    # A rank number or a launcher's setting left over from a shell, a notebook or a scheduler's step.
-    # Nor an access token: only who writes to the Hub is given it.
-    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *ACCESS_TOKENS)
-    prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_")
-    env = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(prefixes)}
-    return env | added_environment(added)
-
-
-def added_environment(added: Mapping[str, str]) -> dict[str, str]:
-    """What a job's processes are given beside the environment of this process, `added` included and winning."""
-    ours = {
-        # The number of threads changes how sums are rounded: fixed, so that a later try rounds alike.
-        "OMP_NUM_THREADS": str(_cores()),
-        # Threads that spin while they wait starve each other as soon as anything else runs: beside one busy process,
-        # a training step on two cores took three times as long.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        # A training step frees and asks again for tensors of megabytes. By its own limits glibc gives those back to
-        # the system each time, which then clears 50 MB of pages anew at every step: a tenth of its time on a CPU.
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
-        "MALLOC_TRIM_THRESHOLD_": str(2**34),
-    }
-    env = {name: os.environ.get(name, value) for name, value in ours.items()}
-    # This project's root first: no `training` folder of the user's may be taken for ours. The working
-    # directory is not on the path here; a program adds it, last.
-    root = str(Path(training.__path__[0]).resolve().parent)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    env |= {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-    env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return {**env, **added}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -87,5 +88,15 @@ def tracking_is_local() -> bool:
 
 
 def registry_place() -> str:
-    """Where models are registered, as part of what names an action: the home's own registry is wherever the home is."""
-    return "home" if tracking_is_local() else without_credentials(tracking_uri())
+    """Where models are registered, as part of what names an action: the home's own registry is wherever the home is,
+    and it is the same through the server of `finetune up`."""
+    return "home" if tracking_is_local() or tracking_uri() == _served() else without_credentials(tracking_uri())
+
+
+def _served() -> str | None:
+    """The address at which `finetune up` serves the home's own tracking database."""
+    try:
+        told = json.loads((home() / "services" / "state.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return str(told.get("mlflow"))

@@ -43,7 +43,7 @@ def main() -> int:
 
 def _drill(folder: Path, options: argparse.Namespace) -> bool:
     """Whether anything went wrong."""
-    from tasks.runtime.services import ensure_prefect_server
+    from tasks.runtime.embedded import ensure_prefect_server
     from tests.drill.fires import FIRES, Fires
     from tests.drill.ground import Ground
     from tests.drill.kills import Kills, random_kills, undisturbed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime import settings
+from tasks.runtime import services, settings
 from training.problems import UserError
 
 
@@ -61,3 +61,14 @@ def test_what_the_user_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_names_and_passwords_in_urls_are_not_shown(text: str, shown: str) -> None:
     assert settings.without_credentials(text) == shown
+
+
+def test_the_homes_own_registry_is_the_same_through_the_server_of_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert settings.registry_place() == "http://127.0.0.1:5000"
+    services.tell(services.State(pid=1, prefect=None, mlflow="http://127.0.0.1:5000"))
+    assert settings.registry_place() == "home"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    assert settings.registry_place() == "http://tracker:5000"

@@ -48,6 +48,12 @@ def test_lengths_are_cut_into_quarters_of_the_rows_and_equal_ends_make_one_group
     assert list(slices.of_length(np.ones(5, np.int32))) == ["1 token"]
 
 
+def test_no_rows_have_no_groups(tmp_path: Path) -> None:
+    write_kept(tmp_path, "test", {"genre": []})
+    assert slices.of_column(tmp_path / "test.slices.arrow", "genre") == {}
+    assert slices.of_label(np.zeros(0, np.int64), ["a", "b"]) == slices.of_length(np.zeros(0, np.int32)) == {}
+
+
 def test_a_column_is_cut_by_its_values_with_most_rows_first_and_null_is_none(tmp_path: Path) -> None:
     write_kept(tmp_path, "test", {"genre": GENRES})
     found = slices.of_column(tmp_path / "test.slices.arrow", "genre")

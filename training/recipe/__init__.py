@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from training.problems import Problem, UserError
 from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Level, Model, Recipe, Release, Tokens, Training
 from training.recipe.files import Expanded
-from training.recipe.overrides import finetune_entry, merge, parse_set
+from training.recipe.overrides import finetune_entry, merge, parse_set, read_entries
 from training.recipe.release import fits_slice, more_is_better
 from training.recipe.rules import Written, broken_rules
 from training.recipe.slices import FEWEST_ROWS
@@ -41,6 +41,7 @@ __all__ = [
     "more_is_better",
     "parse",
     "parse_set",
+    "read_entries",
 ]
 
 

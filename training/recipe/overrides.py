@@ -128,7 +128,7 @@ def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
 
     Raises UserError when the file cannot be read, or holds no such entry, or several and none is named.
     """
-    entries = _entries(file)
+    entries = read_entries(file)
     fitting = {e.get("name"): e for e in entries if e.get("entrypoint") == ENTRYPOINT}
     listed = ", ".join(f"{e.get('name')} ({e.get('entrypoint')})" for e in entries) or "none"
     if not fitting:
@@ -151,7 +151,8 @@ def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
     return parameters
 
 
-def _entries(file: Path) -> list[dict[str, Any]]:
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """The entries of a deployment file. Raises UserError when it cannot be read, or is none."""
     document = read_yaml(file)
     entries = document.get("deployments") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

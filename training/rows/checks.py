@@ -73,15 +73,16 @@ def no_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator
     """A split without rows: nothing to learn from, or nothing to judge by."""
     if survey.corrected and survey.held_out is not None:
         return  # rows that were left out may have belonged here
+    known = " of a known label" if survey.labels else ""
     if not survey.rows and survey.held_out is not None:
         message = (
-            f"no row of train fell into the {survey.held_out:g} of them that are held out: give more rows, or raise "
-            f"data.{survey.split}_size."
+            f"no row of train{known} fell into the {survey.held_out:g} of them that are held out: give more rows, or "
+            f"raise data.{survey.split}_size."
         )
         yield Found(f"data.{survey.split}_size", message)
     elif not survey.rows:
         gone = " once it is filtered" if survey.filtered else ""
-        message = f"the {survey.split} split has no rows{gone}: choose another or, for test, leave it out."
+        message = f"the {survey.split} split has no rows{known}{gone}: choose another or, for test, leave it out."
         yield Found(f"data.splits.{survey.split}", message)
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from training.ipc import BLOCK_ROWS
 from training.problems import Problem, UserError
 from training.rows.blocks import Block, refused, stored_names
+from training.rows.plain import with_names
 from training.rows.slices import beside
 from training.rows.sources import split_names
 
@@ -82,7 +83,7 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
 def from_dataset(dataset: Dataset, data: Data, where: str, slices: Slices) -> Iterator[Block]:
     """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
     named = stored_names(data, dataset.column_names, where)
-    names = tuple(getattr(dataset.features[named[data.label]], "names", None) or ())
+    names = _names(dataset, named[data.label])
     tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
     blocks = _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
     kinds = dataset.features.arrow_schema
@@ -90,9 +91,15 @@ def from_dataset(dataset: Dataset, data: Data, where: str, slices: Slices) -> It
     yield from beside(blocks, {ours: _column(dataset, theirs) for ours, theirs in others.items()}, slices)
 
 
+def _names(dataset: Dataset, column: str) -> tuple[str, ...]:
+    return tuple(getattr(dataset.features[column], "names", None) or ())
+
+
 def _column(dataset: Dataset, name: str) -> Iterator[pa.Array]:
+    names = _names(dataset, name)
     for table in dataset.select_columns([name]).with_format("arrow").iter(BLOCK_ROWS):
-        yield from table.column(name).chunks
+        for values in table.column(name).chunks:
+            yield with_names(values, names)
 
 
 def from_table(table: pa.Table, data: Data, where: str, slices: Slices) -> Iterator[Block]:

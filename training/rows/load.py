@@ -55,8 +55,9 @@ def load(
     `labels.json`); `labels.json` (names in order); `log/report.json` (rows, labels, characters and warnings a split).
     For validation and test it gets `<split>.slices.arrow`, row for row with `<split>.arrow`: every other column by
     which rows can be told apart, under the recipe's name, as dictionary<int32, string> (whole numbers and truths as
-    `3` and `true`; null for a missing value and for an empty text); no such file where there is no such column. And
-    `slices.json`: the names of those `kept`, and of those `left_out` with the reason.
+    `3` and `true`, those of a ClassLabel by their names; null for a missing value and for an empty text); no such file
+    where there is no such column. And `slices.json`: the names of those `kept`, and of those `left_out` with the
+    reason.
     Raises UserError with every problem of all splits; what `out` holds then is of no use.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,6 @@ def load(
         surveys = reading.surveys
         for split in surveys:
             gone = _place_labels(Path(kept, split), out / f"{split}.arrow", places)
-            surveys[split].left_out += len(gone)
             reading.slices.write(split, out / f"{split}.slices.arrow", gone)
     _write_json(out / "labels.json", names)
     _write_json(out / "slices.json", reading.slices.summary())
@@ -183,6 +183,9 @@ class _Reading:
             names, places = label_places(self.data.label_names, train.named, seen)
         except UserError as error:
             return [], {}, _told([*found, *error.problems])
+        if level_of("unknown_label", self.data) != "error":
+            for survey in self.surveys.values():
+                survey.leave_out_unknown(places)
         for survey in self.surveys.values():
             for name, check in SPLIT_CHECKS.items():
                 level = level_of(name, self.data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from itertools import islice, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -48,25 +48,17 @@ def from_mappings(
             named = stored_names(data, there, where)
             others, known = slices.of_file(there), set(first)
         names = named or {name: name for name in wanted(data)}
-        values: list[list[Any]] = []
-        good: list[Mapping[Any, Any]] = []
-        numbers: list[int] = []
-        faults: list[Fault] = []
-        for number, row in held:
-            read = _values(number, row, data, names, sorts)
-            if isinstance(read, Fault):
-                faults.append(read)
-            else:
-                values.append(read)
-                good.append(row)
-                numbers.append(number)
+        read = [_values(number, row, data, names, sorts) for number, row in held]
+        faults = tuple(found for found in read if isinstance(found, Fault))
+        good = [place for place, found in enumerate(read) if not isinstance(found, Fault)]
         done += len(held)
-        by_column = list(zip(*values, strict=True)) or [()] * len(names)
+        by_column = list(zip(*(read[place] for place in good), strict=True)) or [()] * len(names)
         arrays = {name: _array(column, name, data) for name, column in zip(names, by_column, strict=True)}
         batch = pa.RecordBatch.from_pydict(arrays)
         share = done / total if total else 0.0
-        beside = _beside(good, others, known, data, slices)
-        yield Block(where, batch, np.array(numbers, np.int64), (), tuple(faults), share, beside)
+        beside = _beside([held[place][1] for place in good], others, known, data, slices)
+        numbers = np.array([held[place][0] for place in good], np.int64)
+        yield Block(where, batch, numbers, (), faults, share, beside)
 
 
 def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slices) -> Iterator[Block]:
@@ -79,27 +71,41 @@ def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slice
     columns = [table[name] for name in named.values()]
     there = [name for name in table if isinstance(name, str)]
     others = [name for name in there if slices.reading and name not in named.values()]
-    beside = [_guarded(table, name, data, slices) for name in others]
+    count = next(iter(lengths.values()))
+    beside = [_guarded(table, name, count, data, slices) for name in others]
     rows = (
         dict(zip([*named.values(), *others], [*row, *more], strict=True))
         for row, *more in zip(zip(*columns, strict=True), *beside, strict=False)
     )
-    yield from from_mappings(enumerate(rows, 1), data, where, slices, next(iter(lengths.values())), there)
+    yield from from_mappings(enumerate(rows, 1), data, where, slices, count, there)
 
 
-def _guarded(table: Mapping[str, Any], name: str, data: Data, slices: Slices) -> Iterator[Any]:
+def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, slices: Slices) -> Iterator[Any]:
     """The values of a column that the recipe does not name, as long as they are wanted; None for those that are not
     there."""
     ours = data.rename.get(name, name)
     try:
-        for value in table[name]:
+        column = table[name]
+        _need_in_order(column, rows)
+        for value in column:
             if not slices.reads(ours):
                 break
             yield value
+    except Unfit as unfit:
+        slices.leave_out(ours, str(unfit))
     except Exception:  # whatever the column's own code raises
         slices.leave_out(ours, NOT_READ)
     slices.leave_out(ours, NOT_READ)
     yield from repeat(None)
+
+
+def _need_in_order(column: Any, rows: int | None) -> None:
+    """Raises Unfit where the column is no sequence or array of a value for each row."""
+    none = (str, bytes, bytearray, Mapping, Set)
+    if isinstance(column, none) or not isinstance(column, Sized) or not hasattr(column, "__getitem__"):
+        raise Unfit(f"is of type {type(column).__name__}")
+    if (held := len(column)) != rows:
+        raise Unfit(f"holds {held:,} value{'' if held == 1 else 's'} for {rows:,} row{'' if rows == 1 else 's'}")
 
 
 def _beside(
@@ -136,6 +142,8 @@ def _array_of(values: list[Any]) -> pa.Array:
 
 def _of_other_library(value: Any) -> str | int:
     try:
+        if isinstance(value, np.bool_):
+            return bool(value)
         return str.__str__(value) if isinstance(value, str) else index(value)
     except Exception as error:  # whatever the value's own code raises
         raise Unfit(f"is of type {type(value).__name__}") from error

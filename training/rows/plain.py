@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,15 @@ def decoded(column: pa.Array) -> pa.Array:
     if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
         return column.cast(pa.binary())
     return column
+
+
+def with_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
+    """The column with each whole number as the name whose place in `names` it is, or spelt where it is of none. As it
+    is, where there are no names or no whole numbers."""
+    if not names or not (types.is_integer(column.type) or types.is_boolean(column.type)):
+        return column
+    spelt, places = column.cast(pa.string()), pa.array([str(place) for place in range(len(names))], pa.string())
+    return pc.coalesce(pa.array(names, pa.string()).take(pc.index_in(spelt, value_set=places)), spelt)
 
 
 def sizes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -15,7 +15,7 @@ from training.problems import Problem, UserError
 from training.rows.blocks import Block, Fault, columns, shortly
 from training.rows.filters import Filter, parse_filter
 from training.rows.mappings import NUMBERS
-from training.rows.plain import plain
+from training.rows.plain import plain, with_names
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -80,9 +80,12 @@ def _shape(block: Block, data: Data, wish: Filter | None, left: int | None) -> S
     if data.label in data.cast:  # a cast value is a label of its own, not the place of a name
         block = replace(block, label_names=())
     arrays = {ours: _as_string(rows.column(theirs), ours, block) for ours, theirs in columns(data).items()}
-    if block.slices and len(numbers) < len(block.numbers):
-        block = block.taken(np.isin(block.numbers, numbers, assume_unique=True))
-    finished = replace(block, rows=pa.RecordBatch.from_pydict(arrays), numbers=numbers, faults=tuple(faults))
+    slices = block.slices
+    if slices and len(numbers) < len(block.numbers):
+        there = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
+        slices = {name: values.filter(there) for name, values in slices.items()}
+    rows = pa.RecordBatch.from_pydict(arrays)
+    finished = replace(block, rows=rows, numbers=numbers, faults=tuple(faults), slices=slices)
     return Shaped(finished, len(mask) - len(places))
 
 
@@ -193,13 +196,7 @@ def _need_casts(schema: pa.Schema, data: Data, where: str) -> None:
 
 def _as_string(column: pa.Array, ours: str, block: Block) -> pa.Array:
     """Texts and labels as strings; whole-number labels become the names that the source has for them."""
-    names = block.label_names
-    numeric = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
-    spelt = column.cast(pa.string())
-    if numeric and names and ours == "label":
-        places = pa.array([str(place) for place in range(len(names))], pa.string())
-        return pc.coalesce(pa.array(names, pa.string()).take(pc.index_in(spelt, value_set=places)), spelt)
-    return spelt
+    return with_names(column, block.label_names if ours == "label" else ()).cast(pa.string())
 
 
 def _need_types(schema: pa.Schema, data: Data, where: str) -> None:

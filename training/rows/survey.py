@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -113,6 +113,12 @@ class Survey:
         self.labels.update({label: count for label, count in self.labels_left_out.items() if label.strip()})
         for label in self.labels:
             self.first.setdefault(label, f"the {self.split} split")
+
+    def leave_out_unknown(self, places: Mapping[str, int]) -> None:
+        """Counts rows whose label is none of these as left out."""
+        gone = sum(count for label, count in self.labels.items() if label not in places)
+        self.rows -= gone
+        self.left_out += gone
 
     def _count_missing_words(self, block: Block, ours: str, theirs: str) -> None:
         column = block.rows.column(ours)

@@ -25,7 +25,7 @@ from training.problems import UserError
 from training.rows.blocks import Block, refused, stored_names
 from training.rows.messages import is_file, unpacked_bytes
 from training.rows.opening import seekable
-from training.rows.plain import as_bytes, decoded, plain, sizes_of
+from training.rows.plain import as_bytes, decoded, plain, sizes_of, with_names
 from training.rows.slices import Slices, beside
 from training.rows.urls import PIECE_BYTES, shown
 
@@ -55,7 +55,11 @@ def read_parquet(data: Data, split: str, pinned: Mapping[str, Any], slices: Slic
             batches = _parquet_batches(file, source, list(dict.fromkeys(named.values())))
             blocks = _typed(batches, schema, named, data, where, "Parquet", total)
             others = slices.of_file(names, schema.types).items()
-            yield from beside(blocks, {ours: _sound(_alone(file, aside, theirs)) for ours, theirs in others}, slices)
+            of_others = {
+                ours: _sound(_alone(file, aside, theirs), _label_names(schema.metadata, theirs))
+                for ours, theirs in others
+            }
+            yield from beside(blocks, of_others, slices)
 
 
 def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -115,7 +119,11 @@ def read_arrow(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices
             held: dict[str, deque[pa.Array]] = {ours: deque() for ours in others}
             batches = _ipc_batches(source, names, list(named.values()), others, held, slices)
             blocks = _typed(batches, schema, named, data, where, "Arrow", None)
-            yield from beside(blocks, {ours: _sound(iter(held[ours].popleft, None)) for ours in held}, slices)
+            of_others = {
+                ours: _sound(iter(held[ours].popleft, None), _label_names(schema.metadata, theirs))
+                for ours, theirs in others.items()
+            }
+            yield from beside(blocks, of_others, slices)
 
 
 def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
@@ -179,11 +187,11 @@ def _typed(
         yield empty  # its types count all the same
 
 
-def _sound(column: Iterator[pa.Array]) -> Iterator[pa.Array]:
-    """The same values. Raises ArrowInvalid for those that only seem to be there."""
+def _sound(column: Iterator[pa.Array], names: Sequence[str]) -> Iterator[pa.Array]:
+    """The same values, numbers that have names as these. Raises ArrowInvalid for those that only seem to be there."""
     for values in map(as_bytes, column):
         values.validate(full=True)
-        yield values
+        yield with_names(values, names)
 
 
 def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:

@@ -126,6 +126,19 @@ def test_rows_that_cannot_be_used_are_left_out_where_they_are_no_error(tmp_path:
 def test_what_follows_from_a_mistake_is_no_mistake_of_its_own(tmp_path: Path) -> None:
     rows = {"train": [("one", "a"), ("", "b"), (5, "a")], "validation": [("x", "a"), ("y", "b")]}
     assert errors(tmp_path, rows) == {"blank_text", "type"}
+    assert errors(tmp_path, {"train": GOOD, "validation": [("x", "c")]}) == {"unknown_label"}
+
+
+def test_a_split_whose_labels_are_all_left_out_as_unknown_has_no_rows(tmp_path: Path) -> None:
+    unknown, checks = [(f"text {n}", "xyz"[n % 3]) for n in range(9)], {"unknown_label": "warning"}
+    message = r"^data\.splits\.validation: the validation split has no rows of a known label: choose another"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, {"train": GOOD, "validation": unknown}, checks=checks)
+    message = r"data\.validation_size: no row of train of a known label fell into the 0\.5 of them that are held out"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, {"train": [*GOOD, *unknown]}, label_names=["q", "r"], validation_size=0.5, checks=checks)
+    rows = {"train": unknown, "validation": GOOD}
+    assert errors(tmp_path, rows, label_names=["a", "b"], checks=checks) == {"no_rows"}
 
 
 @pytest.mark.parametrize("check", ["duplicates", "conflicting_labels", "shared_rows", "absent_label", "mixed_labels"])

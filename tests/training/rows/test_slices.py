@@ -158,6 +158,7 @@ def test_an_object_of_any_library_keeps_the_same_columns(tmp_path: Path, monkeyp
         "table": pa.table(JUDGED),
         "dataset": datasets.Dataset.from_dict(JUDGED),
         "numpy": {**JUDGED, "stars": np.array(JUDGED["stars"], np.int8)},
+        "views": pa.table({**JUDGED, "text": pa.array(JUDGED["text"], pa.string_view())}),
     }
     made = {name: from_object(monkeypatch, tmp_path / name, rows) for name, rows in objects.items()}
     for name, out in made.items():
@@ -165,6 +166,28 @@ def test_an_object_of_any_library_keeps_the_same_columns(tmp_path: Path, monkeyp
         assert summary(out) == {"kept": list(GROUPS), "left_out": LEFT_OUT}, name
         whole = {file.name: file.read_bytes() for file in out.iterdir() if file.is_file()}
         assert whole == {file.name: file.read_bytes() for file in made["columns"].iterdir() if file.is_file()}, name
+    filtered = from_object(monkeypatch, tmp_path / "filtered", objects["views"], filter="text != 'text 1'")
+    assert slices(filtered) == {name: [values[0], *values[2:]] for name, values in GROUPS.items()}
+
+
+def test_numbers_that_the_source_has_names_for_are_kept_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    text, named = datasets.Value("string"), datasets.ClassLabel(names=["war", "peace"])
+    columns = {"text": ["one", "two", "three", "four"], "label": ["a", "b", "a", "b"], "genre": [1, 0, -1, None]}
+    features = datasets.Features({"text": text, "label": text, "genre": named})
+    dataset = datasets.Dataset.from_dict(columns, features=features)
+    dataset.to_parquet(tmp_path / "rows.parquet")
+    dataset.save_to_disk(tmp_path / "saved")
+    made = [
+        from_object(monkeypatch, tmp_path / "object", dataset),
+        read(tmp_path, "parquet", tmp_path / "rows.parquet"),
+        read(tmp_path, "arrow", tmp_path / "saved" / "data-00000-of-00001.arrow"),
+    ]
+    for out in made:
+        assert slices(out) == {"genre": ["peace", "war", "-1", None]}
 
 
 def test_columns_whose_type_is_none_of_these_are_not_read(tmp_path: Path) -> None:
@@ -375,7 +398,7 @@ def test_values_of_objects_that_fail_are_left_out(tmp_path: Path, monkeypatch: p
         "odd": [Hostile()] * 2,
     }
     unnamed: dict[Any, Any] = {7: ["x", "y"], Unspelt(): ["x", "y"]}
-    columns = Columns(rows | unnamed, failing=[], broken=Breaking(["x", "y"]), short=["x"], none=Hostile())
+    columns = Columns(rows | unnamed, failing=[], broken=Breaking(["x", "y"]), none=Hostile())
     first, second = listed(rows)
     objects: tuple[Any, ...] = ([first | {7: "x"}, second | {8: "x", Unspelt(): "x"}], columns)
     for number, given in enumerate(objects):
@@ -385,8 +408,27 @@ def test_values_of_objects_that_fail_are_left_out(tmp_path: Path, monkeypatch: p
         if given is not columns:
             left_out["7"] = "holds no value"
         else:
-            left_out |= dict.fromkeys(("failing", "broken", "short", "none"), "cannot be read")
+            left_out |= dict.fromkeys(("failing", "broken", "none"), "cannot be read")
         assert summary(out)["left_out"] == left_out
+
+
+def test_a_column_of_an_object_is_kept_only_if_it_has_a_value_for_each_row_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pandas
+
+    rows = {"text": ["one", "two"], "label": ["a", "b"]}
+    whole = {"tuple": ("x", "y"), "range": range(2), "series": pandas.Series([1, 2]), "array": np.array([True, False])}
+    none = {"letters": "xy", "bytes": b"xy", "mapping": {"x": 1, "y": 2}, "set": {"x", "y"}, "once": (n for n in "xy")}
+    unequal = {"short": ["x"], "long": ["x", "y", "z"]}
+    out = from_object(monkeypatch, tmp_path / "out", rows | whole | none | unequal)
+    assert slices(out) == {"tuple": ["x", "y"], "range": ["0", "1"], "series": ["1", "2"], "array": ["true", "false"]}
+    kinds = {"letters": "str", "bytes": "bytes", "mapping": "dict", "set": "set", "once": "generator"}
+    assert summary(out)["left_out"] == {
+        **{name: f"is of type {kind}" for name, kind in kinds.items()},
+        "short": "holds 1 value for 2 rows",
+        "long": "holds 3 values for 2 rows",
+    }
 
 
 def test_a_column_of_some_files_of_a_split_only_is_left_out_and_one_of_some_splits_only_kept(tmp_path: Path) -> None:
@@ -406,7 +448,7 @@ def test_a_column_of_some_files_of_a_split_only_is_left_out_and_one_of_some_spli
         pinned = {split: [str(folder / f"{name}.{suffix}") for name in names] for split, names in files.items()}
         load(recipe(source, folder), pinned, folder / "out")
         assert slices(folder / "out") == {"both": ["1", "2", "1", "2"]}
-        assert slices(folder / "out", "test") == {"test": ["x", "y"], "both": ["x", "y"]} or source == "csv"
+        assert slices(folder / "out", "test") == {"test": ["x", "y"], "both": ["x", "y"]}
         only = "is in some files of validation only"
         assert summary(folder / "out")["left_out"] == {"train": "is in train only", "first": only, "second": only}
 

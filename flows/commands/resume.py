@@ -1,0 +1,43 @@
+"""`finetune resume [RUN]`: goes on with a run that did not complete: what finished is cached, training continues from
+its newest checkpoint, the same MLflow run goes on, and names stay pinned to what they meant when it began."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from flows.commands.arguments import add_json_argument, need_folder
+from flows.commands.codes import COMPLETED
+from flows.commands.run import go_on
+from tasks.runtime import services
+from training.recipe import parse
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The subcommand's arguments."""
+    parser: argparse.ArgumentParser
+    parser = commands.add_parser("resume", help="go on with a run that did not complete", description=__doc__)
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="a flow run's id, its beginning, or its name (default: the last one)"
+    )
+    add_json_argument(parser, "the run's result")
+    return parser
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Goes on with it here, or has a worker do so where it is a deployment's run. Raises UserError without one."""
+    need_folder(arguments.json)
+    services.use()
+    from tasks.runtime.embedded import ensure_prefect_server
+    from tasks.runtime.flow_runs import find, schedule
+
+    url = ensure_prefect_server()
+    run = find(arguments.run)
+    recipe = parse(run.parameters["recipe"], run.parameters.get("overrides"))
+    run = schedule(run)
+    if run.deployment_id is not None:
+        print(f"{run.name} ({run.id}): a worker goes on with it. {url.removesuffix('/api')}/runs/flow-run/{run.id}")
+        return COMPLETED
+    print(f"{recipe.name}: going on with {run.id}", file=sys.stderr)
+    return go_on(recipe, run, arguments.json)

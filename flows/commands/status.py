@@ -1,0 +1,34 @@
+"""`finetune status`: what of `finetune up` runs, and where; `--env` prints what points a shell at it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from flows.commands.codes import COMPLETED, FAILED
+from flows.tables import aligned
+from tasks.runtime import services
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The subcommand's arguments."""
+    parser: argparse.ArgumentParser
+    parser = commands.add_parser("status", help="what of up runs, and where", description=__doc__)
+    parser.add_argument("--env", action="store_true", help='print export lines: eval "$(finetune status --env)"')
+    return parser
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Prints a line a service; gives FAILED unless all answer."""
+    state = services.running()
+    if state is None:
+        if not arguments.env:
+            print("Nothing of `finetune up` runs over this home.")
+        return FAILED
+    if arguments.env:
+        print(*(f"export {name}={shlex.quote(value)}" for name, value in state.environment.items()), sep="\n")
+        return COMPLETED
+    rows = services.look(state)
+    print(*aligned([[name, where, "answers" if well else "does not answer"] for name, where, well in rows]), sep="\n")
+    return COMPLETED if all(well for _, _, well in rows) else FAILED

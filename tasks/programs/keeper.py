@@ -1,0 +1,177 @@
+"""The program that keeps the services of `finetune up` running: `python -m tasks.programs.keeper [NAME=PORT ...]`.
+
+It starts each service when the one before answers, each under a supervisor (training/supervise.py) that lets none of
+its processes outlive it or this program, and starts one again that ends. On SIGTERM it stops all: the runs first,
+which save a checkpoint, then the worker, then the servers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from tasks.runtime import settings
+from tasks.runtime.services import (
+    MLFLOW,
+    POOL,
+    PREFECT,
+    WORKER,
+    State,
+    answers,
+    folder,
+    kept_alone,
+    tell,
+    worker_name,
+    works,
+)
+from training.processes import descendants, send, variable
+
+TICK_S = 0.2
+RUNS_STOP_S = 40.0
+SERVER_STOP_S = 10.0
+LONGEST_PAUSE_S = 30.0
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+
+
+@dataclass
+class Service:
+    """One program, started again whenever it ends."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str]
+    ready: Callable[[], bool]
+    supervisor: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    started: float = 0.0
+
+    def start(self) -> None:
+        """Runs it; what it prints is in services/NAME/logs."""
+        place = folder() / self.name
+        place.mkdir(exist_ok=True)
+        supervise = [sys.executable, "-m", "training.supervise", "--grace-s", str(SERVER_STOP_S), str(place), "--"]
+        self.supervisor = subprocess.Popen(
+            [*supervise, sys.executable, "-m", *self.argv],
+            env=os.environ | self.environment,
+            stdin=subprocess.PIPE,  # held open by this program: its end is the end of the service
+            start_new_session=True,
+        )
+        self.starts, self.started = self.starts + 1, time.monotonic()
+
+    def keep(self) -> None:
+        """Starts it again where it has ended, sooner after a long life than after a short one."""
+        if self.supervisor is None or self.supervisor.poll() is None:
+            return
+        lived = time.monotonic() - self.started
+        pause = 1.0 if lived > 2 * LONGEST_PAUSE_S else min(2.0**self.starts, LONGEST_PAUSE_S)
+        if lived > pause:
+            print(f"{self.name} ended with exit code {self.supervisor.returncode}: starting it again.", flush=True)
+            self.start()
+
+    def stop(self) -> None:
+        """Ends it, and returns when nothing is left of it."""
+        if self.supervisor is not None:
+            self.supervisor.terminate()
+            self.supervisor.wait()
+
+
+class Keeper:
+    """All services, from the first start to the last end."""
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        self._state = State(pid=os.getpid(), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
+        self._services = [service for service in _services(ports) if service.name in self._state.kept]
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until it is asked to stop."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._stop)
+        os.environ.update(self._state.environment)
+        tell(self._state)
+        try:
+            for service in self._services:
+                service.start()
+                while not self._stopping and not service.ready():
+                    self._keep()
+                self._state = self._state.model_copy(update={"answering": (*self._state.answering, service.name)})
+                tell(self._state)
+            while not self._stopping:
+                self._keep()
+        finally:
+            _end_runs()
+            for service in reversed(self._services):
+                service.stop()
+
+    def _keep(self) -> None:
+        for service in self._services:
+            service.keep()
+        time.sleep(TICK_S)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopping = True
+
+
+def _services(ports: dict[str, int]) -> list[Service]:
+    prefect, mlflow = ports.get(PREFECT, 0), ports.get(MLFLOW, 0)
+    loopback = ["--host", "127.0.0.1", "--port"]
+    store = ["--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
+    store += ["--artifacts-destination", str(settings.mlflow_artifacts())]
+    worker = worker_name()
+    return [
+        Service(
+            PREFECT,
+            ["prefect", "server", "start", *loopback, str(prefect)],
+            {},
+            partial(answers, f"http://127.0.0.1:{prefect}/api"),
+        ),
+        Service(
+            MLFLOW,
+            ["mlflow", "server", "--workers", "1", *store, *loopback, str(mlflow)],
+            {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            partial(answers, f"http://127.0.0.1:{mlflow}"),
+        ),
+        Service(
+            WORKER,
+            ["prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker],
+            # A run is picked up within two seconds, and missed within a minute and a half.
+            {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
+            partial(works, datetime.now(UTC)),
+        ),
+    ]
+
+
+def _end_runs() -> None:
+    """Asks each flow run to end; it saves a checkpoint, and tells the servers, which are still there."""
+    runs = {pid: variable(pid, FLOW_RUN) for pid in descendants(os.getpid())}
+    first: dict[str, int] = {}
+    for pid, run in runs.items():  # parents come before children: what a run has started, it stops by itself
+        if run:
+            first.setdefault(run, pid)
+    for pid in first.values():
+        send(pid, signal.SIGTERM)
+    deadline = time.monotonic() + RUNS_STOP_S
+    while set(first.values()) & set(descendants(os.getpid())) and time.monotonic() < deadline:
+        time.sleep(TICK_S)
+
+
+def main() -> None:
+    """Keeps them until it is stopped. Ends with 1 where another keeper has this home."""
+    settings.prepare_environment()
+    with kept_alone() as held:
+        if not held:
+            sys.exit("another `finetune up` runs over this home: stop it by `finetune down`.")
+        ports = dict(argument.split("=") for argument in sys.argv[1:])
+        Keeper({name: int(port) for name, port in ports.items()}).run()
+
+
+if __name__ == "__main__":
+    main()

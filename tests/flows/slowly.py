@@ -1,0 +1,22 @@
+"""A callback of a user's own: training takes its time until somebody says that it may be quick."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+QUICK = "quick"
+"""The file in the home folder that says so."""
+
+
+class Slowly(TrainerCallback):  # type: ignore[misc]
+    """Waits at each step."""
+
+    def on_step_end(self, *arguments: Any, **more: Any) -> None:
+        """A fifth of a second, some twenty-five for all steps of the small recipe."""
+        if not (Path(os.environ["FINETUNE_HOME"]) / QUICK).exists():
+            time.sleep(0.2)

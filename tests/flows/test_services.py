@@ -1,0 +1,183 @@
+"""`finetune up`, `deploy`, `status` and `down`, with what Prefect's own commands do between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.flows.slowly import QUICK
+from tests.flows.small import FinishedRun, finetune
+from tests.servers import closed_port
+from training.processes import LINUX, variable
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which processes belong to a home")
+
+
+def wait_until(happened: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def of_home(home: Path) -> list[int]:
+    """The processes that were started for this home."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if variable(pid, "FINETUNE_HOME") == str(home)]
+
+
+class Machine:
+    """A shell on a machine with a home and a Prefect of its own."""
+
+    def __init__(self, folder: Path, finished: FinishedRun) -> None:
+        self.home = folder / "home"
+        # Rows, model and tokens are there; predictions and scores are found again if the weights are the same.
+        shutil.copytree(finished.home / "artifacts", self.home / "artifacts", ignore=shutil.ignore_patterns("fit"))
+        self.home.chmod(0o700)
+        self.env = {"PREFECT_HOME": str(folder / "prefect"), "PYTHONPATH": str(ROOT), "PREFECT_API_URL": ""}
+        self.ports = ["--prefect-port", str(closed_port()), "--mlflow-port", str(closed_port())]
+
+    def finetune(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return finetune(self.home, *arguments, **self.env)
+
+    def prefect(self, *arguments: str) -> str:
+        argv = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+        env = {**os.environ, **self.env, "FINETUNE_HOME": str(self.home), "COLUMNS": "200"}
+        run = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    def state_of(self, flow_run: str) -> str:
+        found = re.search(r"state_name='(\w+)'", self.prefect("flow-run", "inspect", flow_run))
+        assert found is not None
+        return found.group(1)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, finished: FinishedRun) -> Iterator[Machine]:
+    made = Machine(tmp_path, finished)
+    yield made
+    made.finetune("down")
+
+
+def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leaves_nothing(
+    machine: Machine, finished: FinishedRun
+) -> None:
+    from mlflow import MlflowClient
+
+    up = machine.finetune("up", "--detach", *machine.ports)
+    assert up.returncode == 0, up.stdout + up.stderr
+    shown = machine.finetune("status", "--env").stdout
+    machine.env |= dict(line.removeprefix("export ").split("=", 1) for line in shown.splitlines())
+    assert machine.env["PREFECT_API_URL"] == f"http://127.0.0.1:{machine.ports[1]}/api"
+    again = machine.finetune("up", "--detach")
+    assert again.returncode == 0 and "They run already" in again.stdout
+
+    document = yaml.safe_load(finished.file.read_text())
+    (entry,) = document["deployments"]
+    entry["work_pool"] = {"name": "finetune"}
+    file = machine.home.parent / "small.yaml"
+    file.write_text(yaml.safe_dump(document))
+    deployed = machine.finetune("deploy", str(file))
+    assert deployed.returncode == 0 and "prefect deployment run finetune/small" in deployed.stdout, deployed.stderr
+
+    overrides = json.dumps({"training.callbacks": ["tests.flows.slowly:Slowly"]})
+    printed = machine.prefect("deployment", "run", "finetune/small", "-p", f"overrides={overrides}")
+    found = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", printed)
+    assert found is not None, printed
+    flow_run = found.group()
+    wait_until(lambda: any(machine.home.glob("jobs/*/checkpoints/checkpoint-*")))
+    machine.prefect("flow-run", "cancel", flow_run)
+    trains = lambda: [pid for pid in of_home(machine.home) if variable(pid, "PREFECT__FLOW_RUN_ID")]  # noqa: E731
+    wait_until(lambda: not trains(), 30)
+    wait_until(lambda: machine.state_of(flow_run) == "Cancelled")
+    client = MlflowClient(machine.env["MLFLOW_TRACKING_URI"])
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "KILLED"
+
+    (machine.home / QUICK).touch()
+    machine.prefect("flow-run", "retry", flow_run)
+    wait_until(lambda: machine.state_of(flow_run) == "Completed", 150)
+    (same,) = client.search_runs([experiment.experiment_id])
+    assert (same.info.run_id, same.info.status) == (run.info.run_id, "FINISHED")
+    assert same.data.tags["fit.state"] == "resumed" and same.data.tags["predict.state"] == "cached"
+    assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
+
+    assert machine.finetune("down").returncode == 0
+    assert of_home(machine.home) == []
+    assert machine.finetune("status").returncode == 1
+
+
+def test_all_mistakes_of_deployment_files_are_told_before_any_is_deployed(
+    tmp_path: Path, finished: FinishedRun
+) -> None:
+    document = yaml.safe_load(finished.file.read_text())
+    (entry,) = document["deployments"]
+    good = {**entry, "work_pool": {"name": "finetune"}}
+    wrong = {
+        "no_pool.yaml": entry,
+        "flow.yaml": {**good, "name": "other", "entrypoint": "flows.finetune:fintune"},
+        "field.yaml": {**good, "name": "third", "shedules": []},
+        "cron.yaml": {**good, "name": "fourth", "schedules": [{"cron": "every day"}]},
+        "recipe.yaml": {
+            **good,
+            "name": "fifth",
+            "parameters": {"recipe": {**entry["parameters"]["recipe"], "name": 5}},
+        },
+        "twice.yaml": {**good, "name": "sixth"},
+        "again.yaml": {**good, "name": "sixth"},
+    }
+    files = []
+    for name, one in wrong.items():
+        (tmp_path / name).write_text(yaml.safe_dump({"deployments": [one]}))
+        files.append(str(tmp_path / name))
+    run = finetune(tmp_path / "home", "deploy", *files)
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    told = run.stderr.splitlines()
+    assert "no_pool.yaml: small.work_pool: it needs a work pool" in run.stderr
+    assert "'flows.finetune:fintune' is none of flows.finetune:finetune. Did you mean" in run.stderr
+    assert "field.yaml: third.shedules: Prefect knows no such field. Did you mean 'schedules'?" in run.stderr
+    assert "cron.yaml: fourth.schedules[0]: cron 'every day': Invalid cron string" in run.stderr
+    assert "recipe.yaml: fifth: name" in run.stderr
+    assert "finetune/sixth is deployed more than once" in run.stderr
+    assert len(told) == 6
+
+
+def test_without_a_server_deploy_says_how_to_get_one(tmp_path: Path, finished: FinishedRun) -> None:
+    document = yaml.safe_load(finished.file.read_text())
+    document["deployments"][0]["work_pool"] = {"name": "finetune"}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(document))
+    run = finetune(tmp_path / "home", "deploy", str(tmp_path / "small.yaml"))
+    assert (run.returncode, run.stderr) == (
+        2,
+        "PREFECT_API_URL: there is no Prefect server: `finetune up`, or name yours.\n",
+    )
+
+
+def test_ports_that_are_taken_are_told_together(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as one, socket.socket() as two:
+        ports = []
+        for taken in (one, two):
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            ports.append(str(taken.getsockname()[1]))
+        run = finetune(tmp_path / "home", "up", "--prefect-port", ports[0], "--mlflow-port", ports[1])
+    assert run.returncode == 2
+    told = run.stderr.splitlines()
+    assert f"--prefect-port: port {ports[0]} cannot be used (Address already in use)" in told[-2]
+    assert f"--mlflow-port: port {ports[1]} cannot be used" in told[-1]
