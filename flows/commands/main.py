@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from flows.commands import (
     check,
+    data_updated,
     deploy,
     down,
     models,
@@ -34,7 +35,7 @@ from training.problems import UserError, full_disk
 COMMANDS = (
     *(run, resume, plan, check),
     *(models, show, reproduce, promote, rollback, predict),
-    *(up, deploy, status, down),
+    *(up, deploy, data_updated, status, down),
 )
 
 
