@@ -21,7 +21,7 @@ from tasks.runtime.machines import Leader, machines_of
 from tasks.runtime.progress import REPORTING, PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
-from tasks.runtime.tracking import Tracker
+from tasks.runtime.tracking import JUDGED_TAG, Tracker
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
@@ -53,6 +53,7 @@ def finetune(
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
     tracker, progress = Tracker(recipe.name, run), PrefectProgress()
     tracker.params(_flat(recipe.model_dump(mode="json")))
+    tracker.tags({JUDGED_TAG: f"{recipe.judged_split}/{recipe.compared_by}"})
     tracker.text("recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     walk = Running(recipe.name, run, (tracker, progress, *followed_by), frozenset(force or ()))
     finished, error = None, None

@@ -19,6 +19,7 @@ from flows.commands import (
     resume,
     rollback,
     run,
+    runs,
     show,
     status,
     up,
@@ -33,7 +34,7 @@ from training.problems import UserError, full_disk
 
 COMMANDS = (
     *(run, resume, plan, check),
-    *(models, show, reproduce, promote, rollback, predict),
+    *(runs, models, show, reproduce, promote, rollback, predict),
     *(up, deploy, status, down),
 )
 
