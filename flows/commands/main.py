@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from flows.commands import (
     check,
     deploy,
+    doctor,
     down,
     models,
     plan,
@@ -35,7 +36,7 @@ from training.problems import UserError, full_disk
 COMMANDS = (
     *(run, resume, plan, check),
     *(runs, models, show, reproduce, promote, rollback, predict),
-    *(up, deploy, status, down),
+    *(up, deploy, status, down, doctor),
 )
 
 
