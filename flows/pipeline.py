@@ -16,7 +16,7 @@ from tasks.registry import promote, register
 from tasks.resolve import resolve
 from tasks.runtime.refs import Champion, Pins, Promotion, Publication, Ref, Verdict, Version
 from tasks.runtime.stage import Walk
-from tasks.score import require_fitting, score
+from tasks.score import require_fitting, require_fitting_lengths, score
 from tasks.tokens import tokenize
 from training.recipe import Recipe
 
@@ -48,6 +48,7 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     # Only the tokenizer of a model from scratch is made from the rows.
     model = walk(load_model, recipe, pins, data if recipe.model.source == "scratch" else None)
     tokens = walk(tokenize, recipe, data, model)
+    require_fitting_lengths(recipe, tokens)
     trained = walk(fit, recipe, pins, data, model, tokens)
     predictions = walk(predict, recipe, pins, tokens, trained)
     scores = walk(score, recipe, data, predictions)

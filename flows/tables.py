@@ -13,7 +13,7 @@ from tasks.runtime.refs import Verdict
 from tasks.runtime.reports import checks_table, comparison_table, printable
 
 WIDTH = 100  # characters, where no terminal says how wide it is
-MOST_CHECKS = 20  # bounds, those that are missed first
+MOST_CHECKS = 20  # bounds: those of all rows, then those of groups that are missed, then the others
 MOST_LABELS = 30  # the most frequent ones; the others share a line
 LONGEST_NAME = 24
 BAR = 10  # characters, at most

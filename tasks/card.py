@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 from tasks.runtime import store
 from tasks.runtime.refs import Pins, Ref
-from tasks.runtime.reports import worst_groups
+from tasks.runtime.reports import printable, worst_groups
 from training.recipe import Recipe
 
 CURVES = "loss.png"
@@ -69,7 +70,7 @@ def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -
         base = f"[{recipe.model.path}](https://huggingface.co/{recipe.model.path}) at commit `{pins.model_hub.commit}`"
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
-    names = ", ".join(f"`{label}`" for label in labels[:20]) + (", …" if len(labels) > 20 else "")
+    names = ", ".join(_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
     return (
         f"Gives a {texts} one of {len(labels)} labels: {names}. Fine-tuned from {base}.\n\n"
         f"Digest of the model: `{trained.parts['model']}`."
@@ -118,13 +119,18 @@ def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str]) ->
     right = np.bincount(truth[truth == given], minlength=len(labels))
     shares = {i: right[i] / rows[i] for i in range(len(labels)) if rows[i]}
     worst = min(shares, key=lambda i: (shares[i], i))
-    found = (
-        f"`{labels[worst]}`: {right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({shares[worst]:.1%})"
-    )
+    found = f"{right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({shares[worst]:.1%})"
     cut = f"Texts are cut after {recipe.tokens.max_length} tokens."
-    worst_of = [f"Worst by {name} is `{group}`." for name, group in worst_groups(recipe, scores.path).items()]
-    known = " ".join([f"The label that it recognises worst is {found}.", *worst_of, cut])
+    groups = worst_groups(recipe, scores.path)
+    worst_of = [f"Worst by {_code(printable(name))} is {_code(group)}." for name, group in groups.items()]
+    known = " ".join([f"The label that it recognises worst is {_code(labels[worst])}: {found}.", *worst_of, cut])
     return f"{known} On rows unlike these, nothing was measured."
+
+
+def _code(text: str) -> str:
+    """The text in a fence of more backticks than it has in a row: of the user's rows, it may hold anything."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}" if "`" not in text else f"{fence} {text} {fence}"
 
 
 def _training(trained: Ref) -> str:

@@ -11,9 +11,9 @@ from tasks.runtime.reports import read_slices
 from tasks.runtime.stage import Ingredients, Work, action
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
-from training.recipe.slices import FEWEST_ROWS, MOST_GROUPS, slice_of, unfitting_floor
+from training.recipe.slices import FEWEST_ROWS, slice_of, unfitting_floor
 
-MOST_TOLD = 10  # groups that miss their floor, or have too few rows for one
+MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have too few rows for one
 
 
 def ingredients(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ingredients:
@@ -26,10 +26,10 @@ def ingredients(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ingredie
 def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None) -> Verdict:
     """Rejects what misses a bound of the recipe's, keeps what is no better than the champion, promotes the rest."""
     checks = _checks(recipe, scores)
-    floors, unjudged = _floors(recipe, scores)
+    floors, idle, unjudged = _floors(recipe, scores)
     checks += floors
     beside = Comparison.model_validate(comparison.figures) if comparison else None
-    decision, reason = _decided(checks, beside)
+    decision, reason = _decided(checks, idle, beside)
     warnings = [*_warnings(recipe), *unjudged, *(beside.warnings if beside else [])]
     return Verdict(decision=decision, reason=reason, checks=checks, comparison=beside, warnings=warnings)
 
@@ -57,12 +57,13 @@ def _no_such_figure(where: str, metric: str, figures: Iterable[str]) -> Problem:
     return Problem(kind="release", where=where, message=message)
 
 
-def _floors(recipe: Recipe, scores: Ref) -> tuple[list[Check], list[str]]:
-    """Every floor, held against the groups that it is for, and which groups none judges. Raises UserError naming all
-    groups and figures that are not there."""
+def _floors(recipe: Recipe, scores: Ref) -> tuple[list[Check], list[str], list[str]]:
+    """Every floor, held against the groups that it is for; which floors judge nothing; and which groups none judges.
+    Raises UserError naming all groups and figures that are not there."""
     floors, split = recipe.release.gate.floors, recipe.judged_split
     sliced = read_slices(scores.path)[split] if floors else {}
     checks: list[Check] = []
+    idle: list[str] = []
     warnings: list[str] = []
     problems: list[Problem] = []
     for key, limits in floors.items():
@@ -74,6 +75,7 @@ def _floors(recipe: Recipe, scores: Ref) -> tuple[list[Check], list[str]]:
             continue
         if one is None:
             judged = [group for group in groups.values() if group["rows"] >= FEWEST_ROWS]
+            idle += [] if judged else [_idle(name, [*groups], split)]
             warnings += _unjudged(name, sliced[name])
         else:
             judged = [groups[one]]
@@ -82,12 +84,23 @@ def _floors(recipe: Recipe, scores: Ref) -> tuple[list[Check], list[str]]:
                 problems.append(_no_such_figure(f"{where}.{metric}", metric, scores.figures[split]))
                 continue
             for group in judged:
-                of = f"{name}={group['group']}"
-                if one is not None or metric not in floors.get(of, {}):  # one for the group alone comes first
-                    checks.append(_floor(split, of, metric, limit, group))
+                if one is not None or metric not in _own(recipe, name, group["group"]):
+                    checks.append(_floor(split, f"{name}={group['group']}", metric, limit, group))
     if problems:
         raise UserError(problems)
-    return checks, warnings
+    return checks, idle, warnings
+
+
+def _own(recipe: Recipe, name: str, group: str) -> Mapping[str, float]:
+    """The floors for that group alone, which come before those for each. What is called like it may be a slice."""
+    key = f"{name}={group}"
+    own = slice_of(key, recipe.evaluation.slices) == (name, group)
+    return recipe.release.gate.floors.get(key, {}) if own else {}
+
+
+def _idle(name: str, groups: Sequence[str], split: str) -> str:
+    said = f"the floor for each {name} judges nothing: no group has {FEWEST_ROWS} rows or more in {split}"
+    return f"{said}, so name those that matter, such as {name}={groups[0]}, or leave it out"
 
 
 def _floor(split: str, of: str, metric: str, limit: float, group: Mapping[str, Any]) -> Check:
@@ -101,14 +114,14 @@ def _unjudged(name: str, groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         more = f" and {len(small) - MOST_TOLD:,} more" if len(small) > MOST_TOLD else ""
         listed = f"{', '.join(small[:MOST_TOLD])}{more}"
         yield f"the floor for each {name} does not judge groups of fewer than {FEWEST_ROWS} rows: {listed}."
-    if len(groups) >= MOST_GROUPS:
-        yield f"the floor for each {name} judges the {MOST_GROUPS} groups of most rows alone."
 
 
-def _decided(checks: Sequence[Check], beside: Comparison | None) -> tuple[Literal["promote", "keep", "reject"], str]:
+def _decided(
+    checks: Sequence[Check], idle: Sequence[str], beside: Comparison | None
+) -> tuple[Literal["promote", "keep", "reject"], str]:
     missed = [check for check in checks if not check.held]
-    if missed:
-        return "reject", f"{'; '.join(_missing(missed))}."
+    if missed or idle:
+        return "reject", f"{'; '.join([*_missing(missed), *idle])}."
     if beside is None:
         return "promote", "it reaches every minimum, and there is no other champion to compare it with."
     return "promote" if beside.better else "keep", f"{_told(beside)}."
@@ -116,15 +129,23 @@ def _decided(checks: Sequence[Check], beside: Comparison | None) -> tuple[Litera
 
 def _missing(missed: Sequence[Check]) -> Iterator[str]:
     """What it misses over all rows; then, group by group, by how much it is too poor there, the worst first."""
-    if bounds := [str(check) for check in missed if check.group is None]:
-        yield f"it misses {', '.join(bounds)}"
+    bounds = [check for check in missed if check.group is None]
+    if poor := [str(check) for check in bounds if not math.isnan(check.value)]:
+        yield f"it misses {', '.join(poor)}"
+    for check in bounds:
+        if math.isnan(check.value):
+            yield f"{check.figure} has no value: training/README.md says when it has none"
     floors = sorted((check for check in missed if check.group is not None), key=_below)
     for check in floors[:MOST_TOLD]:
         split, _, rest = check.figure.partition(".")
         metric = rest.removeprefix(f"{check.group}.")
-        yield f"it is too poor where {check.group}: {metric} {check.told} on {check.rows:,} rows of {split}"
+        on = f"on {check.rows:,} rows of {split}"
+        if math.isnan(check.value):
+            yield f"{metric} has no value where {check.group}, {on}: set a floor of another metric there"
+        else:
+            yield f"it is too poor where {check.group}: {metric} {check.told} {on}"
     if more := len(floors[MOST_TOLD:]):
-        yield f"and so it is in {more:,} more groups"
+        yield f"and {more:,} more figures of groups miss their floor"
 
 
 def _below(check: Check) -> float:

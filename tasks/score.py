@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Ref
+from tasks.runtime.reports import need_report
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.kinds import KINDS
 from training.problems import Problem, UserError
@@ -51,10 +52,10 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
 
 def _slices(recipe: Recipe) -> dict[str, Any]:
     """What is asked of slices."""
-    names = recipe.evaluation.slices
-    named = named_groups(recipe.release.gate.floors, names)
+    names, floors = recipe.evaluation.slices, recipe.release.gate.floors
+    named = {name: sorted(groups) for name, groups in named_groups(floors, names).items()}
     sizes = {"fewest_rows": FEWEST_ROWS, "most_groups": MOST_GROUPS}
-    return {"slices": list(names), "named": {name: sorted(groups) for name, groups in named.items()}, **sizes}
+    return {"slices": list(names), "each": [name for name in names if name in floors], "named": named, **sizes}
 
 
 def _columns(recipe: Recipe) -> list[str]:
@@ -82,19 +83,53 @@ def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         kept = found["kept"]
         for where, said in unknown_slices(names, kept, found["left_out"]):
             yield Problem(kind="slices", where=where, message=said)
-    split, there = recipe.judged_split, {LABEL: labels}  # lengths are known when there are tokens
+    there: dict[str, list[str]] = {}
+    for key, name, group in _floors(recipe):
+        if name not in there and (name == LABEL or (name in kept and name != LENGTH)):
+            there[name] = _values(rows, recipe.judged_split, name)
+        if name in there:
+            yield from _unfitting_floor(recipe, key, name, group, there[name])
+
+
+def _floors(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
+    """Each floor's key, its slice, and its group (None: for each)."""
     for key in recipe.release.gate.floors:
-        name, group = slice_of(key, names) or ("", None)  # a rule of recipes has seen to it
-        if name in kept and name not in there and name != LENGTH:
-            there[name] = _values(rows / f"{split}.slices.arrow", name)
-        if name in there and (message := unfitting_floor(name, group, there[name], split)):
-            yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
+        yield key, *(slice_of(key, recipe.evaluation.slices) or ("", None))  # a rule of recipes has seen to it
 
 
-def _values(file: Path, column: str) -> list[str]:
+def _unfitting_floor(
+    recipe: Recipe, key: str, name: str, group: str | None, groups: Sequence[str]
+) -> Iterator[Problem]:
+    if message := unfitting_floor(name, group, groups, recipe.judged_split):
+        yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
+
+
+def _values(rows: Path, split: str, name: str) -> list[str]:
+    """The groups of the split by label, or by a column."""
     from training.slices import of_column
 
-    return list(of_column(file, column))
+    if name == LABEL:
+        return [label for label, count in need_report(rows)["labels"].get(split, {}).items() if count]
+    return list(of_column(rows / f"{split}.slices.arrow", name))
+
+
+def require_fitting_lengths(recipe: Recipe, tokens: object) -> None:
+    """Raises UserError with every group by length that a floor names and no judged row is in: the same, as soon as
+    there are tokens. `tokens` is the artifact of tokenize, or such a folder."""
+    named = [floor for floor in _floors(recipe) if floor[1] == LENGTH and floor[2] is not None]
+    folder = tokens.path if isinstance(tokens, Ref) else tokens
+    if named and isinstance(folder, Path):
+        groups = _lengths(folder / f"{recipe.judged_split}.arrow")
+        if problems := [problem for floor in named for problem in _unfitting_floor(recipe, *floor, groups)]:
+            raise UserError(problems)
+
+
+def _lengths(file: Path) -> list[str]:
+    import pyarrow as pa
+
+    from training.slices import of_length
+
+    return list(of_length(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["length"].to_numpy()))
 
 
 @stage(ingredients)

@@ -176,6 +176,9 @@ def _unfitting(rows: Path, typed: str) -> tuple[Problem, ...]:
     """What a plan with these options refuses, of the demo's rows."""
     rows.mkdir()
     (rows / "labels.json").write_text(json.dumps(sorted(LIBRARIES)))
+    (rows / "log").mkdir()
+    counts = {"validation": dict.fromkeys(sorted(LIBRARIES), 1)}
+    (rows / "log/report.json").write_text(json.dumps({"labels": counts}))
     overrides = parse_set(shlex.split(typed.splitlines()[0])[2::2])
     with pytest.raises(UserError) as raised:
         require_fitting(load(ROOT / "deployments" / "demo.yaml", overrides), rows)

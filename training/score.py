@@ -2,8 +2,9 @@
 
 inputs     predictions (SPLIT.parquet of training.predict), data (SPLIT.arrow, SPLIT.slices.arrow)
 settings   kind, metrics, labels (names, in the order of their indices), slices (columns, `label`, `length_bucket`),
-           named (groups that are shown however small they are, by their slice), fewest_rows (of a group whose figures
-           have intervals), most_groups (of a slice)
+           each (slices of which every group has figures), named (groups that are shown however small they are, by
+           their slice), fewest_rows (of a group whose figures have intervals), most_groups (shown of a slice: drawn,
+           and with intervals; of the others only those of slices in `each` have figures)
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9}}}
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
@@ -24,7 +25,7 @@ import contextlib
 import csv
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ from training.recipe.slices import LABEL, LENGTH
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    import evaluate
 
 SAMPLE_ROWS = 50
 DRAWS = 1_000
@@ -73,13 +76,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         for name in (name for name, score in found[split].items() if score["value"] is None):
             events.warning(f"{name} has no value on {split}: training/README.md says when it has none.")
         pictures.draw_scores(predicted, split, output / "log")
-        sliced[split] = {}
-        for name in job.settings["slices"]:
-            if not (groups := _groups(name, split, predicted, job)):
-                events.warning(f"{split} has no column {name!r}, so no groups of it.")
-                continue
-            sliced[split][name] = of_groups(name, split, groups, predicted, found[split], job.settings, events)
-            pictures.draw_slice(name, split, sliced[split][name], found[split], output / "log")
+        sliced[split] = _sliced(split, predicted, found[split], job, output / "log", events)
         samples += worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
     (output / "metrics.json").write_text(json.dumps(found, indent=1))
     if job.settings["slices"]:
@@ -123,6 +120,34 @@ def _or_null(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _sliced(
+    split: str, predicted: Predicted, whole: Scores, job: Job, folder: Path, events: Events
+) -> dict[str, Slice]:
+    """The groups of each slice that the split has, with their figures; those shown are drawn into the folder."""
+    from training import pictures
+
+    say = job.settings
+    found: dict[str, Slice] = {}
+    for name in say["slices"]:
+        if not (groups := _groups(name, split, predicted, job)):
+            events.warning(f"{split} has no column {name!r}, so no groups of it.")
+            continue
+        shown = slices.largest(groups, say["most_groups"], say["named"].get(name, ()))
+        every = name in say["each"]
+        if len(shown) < len(groups):
+            kept = f"only the largest and those that floors name have {'intervals' if every else 'figures'}"
+            events.warning(f"{name} has {len(groups):,} groups in {split}: {kept}, {len(shown)} in all.")
+        many = {group for group, rows in shown.items() if len(rows) >= say["fewest_rows"]}
+        tell = partial(_tell_groups, events, split)
+        found[name] = of_groups(groups if every else shown, many, predicted, whole, say["metrics"], tell)
+        pictures.draw_slice(name, split, [group for group in found[name] if group["group"] in shown], whole, folder)
+    return found
+
+
+def _tell_groups(events: Events, split: str, done: int, total: int) -> None:
+    events.progress(phase="slices", split=split, done=done, total=total)
+
+
 def _groups(name: str, split: str, predicted: Predicted, job: Job) -> dict[str, slices.Rows]:
     if name == LABEL:
         return slices.of_label(predicted.references, predicted.labels)
@@ -133,27 +158,25 @@ def _groups(name: str, split: str, predicted: Predicted, job: Job) -> dict[str, 
 
 
 def of_groups(
-    name: str,
-    split: str,
     groups: Mapping[str, slices.Rows],
+    intervals: Container[str],
     predicted: Predicted,
     whole: Scores,
-    say: Mapping[str, Any],
-    events: Events,
+    names: Sequence[str],
+    tell: Callable[[int, int], None],
 ) -> Slice:
-    """The groups of a slice with the figures that the whole split has."""
-    shown = slices.largest(groups, say["most_groups"], say["named"].get(name, ()))
-    if len(shown) < len(groups):
-        kept = f"only the largest and those that floors name have figures, {len(shown)} in all"
-        events.warning(f"{name} has {len(groups):,} groups in {split}: {kept}.")
+    """These groups with the figures that the whole split has; `intervals` are the groups whose figures have them.
+    `tell` hears how many draws are done, and of how many: a group counts as DRAWS with intervals and without."""
+    from training import metrics
+
+    made = metrics.make(names, predicted.labels)
     found: Slice = []
-    for place, (group, rows) in enumerate(shown.items()):
+    for place, (group, rows) in enumerate(groups.items()):
 
-        def tell(done: int, before: int = place * DRAWS) -> None:
-            events.progress(phase="slices", split=split, done=before + done, total=len(shown) * DRAWS)
+        def tell_group(done: int, before: int = place * DRAWS) -> None:
+            tell(before + done, len(groups) * DRAWS)
 
-        part = predicted.of(rows)
-        known = scores_of_group(say["metrics"], part, len(rows) >= say["fewest_rows"], tell)
+        known = scores_of_group(made, predicted.of(rows), group in intervals, tell_group)
         found.append(
             {"group": group, "rows": len(rows), "metrics": {figure: known.get(figure, NOTHING) for figure in whole}}
         )
@@ -161,21 +184,24 @@ def of_groups(
 
 
 def scores_of_group(
-    names: Sequence[str], predicted: Predicted, intervals: bool, tell: Callable[[int], None] = lambda done: None
+    made: Mapping[str, evaluate.Metric],
+    predicted: Predicted,
+    intervals: bool,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Scores:
     """The metrics of these rows; one that refuses them has no figure. Only the project's own have an interval."""
     from training import metrics
 
-    resampled = [name for name in names if intervals and name in metrics.METRICS]
+    resampled = [name for name in made if intervals and name in metrics.METRICS]
     found: Scores = {}
     if resampled:
         found = scores(resampled, predicted, tell)
     else:
         tell(DRAWS)
-    for name in names:
+    for name, metric in made.items():
         if name not in resampled:
             with contextlib.suppress(ValueError, ArithmeticError, UserError):
-                for figure, value in metrics.compute([name], predicted).items():
+                for figure, value in metrics.computed({name: metric}, predicted).items():
                     found[figure] = {**NOTHING, "value": _or_null(value)}
     return found
 

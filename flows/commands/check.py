@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tasks.data import load_rows
 from tasks.resolve import pin_data, pin_tokenizer
 from tasks.runtime.push import publishing_problems
 from tasks.runtime.reports import need_report
-from tasks.score import require_fitting
+from tasks.score import require_fitting, require_fitting_lengths
 from training.problems import UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
@@ -81,7 +82,7 @@ def _check(recipe: Recipe) -> Found:
             load_rows(recipe, pins, folder / "rows", terminal.progress_of("load_data"))
             found.rows = need_report(folder / "rows")
             found.problems += found.rows["problems"]
-            found.problems += _unfitting(recipe, folder / "rows")
+            found.problems += _told(require_fitting, recipe, folder / "rows")
             terminal.stage_started("tokenize", "")
             _count_tokens(recipe, folder, found, terminal)
         except UserError as error:
@@ -91,10 +92,10 @@ def _check(recipe: Recipe) -> Found:
     return found
 
 
-def _unfitting(recipe: Recipe, rows: Path) -> list[dict[str, Any]]:
-    """What the recipe asks of these rows that they cannot have."""
+def _told(require: Callable[[Recipe, Path], None], recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
+    """What the recipe asks of these rows, or tokens, that they cannot have."""
     try:
-        require_fitting(recipe, rows)
+        require(recipe, folder)
     except UserError as error:
         return _dumped(error)
     return []
@@ -109,11 +110,13 @@ def _count_tokens(recipe: Recipe, folder: Path, found: Found, terminal: Terminal
         found.notes.append(f"Token lengths were not checked. {error}")
         return
     found.notes += pins.notes
-    if not check.counts_as_a_run(recipe, tokenizer):
+    exact = check.counts_as_a_run(recipe, tokenizer)
+    if not exact:
         found.notes.append("Tokens were counted by tokenizer.json alone: a run may count some rows a little otherwise.")
     progress = terminal.progress_of("tokenize")
     found.tokens = check.count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
     found.problems += found.tokens["problems"]
+    found.problems += _told(require_fitting_lengths, recipe, folder / "tokens") if exact else []
 
 
 def _dumped(error: UserError) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from tasks.runtime.refs import Ref, Verdict
 from tasks.runtime.reports import (
     as_markdown,
     checks_table,
+    first_rows,
     problems_table,
     read_report,
     slices_table,
@@ -129,7 +130,8 @@ class PrefectProgress:
         if row.name == "score" and isinstance(result, Ref) and (groups := slices_table(result.path)):
             self._put(GROUPS, _Table(groups, "The figures of each group, with their 95 % intervals."))
         if isinstance(result, Verdict):
-            self._put(VERDICT, _Table(checks_table(result), verdict_markdown(result)))
+            checks = first_rows(checks_table(result), "figure", "gate/verdict.json")
+            self._put(VERDICT, _Table(checks, verdict_markdown(result)))
 
     def refused(self, problems: Iterable[Problem]) -> None:
         """Shows why the rows were refused, beside what is known of them."""

@@ -63,10 +63,8 @@ def publishing_problems(recipe: Recipe) -> Iterator[Problem]:
     hub = recipe.release.hub
     if hub is None:
         return
-    from huggingface_hub import get_token
-
     # Where a CI job's identity is changed for a token, there is none until the network is asked.
-    if not os.environ.get("HF_OIDC_RESOURCE") and get_token() is None:
+    if not os.environ.get("HF_OIDC_RESOURCE") and not _has_token():
         yield from _no_token(hub.repo).problems
     if recipe.release.registry is None:
         message = (
@@ -74,6 +72,16 @@ def publishing_problems(recipe: Recipe) -> Iterator[Problem]:
             "set release.registry, for only those that are better."
         )
         yield Problem(kind="release", where="release.hub", message=message, level="warning")
+
+
+def _has_token() -> bool:
+    """Whether one is set, or was kept by a login. huggingface_hub's own look may renew it over the network."""
+    from huggingface_hub.constants import HF_TOKEN_PATH
+
+    kept = Path(HF_TOKEN_PATH)
+    return any(os.environ.get(name, "").strip() for name in ACCESS_TOKENS) or (
+        kept.is_file() and bool(kept.read_text().strip())
+    )
 
 
 def connected(repo: str) -> HfApi:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from tasks.runtime.refs import Check, Verdict
 from tasks.runtime.stage import Work
 from training.problems import Problem
-from training.recipe import FEWEST_ROWS, Recipe, more_is_better
+from training.recipe import FEWEST_ROWS, Recipe, fits_slice, more_is_better
 
 REPORT = "log/report.json"
 SAMPLE = "log/predictions_sample.csv"
@@ -100,11 +101,14 @@ def read_slices(scores: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
 def worst_groups(recipe: Recipe, scores: Path) -> dict[str, str]:
     """Of each slice the group that is worst by the metric that models are compared by, on the split that is judged:
     `genre=horror accuracy 0.7115 (0.663 to 0.760), 312 rows`, by the slice's name. Groups of few rows count only where
-    all have few."""
+    all have few. Where that metric means nothing there, the first that does decides; none does, none is told."""
     worst = {}
     for name, groups in read_slices(scores).get(recipe.judged_split, {}).items():
-        metrics = groups[0]["metrics"]
-        metric = recipe.compared_by if recipe.compared_by in metrics else next(iter(metrics))
+        metrics = [*groups[0]["metrics"]]
+        preferred = [recipe.compared_by] if recipe.compared_by in metrics else []
+        metric = next((metric for metric in preferred + metrics if fits_slice(metric, name)), None)
+        if metric is None:
+            continue
         less = metric in recipe.release.gate.maximum or not more_is_better(metric)
         known = [group for group in groups if group["metrics"][metric]["value"] is not None]
         many = [group for group in known if group["rows"] >= FEWEST_ROWS] or known
@@ -126,8 +130,13 @@ def slices_table(scores: Path) -> list[dict[str, str]]:
         for name, groups in slices.items()
         for group in groups
     ]
+    return first_rows(table, "group", f"score/{SLICES}")
+
+
+def first_rows(table: list[dict[str, str]], column: str, file: str) -> list[dict[str, str]]:
+    """As many rows as Prefect shows, then how many more MLflow has, and in which file."""
     more = len(table) - MOST_PROBLEMS
-    return [*table[:MOST_PROBLEMS], *([{"group": f"… and {more:,} more: see score/{SLICES}."}] if more > 0 else [])]
+    return [*table[:MOST_PROBLEMS], *([{column: f"… and {more:,} more: see {file}."}] if more > 0 else [])]
 
 
 def slice_figures(scores: Path) -> dict[str, float]:
@@ -153,7 +162,7 @@ def tracked_figure(check: Check) -> str:
 def tracked_name(group: str) -> str:
     """`SLICE:GROUP` for `SLICE=GROUP`. MLflow takes letters, digits and `_-.: `: where there is anything else, or more
     than is worth showing, it is left out and a digest tells the names apart."""
-    name = group.replace("=", ":")
+    name = group.replace("=", ":", 1)
     plain = re.sub(r"[^\w.\-: ]", "_", name)[:LONGEST_GROUP]
     return plain if plain == name else f"{plain}_{hashlib.sha256(group.encode()).hexdigest()[:8]}"
 
@@ -175,12 +184,12 @@ def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None
 
 
 def checks_table(verdict: Verdict) -> list[dict[str, str]]:
-    """A row a bound: the figure, its value, the bound, and whether it is held; those that are missed first, and before
-    those of groups."""
+    """A row a bound: the figure, its value, the bound, and whether it is held; those of all rows
+    first, then those of groups that are missed."""
     return [
         {
             "figure": check.figure,
-            "value": f"{check.value:.4f}",
+            "value": value_told(None if math.isnan(check.value) else check.value),
             "bound": f"≥ {check.minimum:g}" if check.minimum is not None else f"≤ {check.maximum:g}",
             "held": "yes" if check.held else "no",
         }

@@ -54,15 +54,18 @@ def test_rows_labels_and_tokens_are_shown_and_nothing_is_stored(
 def test_what_the_rows_cannot_be_judged_by_is_told_beside_the_rows_and_their_tokens(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["evaluation.metrics=[accuracy, mse]", "evaluation.slices=[label]"]
-    asked += ["release.gate.floors={label=good: {accuracy: 0.5}}"]
+    asked = ["evaluation.metrics=[accuracy, mse]", "evaluation.slices=[label, length_bucket]"]
+    asked += ["release.gate.floors={label=good: {accuracy: 0.5}, length_bucket=1-2 tokns: {accuracy: 0.5}}"]
     assert check(file, *(word for one in asked for word in ("--set", one))) == 2
     printed = capsys.readouterr().out
     assert "train        240  12 to 84, median 45  6 to 19, median 12" in printed
     assert "error    evaluation.metrics[1]: 'mse' is of numbers, and the label 'neg' is none: " in printed
     assert (
-        "error    release.gate.floors.label=good: label has no group 'good': choose from neg, pos.\n\n2 errors.\n"
+        "error    release.gate.floors.label=good: label has no group 'good' in validation: choose from neg, pos.\n"
+        "error    release.gate.floors.length_bucket=1-2 tokns: length_bucket has no group '1-2 tokns' in validation: "
+        "choose from 6-"
     ) in printed
+    assert printed.endswith("\n\n3 errors.\n")
 
 
 def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
@@ -78,7 +81,8 @@ def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
 def test_a_recipe_that_publishes_uncompared_and_without_a_token_is_warned_by_check_and_plan(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("flows.commands.plan.needs", lambda *inputs: [])
     hub = ["--set", "release.hub={repo: me/thing, license: mit}", "--set", "release.registry=null"]
     for command in ("check", "plan"):

@@ -129,6 +129,16 @@ def test_a_metric_or_a_slice_recomputes_the_score_alone(
     assert list(reasons) == ["score", *BELOW_SCORE] and reasons["score"] == reason
 
 
+def test_a_floor_of_lengths_that_no_row_has_is_told_before_anything_is_trained(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    floors = "release.gate.floors={length_bucket=1-2 tokns: {accuracy: 0.5}}"
+    asked = ["--set", "evaluation.slices=[length_bucket]", "--set", floors, "--set", "training.learning_rate=1e-3"]
+    assert main(["plan", str(project), *asked]) == 2
+    told = "release.gate.floors.length_bucket=1-2 tokns: length_bucket has no group '1-2 tokns' in validation: choose"
+    assert told in capsys.readouterr().err
+
+
 def test_a_metric_of_numbers_is_refused_by_a_plan_where_the_labels_are_none(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,7 +100,7 @@ def test_a_verdict_has_its_reason_its_bounds_the_champion_and_its_warnings() -> 
         "  It is so.",
         "  figure          value  bound   held",
         "  test.accuracy  0.8710  ≥ 0.75  yes",
-        "  test.log_loss     nan  ≤ 0.5   no",
+        "  test.log_loss       -  ≤ 0.5   no",
         "  figure            new  small/1  gain     at least, 97.5%  margin      p  test",
         "  test.accuracy  0.8710   0.8603  +0.0107  -0.0021               0  0.019  mcnemar",
         "  warning: Few rows.",

@@ -186,7 +186,7 @@ def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are
 
 
 def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref], tmp_path: Path) -> None:
-    slices = {"test": {"genre": [group("war", 4, accuracy=0.75), group("horror", 12, accuracy=0.5)]}}
+    slices = {"test": {"genre": [group("war", 4, accuracy=0.75), group("ho`rror", 12, accuracy=0.5)]}}
     (refs["scores"].path / "slices.json").write_text(json.dumps(slices))
     text = card(recipe(), *facts(refs))
     for said in (
@@ -195,7 +195,7 @@ def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref
         f"[{ROWS}](https://huggingface.co/datasets/{ROWS}) at commit `{'d' * 40}`",
         "Rows: train 8,949, test 6.",
         "`good`: 2 of its 4 rows of test are right (50.0%)",
-        "Worst by genre is `genre=horror accuracy 0.5000 (0.450 to 0.550), 12 rows`.",
+        "Worst by `genre` is `` genre=ho`rror accuracy 0.5000 (0.450 to 0.550), 12 rows ``.",
         "1,200 optimizer steps, 3 epochs; mean loss 0.4321.",
         "![Loss and evaluation by optimizer step](loss.png)",
         "torch 2.13.0",

@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tasks.runtime.push import Place, Pushed, connected, push
+from tasks.runtime.push import Place, Pushed, connected, publishing_problems, push
+from tasks.runtime.settings import ACCESS_TOKENS
 from tests.hub.server import CUT, Hub
 from training.problems import NETWORK, UserError
+from training.recipe import parse
 from training.snapshot import part_of
 
 NAME = "tester/thing"
+PUBLISHED = {
+    "name": "thing",
+    "kind": "sequence-classification",
+    "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+    "model": {"source": "hub", "path": "me/model"},
+    "release": {"registry": "thing", "hub": {"repo": NAME, "license": "mit"}},
+}
 FILES = {"config.json": b"{}", "model-1.safetensors": b"first" * 100, "model-2.safetensors": b"second" * 100}
 
 
@@ -162,6 +171,28 @@ def test_a_token_that_may_not_write_is_told(hub: Hub, folder: Path, monkeypatch:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UserError, match="without an access token: set HF_TOKEN"):
         connected(NAME)
+
+
+def test_whether_there_is_an_access_token_is_looked_up_without_asking_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked() -> None:
+        raise AssertionError("it may renew a login's token over the network")
+
+    monkeypatch.setattr("huggingface_hub.get_token", asked)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ACCESS_TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    recipe = parse(PUBLISHED)
+    (problem,) = publishing_problems(recipe)
+    assert problem.where == "release.hub.repo" and "without an access token" in problem.message
+    monkeypatch.setenv("HF_TOKEN", " ")
+    assert len([*publishing_problems(recipe)]) == 1
+    (tmp_path / "token").write_text("hf_kept\n")
+    assert [*publishing_problems(recipe)] == []
+    (tmp_path / "token").unlink()
+    monkeypatch.setenv(ACCESS_TOKENS[1], "hf_set")
+    assert [*publishing_problems(recipe)] == []
 
 
 def test_a_hub_that_is_gone_or_forbidden_is_told(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

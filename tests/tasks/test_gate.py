@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,27 @@ def _somewhere(home: Path) -> None:
     """A home for the scores."""
 
 
-def judge(bounds: dict[str, Any], beside: Comparison | None = None, groups: list[dict[str, Any]] = GENRES) -> Verdict:
+def judge(
+    bounds: dict[str, Any],
+    beside: Comparison | None = None,
+    groups: list[dict[str, Any]] = GENRES,
+    slices: Sequence[str] = (),
+) -> Verdict:
+    """The verdict on a model with these groups of genre, and of whatever other slice."""
     recipe = parse(
         {
             "name": "test",
             "kind": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": "me/model"},
-            "evaluation": {"metrics": ["accuracy", "f1", "log_loss", "precision"], "slices": ["genre"]},
+            "evaluation": {"metrics": ["accuracy", "f1", "log_loss", "precision"], "slices": ["genre", *slices]},
             "release": {"gate": bounds},
         }
     )
     figures = {"validation": {name: {"value": value, "low": None, "high": None} for name, value in VALUES.items()}}
     scores = Ref(kind="score", key="k", digest="d", figures=figures)
     scores.path.mkdir(parents=True, exist_ok=True)
-    (scores.path / "slices.json").write_text(json.dumps({"validation": {"genre": groups}}))
+    (scores.path / "slices.json").write_text(json.dumps({"validation": dict.fromkeys(["genre", *slices], groups)}))
     compared = Ref(kind="compare", key="k", digest="d", figures=beside.model_dump()) if beside else None
     verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared)
     assert isinstance(verdict, Verdict)
@@ -64,7 +71,6 @@ def judge(bounds: dict[str, Any], beside: Comparison | None = None, groups: list
         ({"minimum": {"accuracy": 0.5, "f1": 0.9}}, ["f1 0.7 < 0.9"]),
         ({"minimum": {"f1": 0.0}, "maximum": {"log_loss": 0.4}}, []),
         ({"maximum": {"log_loss": 0.39}}, ["log_loss 0.4 > 0.39"]),
-        ({"minimum": {"precision": 0.0}}, ["precision nan < 0"]),
     ],
 )
 def test_a_model_is_rejected_when_it_misses_a_bound_and_each_is_named(
@@ -96,6 +102,16 @@ def test_a_model_is_promoted_or_kept_for_a_reason_in_one_sentence(
 ) -> None:
     verdict = judge({}, BETTER.model_copy(update=found))
     assert (verdict.decision, verdict.reason) == (decision, FACTS + meaning)
+
+
+def test_a_figure_without_a_value_reaches_no_bound_and_is_told_as_one_that_is_not_there() -> None:
+    verdict = judge({"minimum": {"precision": 0.0, "f1": 0.9}, **floors(war={"precision": 0.0})})
+    assert verdict.decision == "reject" and verdict.reason == (
+        "it misses validation.f1 0.7 < 0.9; "
+        "validation.precision has no value: training/README.md says when it has none; "
+        "precision has no value where genre=war, on 300 rows of validation: set a floor of another metric there."
+    )
+    assert [row["value"] for row in checks_table(verdict)] == ["-", "0.7000", "-"]
 
 
 def test_a_better_model_that_misses_a_bound_is_rejected_with_the_comparison_as_evidence() -> None:
@@ -145,7 +161,7 @@ def test_few_rows_are_judged_by_a_floor_of_their_own_alone_and_that_is_warned_of
     assert named.reason == "it is too poor where genre=a.b=c: f1 0.2 < 0.3 on 4 rows of validation."
     assert len(named.warnings) == 1
     (check,) = named.checks
-    assert tracked_figure(check) == "validation/genre:a.b:c/f1"
+    assert tracked_figure(check) == "validation/genre:a.b_c_7128f345/f1"
 
 
 def test_a_floor_of_one_group_stands_in_place_of_that_for_each() -> None:
@@ -155,9 +171,23 @@ def test_a_floor_of_one_group_stands_in_place_of_that_for_each() -> None:
     assert limits["validation.genre=horror.accuracy"] == 0.4 and limits["validation.genre=horror.f1"] == 0.5
 
 
-def test_a_figure_that_a_group_does_not_have_reaches_no_floor() -> None:
-    verdict = judge(floors(war={"precision": 0.0}))
-    assert "where genre=war: precision nan < 0 on 300 rows" in verdict.reason
+def test_a_floor_that_judges_nothing_rejects_and_says_so() -> None:
+    few = [group("essay", 9, accuracy=1.0), group("poem", 3, accuracy=1.0)]
+    verdict = judge(floors(genre={"accuracy": 0.5}), BETTER, few)
+    assert (verdict.decision, verdict.checks) == ("reject", [])
+    assert verdict.reason == (
+        "the floor for each genre judges nothing: no group has 10 rows or more in validation, so name those that "
+        "matter, such as genre=essay, or leave it out."
+    )
+    assert judge(floors(essay={"accuracy": 0.5}), BETTER, few).decision == "promote"
+
+
+def test_a_slice_that_is_called_like_a_group_of_another_is_no_floor_of_that_group() -> None:
+    verdict = judge({"floors": {"genre": {"accuracy": 0.3}, "genre=war": {"accuracy": 0.2}}}, slices=["genre=war"])
+    assert {check.figure: check.minimum for check in verdict.checks} == {
+        **{f"validation.genre={name}.accuracy": 0.3 for name in ("war", "noir", "horror")},
+        **{f"validation.genre=war={name}.accuracy": 0.2 for name in ("war", "noir", "horror")},
+    }
 
 
 def test_a_group_that_is_not_there_is_told_with_those_that_are() -> None:
@@ -166,14 +196,18 @@ def test_a_group_that_is_not_there_is_told_with_those_that_are() -> None:
     (problem,) = raised.value.problems
     assert problem.where == "release.gate.floors.genre=horor"
     assert problem.message == (
-        "genre has no group 'horor': choose from war, noir, horror, essay, a.b=c. Did you mean 'horror'?"
+        "genre has no group 'horor' in validation: choose from war, noir, horror, essay, a.b=c. Did you mean 'horror'?"
     )
 
 
-def test_many_groups_below_their_floor_are_counted_and_those_beyond_the_largest_are_not_judged() -> None:
-    verdict = judge(floors(genre={"f1": 0.5}), groups=[group(f"g{n}", 99 - n, f1=n / 100) for n in range(50)])
-    assert verdict.reason.count("too poor where") == 10 and verdict.reason.endswith("; and so it is in 40 more groups.")
+def test_all_groups_with_rows_enough_are_judged_and_of_many_below_their_floor_the_others_are_counted() -> None:
+    verdict = judge(
+        floors(genre={"f1": 0.5, "accuracy": 0.4}),
+        groups=[group(f"g{n}", 99 - n, f1=n / 100, accuracy=0.3) for n in range(60)],
+    )
+    assert verdict.reason.count("too poor where") == 10
+    assert verdict.reason.endswith("; and 100 more figures of groups miss their floor.")
     assert "where genre=g0: f1 0 < 0.5 on 99 rows" in verdict.reason
-    assert verdict.warnings[1:] == ["the floor for each genre judges the 50 groups of most rows alone."]
+    assert len(verdict.checks) == 120 and len(verdict.warnings) == 1
     shown = verdict_lines(verdict)
-    assert len(shown) == 2 + 1 + 20 + 1 + 2 and shown[23] == "  … and 30 more"
+    assert len(shown) == 2 + 1 + 20 + 1 + 1 and shown[23] == "  … and 100 more"

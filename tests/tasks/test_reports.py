@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tasks.runtime.reports import (
     slice_figures,
     slices_table,
     tell_warnings,
+    tracked_name,
     worst_errors,
     worst_groups,
 )
@@ -103,14 +106,14 @@ def scores(folder: Path, groups: list[dict[str, Any]], name: str = "genre") -> P
     return folder
 
 
-def judged_by(metric: str, **gate: Any) -> Recipe:
+def judged_by(metric: str, metrics: Sequence[str] = ("accuracy", "f1", "log_loss"), **gate: Any) -> Recipe:
     return parse(
         {
             "name": "test",
             "kind": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label", "test_size": 0.1},
             "model": {"source": "hub", "path": "me/model"},
-            "evaluation": {"metrics": ["accuracy", "log_loss"], "splits": ["validation", "test"]},
+            "evaluation": {"metrics": [*metrics], "splits": ["validation", "test"]},
             "release": {"gate": {"compare": metric, "split": "validation", **gate}},
         }
     )
@@ -125,6 +128,16 @@ def test_the_worst_group_of_each_slice_is_told_by_what_models_are_compared_by(tm
     assert worst_groups(judged_by("log_loss"), found) == {"genre": told}
     few = [group("essay", 9, accuracy=0.1), group("poem", 3, accuracy=0.2)]
     assert worst_groups(judged_by("log_loss"), scores(tmp_path, few))["genre"].startswith("genre=essay accuracy 0.1000")
+
+
+def test_the_worst_label_is_told_by_a_metric_that_means_something_on_its_rows_or_not_at_all(tmp_path: Path) -> None:
+    labels = [group("no", 90, f1=0.0, roc_auc=None, accuracy=0.9), group("yes", 30, f1=0.9, roc_auc=None, accuracy=0.6)]
+    found = scores(tmp_path, labels, "label")
+    told = "label=yes accuracy 0.6000 (0.550 to 0.650), 30 rows"
+    assert worst_groups(judged_by("f1", metrics=["f1", "accuracy"]), found) == {"label": told}
+    mine = [{**group, "metrics": {"mine": group["metrics"]["f1"]}} for group in labels]
+    assert worst_groups(judged_by("f1"), scores(tmp_path, mine, "label"))["label"].startswith("label=no mine 0.0000")
+    assert worst_groups(judged_by("f1"), scores(tmp_path, [group("no", 90, f1=0.0)], "label")) == {}
 
 
 def test_groups_are_a_table_that_ends(tmp_path: Path) -> None:
@@ -145,5 +158,6 @@ def test_mlflow_takes_the_names_of_all_groups_and_gets_the_largest(tmp_path: Pat
     for name in found:
         _validate_metric_name(f"score/{name}")
         assert len(name) < MAX_ENTITY_KEY_LENGTH - len("score/")
+    assert tracked_name("x=a:b") == "x:a:b" and re.fullmatch("x:a_b_[0-9a-f]{8}", tracked_name("x=a=b"))
     plain = slice_figures(scores(tmp_path, [group(f"g{n}", n, accuracy=n / 30, f1=None) for n in range(30)]))
     assert list(plain)[:2] == ["validation/genre:g29/accuracy", "validation/genre:g28/accuracy"] and len(plain) == 21

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tasks.runtime.refs import Ref
-from tasks.score import require_fitting, score
+from tasks.score import require_fitting, require_fitting_lengths, score
 from tests.kept import write_kept
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -34,7 +35,10 @@ def recipe(*slices: str, floors: dict[str, Any] | None = None, metrics: list[str
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    (tmp_path / "labels.json").write_text(json.dumps(["bad", "good"]))
+    (tmp_path / "labels.json").write_text(json.dumps(["bad", "good", "rare"]))
+    (tmp_path / "log").mkdir()
+    counts = {"train": {"bad": 5, "good": 5, "rare": 5}, "validation": {"bad": 2, "good": 1, "rare": 0}}
+    (tmp_path / "log/report.json").write_text(json.dumps({"labels": counts}))
     left_out = {"id": "has more than 1,000 different values", "score": "is of type double"}
     write_kept(tmp_path, "validation", {"genre": ["war", "horror", None], "length_bucket": ["a", "b", "c"]}, left_out)
     return tmp_path
@@ -64,14 +68,38 @@ def test_slices_that_the_rows_do_not_have_are_told_with_those_they_have_and_besi
 
 def test_a_floor_of_a_group_that_no_row_has_is_told_before_anything_is_trained(rows: Path) -> None:
     floors = {
-        f"{key}": {"accuracy": 0.5} for key in ("genre=wra", "genre=none", "label=god", "length_bucket=1-2 tokens")
+        f"{key}": {"accuracy": 0.5}
+        for key in ("genre=wra", "genre=none", "label=god", "label=rare", "label", "length_bucket=1-2 tokns")
     }
-    assert told(recipe("genre", "label", "length_bucket", floors=floors), rows) == {
+    asked = recipe("genre", "label", "length_bucket", floors=floors)
+    assert told(asked, rows) == {
         "release.gate.floors.genre=wra": (
-            "genre has no group 'wra': choose from horror, none, war. Did you mean 'war'?"
+            "genre has no group 'wra' in validation: choose from horror, none, war. Did you mean 'war'?"
         ),
-        "release.gate.floors.label=god": "label has no group 'god': choose from bad, good. Did you mean 'good'?",
+        "release.gate.floors.label=god": (
+            "label has no group 'god' in validation: choose from bad, good. Did you mean 'good'?"
+        ),
+        "release.gate.floors.label=rare": "label has no group 'rare' in validation: choose from bad, good.",
     }
+    with pytest.raises(UserError) as raised:
+        require_fitting_lengths(asked, tokens(rows, [1, 2, 9, 9]))
+    (problem,) = raised.value.problems
+    assert problem.where == "release.gate.floors.length_bucket=1-2 tokns"
+    assert problem.message == (
+        "length_bucket has no group '1-2 tokns' in validation: choose from 1 token, 2 tokens, 3-9 tokens. "
+        "Did you mean '2 tokens'?"
+    )
+    require_fitting_lengths(asked, object())  # tokens that are not known yet
+    named = {"length_bucket=3-9 tokens": {"accuracy": 0.5}, "length_bucket": {"accuracy": 0.4}}
+    require_fitting_lengths(recipe("length_bucket", floors=named), rows)
+
+
+def tokens(folder: Path, lengths: list[int]) -> Path:
+    """The folder, with validation's tokens in it as far as their lengths count."""
+    table = pa.table({"length": pa.array(lengths, pa.int32())})
+    with pa.ipc.new_file(str(folder / "validation.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    return folder
 
 
 def test_a_floor_of_a_column_that_only_another_split_has_is_told(rows: Path) -> None:
@@ -96,15 +124,13 @@ def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowh
     assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices"}
 
 
-def test_which_group_has_a_floor_counts_as_one_that_has_to_be_shown_and_its_height_does_not() -> None:
+def test_which_groups_have_a_floor_counts_as_they_must_have_figures_and_its_height_does_not() -> None:
     data, given = Ref(kind="load_data", key="k", digest="d", parts=DATA), Ref(kind="predict", key="k", digest="d")
     floors: list[dict[str, Any]] = [
         {},
-        {"genre": {"accuracy": 0.5}},
-        {"genre=war": {"accuracy": 0.5}},
-        {"genre=war": {"accuracy": 0.6}},
+        *({key: {"accuracy": at}} for key in ("genre", "genre=war") for at in (0.5, 0.6)),
     ]
-    none, each, low, high = (
+    none, each, higher, one, one_higher = (
         score.flat_ingredients(recipe("genre", floors=limits), data, given)[0] for limits in floors
     )
-    assert none == each != low == high
+    assert none != each == higher != one == one_higher != none

@@ -22,7 +22,7 @@ LOGITS = np.array([[0, 2], [3, 0], [0, 5], [1, 0]], dtype=np.float32)
 TRUE = np.array([1, 0, 0, 1])
 TOKENS = np.array([3, 3, 9, 3], dtype=np.int32)
 SIZES = {"fewest_rows": 10, "most_groups": 50}
-NO_SLICES = {"slices": [], "named": {}, **SIZES}
+NO_SLICES = {"slices": [], "each": [], "named": {}, **SIZES}
 
 
 class Blind(LabelMetric):

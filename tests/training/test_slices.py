@@ -12,13 +12,14 @@ import pytest
 
 from tests.kept import write_kept
 from training import predict, score, slices
-from training.metrics import METRICS, LabelMetric
+from training.metrics import METRICS, LabelMetric, make
 from training.predicted import Predicted
 from training.protocol import Events, Job, read_events
 
 ROWS = 60
 TRUE = np.arange(ROWS) % 2
 GENRES = [None if row < 2 else "none" if row == 2 else "war/é" if row < 20 else "horror" for row in range(ROWS)]
+THIRDS = ["abcde"[row // 11] if row < 55 else f"{row}" for row in range(ROWS)]
 TOKENS = np.repeat([3, 7, 12], 20).astype(np.int32)
 
 
@@ -95,12 +96,13 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
     with pa.ipc.new_file(str(home / "data/test.arrow"), table.schema) as writer:
         writer.write_table(table)
-    write_kept(home / "data", "test", {"genre": GENRES, "$k\\/": [f"{row}" for row in range(ROWS)]})
+    write_kept(home / "data", "test", {"genre": GENRES, "$k\\/": [f"{row}" for row in range(ROWS)], "third": THIRDS})
     settings = {
         "kind": "sequence-classification",
         "metrics": ["accuracy", "roc_auc", "tests.training.test_slices:Fussy"],
         "labels": ["neg", "pos"],
-        "slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/"],
+        "slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/", "third"],
+        "each": ["third"],
         "named": {"$k\\/": ["59"]},
         "fewest_rows": 10,
         "most_groups": 4,
@@ -144,7 +146,7 @@ def test_the_figures_of_a_group_are_those_of_its_rows_alone() -> None:
     rows = Predicted(draw.integers(0, 3, 90), draw.integers(0, 3, 90), draw.dirichlet(np.ones(3), 90), ["1", "2", "4"])
     for part in (rows.of(np.arange(20, 50)), rows.of(np.flatnonzero(rows.references == 1))):
         with np.errstate(all="raise"):
-            found = score.scores_of_group([*METRICS], part, True)
+            found = score.scores_of_group(make([*METRICS], part.labels), part, True)
         assert found == score.scores([*METRICS], part) and list(found) == [*METRICS]
 
 
@@ -154,12 +156,27 @@ def test_groups_beyond_the_largest_are_told_of_and_progress_reaches_its_end(scor
     (warning,) = [event["message"] for event in told if event["kind"] == "warning" and "$k" in event["message"]]
     assert "test has no column 'elsewhere', so no groups of it." in [event.get("message") for event in told]
     assert warning == "$k\\/ has 60 groups in test: only the largest and those that floors name have figures, 5 in all."
+    assert [event["message"] for event in told if event.get("message", "").startswith("third")] == [
+        "third has 10 groups in test: only the largest and those that floors name have intervals, 4 in all."
+    ]
     done = [(event["done"], event["total"]) for event in told if event.get("phase") == "slices"]
     assert done.count((5000, 5000)) == 1 and all(some <= total for some, total in done)
 
 
+def test_where_each_group_has_a_floor_all_have_figures_and_the_largest_alone_have_intervals(scored: Path) -> None:
+    thirds = groups(scored, "third")
+    assert list(thirds) == [*"abcde", "55", "56", "57", "58", "59"]
+    found = {name: group["metrics"]["accuracy"] for name, group in thirds.items()}
+    assert [score["value"] for score in found.values()] == [1.0, 1.0, 1.0, 7 / 11, *(6 * [0.0])]
+    assert [name for name, score in found.items() if score["low"] is not None] == [*"abcd"]
+
+
 def test_each_slice_is_drawn_in_a_file_whose_name_is_safe(scored: Path) -> None:
-    drawn = {file.name: file.read_bytes()[:4] for file in (scored / "output/log").glob("slices_*")}
+    written = {file.name: file.read_bytes() for file in (scored / "output/log").glob("slices_*")}
+    drawn = {name: content[:4] for name, content in written.items()}
     assert drawn == dict.fromkeys(
-        (f"slices_test_{name}.png" for name in ("genre", "label", "length_bucket", "_k__3223aa74")), b"\x89PNG"
+        (f"slices_test_{name}.png" for name in ("genre", "label", "length_bucket", "third", "_k__3223aa74")), b"\x89PNG"
     )
+    heights = {name: int.from_bytes(content[20:24], "big") for name, content in written.items()}
+    # of 10 groups with figures the 4 largest, and of 60 those and one that a floor names
+    assert heights["slices_test_third.png"] < heights["slices_test__k__3223aa74.png"]

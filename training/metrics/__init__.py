@@ -9,7 +9,7 @@ already. Every number that it returns is kept under its name.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from training.named import Place
 from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
 
-__all__ = ["METRICS", "LabelMetric", "NumberMetric", "ScoreMetric", "compute", "make"]
+__all__ = ["METRICS", "LabelMetric", "NumberMetric", "ScoreMetric", "compute", "computed", "make"]
 
 METRICS: dict[str, type[evaluate.Metric]] = {
     "accuracy": Accuracy,
@@ -69,8 +69,13 @@ METRICS: dict[str, type[evaluate.Metric]] = {
 def compute(names: Sequence[str], predicted: Predicted) -> dict[str, float]:
     """The named metrics of predicted rows; nan where one has no value for such rows. Raises UserError as `make` does,
     and where one of the user's gives no numbers."""
+    return computed(make(names, predicted.labels), predicted)
+
+
+def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predicted) -> dict[str, float]:
+    """The same by metrics that `make` has made for these labels: once, where there are many groups of rows."""
     values: dict[str, float] = {}
-    for name, metric in make(names, predicted.labels).items():
+    for name, metric in metrics.items():
         values |= numbers_of(name, metric._compute(**inputs_of(name, metric, predicted)))
     return values
 

@@ -18,7 +18,7 @@ from training.problems import Problem, UserError
 from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Level, Model, Recipe, Release, Tokens, Training
 from training.recipe.files import Expanded
 from training.recipe.overrides import finetune_entry, merge, parse_set, read_entries
-from training.recipe.release import more_is_better
+from training.recipe.release import fits_slice, more_is_better
 from training.recipe.rules import Written, broken_rules
 from training.recipe.slices import FEWEST_ROWS
 from training.recipe.wording import describe, field_name, templated
@@ -36,6 +36,7 @@ __all__ = [
     "Release",
     "Tokens",
     "Training",
+    "fits_slice",
     "load",
     "more_is_better",
     "parse",

@@ -307,8 +307,9 @@ class Gate(Section):
     """The same for metrics of which less is better, such as log_loss."""
     floors: dict[Text, dict[Text, float]] = Field(default_factory=dict)
     """The least figure of groups of rows, by slice and metric: `{genre: {accuracy: 0.6}}` for each group of a slice in
-    evaluation.slices that has 10 rows or more, `{"genre=fiction": {f1: 0.7}}` for one, in place of that for each, and
-    however few rows it has."""
+    evaluation.slices that has 10 rows or more, however many there are (none: the model is rejected),
+    `{"genre=fiction": {f1: 0.7}}` for one, in place of that for each, and however few rows it has. On the groups of
+    `label` accuracy is the metric to choose: most others mean nothing there."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
     evaluation.metrics). Of one of yours, more is better, unless it has a maximum or its name ends with `loss`."""

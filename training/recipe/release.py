@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.problems import nearest
 from training.recipe.data import DOTTED
-from training.recipe.slices import slice_of, slices_of_any_rows
+from training.recipe.slices import LABEL, slice_of, slices_of_any_rows
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
@@ -25,6 +25,14 @@ METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
 """The metrics that a recipe may name as they are; training/metrics has them."""
 OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
 """Those of them that take the labels' names as numbers, such as ratings."""
+OF_ONE_LABEL = (
+    *("accuracy", "f1_micro", "precision_micro", "recall_micro", "recall_weighted"),
+    *("log_loss", "mse", "mae"),
+)
+"""Those of them that mean something where all rows have one label; the first five are the same there, the share of rows
+that get it. The others are of rows of several labels: f1 is 0 on those of label 0 alone, macro averages count labels
+that no row has, correlations and roc_auc have no value, and probabilities that are right over all rows are off on those
+of one label."""
 _OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 
 
@@ -59,6 +67,11 @@ def _metrics(written: Written) -> Iterator[tuple[str, str]]:
 def more_is_better(figure: str) -> bool:
     """Whether a model with more of it is better; of a figure that the project does not know, unless it is a loss."""
     return figure not in LESS_IS_BETTER and not figure.endswith("loss")
+
+
+def fits_slice(figure: str, name: str) -> bool:
+    """Whether the figure means something on the groups of that slice; of one that the project does not know, yes."""
+    return name != LABEL or figure in OF_ONE_LABEL or figure not in METRICS
 
 
 def refusal_of_numbers(metric: str, labels: Iterable[str]) -> str | None:
@@ -120,8 +133,8 @@ def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
 def _floors(written: Written) -> Iterator[tuple[str, str]]:
     figures, slices = figures_of(written), written["evaluation.slices"]
     for key, limits in written["release.gate.floors"].items():
-        place = f"release.gate.floors.{key}"
-        if slice_of(key, slices) is None:
+        place, found = f"release.gate.floors.{key}", slice_of(key, slices)
+        if found is None:
             choices = f"choose from {', '.join(slices)} (or {slices[0]}=GROUP), or " if slices else ""
             yield place, f"is of no slice: {choices}add it to evaluation.slices.{nearest(key, slices)}"
         elif not limits:
@@ -132,6 +145,9 @@ def _floors(written: Written) -> Iterator[tuple[str, str]]:
             elif metric in LESS_IS_BETTER:
                 message = f"less of {metric} is better, and a floor is a least value: choose another metric."
                 yield f"{place}.{metric}", message
+            elif found and not fits_slice(metric, found[0]):
+                message = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
+                yield f"{place}.{metric}", f"{metric} {message}"
             elif metric in MORE_IS_BETTER and limit > 1:
                 yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most 1."
 

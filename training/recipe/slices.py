@@ -16,7 +16,7 @@ MADE = (LABEL, LENGTH)
 FEWEST_ROWS = 10
 """Of fewer rows a figure tells too little: it has no interval, and no floor for each group judges it."""
 MOST_GROUPS = 50
-"""A slice shows as many groups, those with most rows."""
+"""A slice shows as many groups, those with most rows. It limits no floor."""
 _TOLD = 10  # columns that were not kept, of which it is told why
 _LISTED = 20  # groups to choose from
 
@@ -51,7 +51,8 @@ def unfitting_floor(name: str, group: str | None, groups: Iterable[str], split: 
     if group is None or group in there:
         return None
     more = f" and {len(there) - _LISTED:,} more" if len(there) > _LISTED else ""
-    return f"{name} has no group {group!r}: choose from {', '.join(there[:_LISTED])}{more}.{nearest(group, there)}"
+    choices = f"choose from {', '.join(there[:_LISTED])}{more}.{nearest(group, there)}"
+    return f"{name} has no group {group!r} in {split}: {choices}"
 
 
 def unknown_slices(

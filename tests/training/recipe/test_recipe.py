@@ -272,6 +272,14 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
         "a=b": {"accuracy": 0.1},
         "a=b=c": {"accuracy": 0},
     }
+    by_label = {"evaluation.metrics": ["f1", "roc_auc", "accuracy", "recall_micro"], "evaluation.slices": ["label"]}
+    limits = dict.fromkeys(by_label["evaluation.metrics"], 0.5)
+    nothing = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
+    assert problems(overrides={**by_label, "release.gate.floors": {"label": limits, "label=pos": {"f1": 0.5}}}) == {
+        "release.gate.floors.label.f1": f"f1 {nothing}",
+        "release.gate.floors.label.roc_auc": f"roc_auc {nothing}",
+        "release.gate.floors.label=pos.f1": f"f1 {nothing}",
+    }
     recipe = parse(PLAIN, {**asked, "release.gate.floors": named})
     assert named_groups(recipe.release.gate.floors, recipe.evaluation.slices) == {"genre": ["war"], "a=b": ["c"]}
     assert problems(overrides={"release.gate.floors": {"genre": {"accuracy": 0.5}}}) == {
