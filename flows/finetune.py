@@ -22,7 +22,7 @@ from tasks.runtime.machines import Leader, machines_of
 from tasks.runtime.progress import REPORTING, PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
-from tasks.runtime.tracking import Tracker
+from tasks.runtime.tracking import JUDGED_TAG, Tracker
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
@@ -67,6 +67,7 @@ def fine_tune(
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
     tracker, progress = Tracker(recipe.name, run), PrefectProgress()
     tracker.params(_flat(recipe.model_dump(mode="json")))
+    tracker.tags({JUDGED_TAG: f"{recipe.judged_split}/{recipe.compared_by}"})
     tracker.text("recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     if why:
         tracker.tags({"retrain.why": "; ".join(why)})

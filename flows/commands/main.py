@@ -11,6 +11,7 @@ from flows.commands import (
     check,
     data_updated,
     deploy,
+    doctor,
     down,
     models,
     plan,
@@ -20,6 +21,7 @@ from flows.commands import (
     resume,
     rollback,
     run,
+    runs,
     show,
     status,
     up,
@@ -34,8 +36,8 @@ from training.problems import UserError, full_disk
 
 COMMANDS = (
     *(run, resume, plan, check),
-    *(models, show, reproduce, promote, rollback, predict),
-    *(up, deploy, data_updated, status, down),
+    *(runs, models, show, reproduce, promote, rollback, predict),
+    *(up, deploy, data_updated, status, down, doctor),
 )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 Answer = TypeVar("Answer")
 
@@ -41,6 +41,27 @@ def memory() -> list[str]:
     """The memory that models are trained in, in bytes: of each GPU, with its name, or the machine's."""
     gpus = _ask_gpus(lambda nvml, gpu, name: f"{nvml.nvmlDeviceGetName(gpu)} {nvml.nvmlDeviceGetMemoryInfo(gpu).total}")
     return gpus or [str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+
+
+class Gpu(NamedTuple):
+    """A GPU as its driver tells of it."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+    driver: str
+    """The driver's version."""
+
+
+def gpus() -> list[Gpu]:
+    """The NVIDIA GPUs that programs here see; empty without a driver."""
+
+    def told(nvml: Any, gpu: Any, name: str) -> Gpu:
+        memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+        return Gpu(str(nvml.nvmlDeviceGetName(gpu)), int(memory.free), int(memory.total), driver)
+
+    return _ask_gpus(told)
 
 
 def free_gpu_memory() -> list[int]:

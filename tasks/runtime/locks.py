@@ -16,6 +16,21 @@ from pathlib import Path
 WAIT_S = 0.05
 
 
+def held(file: Path) -> bool:
+    """Whether any process holds the lock that is this file; it is not made where it is missing."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class FlockManager:
     """Prefect's `LockManager` over `flock`; that is a protocol, so nothing of Prefect is imported here.
 

@@ -34,6 +34,7 @@ from tasks.runtime.launch import (
     start,
     stop,
 )
+from tasks.runtime.locks import held
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row, Work
 from training.problems import Problem, UserError
@@ -270,14 +271,4 @@ def _joined(room: Path, rank: int) -> str | None:
 
 def _alive(room: Path, run: str) -> bool:
     """Whether the run that said something still lives, on whichever machine."""
-    try:
-        descriptor = os.open(room / f"{run}.lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return held(room / f"{run}.lock")

@@ -45,12 +45,17 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def home_path() -> Path:
+    """Where the home folder is, or will be: absolute."""
+    return Path(os.environ.get("FINETUNE_HOME") or ".finetune").absolute()
+
+
 def home() -> Path:
     """The home folder, absolute, made with mode 0700 where missing.
 
     Raises UserError where somebody else may write there: Prefect's records in it are code to whoever reads them.
     """
-    folder = Path(os.environ.get("FINETUNE_HOME") or ".finetune").absolute()
+    folder = home_path()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

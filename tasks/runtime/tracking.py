@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.runtime import machine, settings
 from tasks.runtime.connection import connect, find_or_create_run, first_line, told
 from tasks.runtime.outbox import Outbox, left_by_others
-from tasks.runtime.refs import Ref, Verdict
+from tasks.runtime.refs import Ref, Verdict, Version
 from tasks.runtime.reports import slice_figures, tracked_figure
 from tasks.runtime.stage import Row
 from training.protocol import EVENTS, read_events
@@ -36,6 +36,10 @@ MAX_SHOWN_BYTES = 20_000_000
 # What MLflow will answer to the same entry again however often it is sent: a parameter that has another value, an
 # odd name, a run that somebody deleted.
 REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
+
+# Of a run: the figure by which its model is judged, `split/metric`, and the version that it has in the registry.
+JUDGED_TAG = "finetune.judged"
+VERSION_TAG = "register.version"
 
 _logger = logging.getLogger(__name__)
 
@@ -114,6 +118,8 @@ class Tracker:
             self.tags({f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason})
             self.text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
             figures |= {tracked_figure(check): check.value for check in result.checks}
+        if isinstance(result, Version):
+            self.tags({VERSION_TAG: f"{result.name}/{result.version}"})
         now = int(time.time() * 1000)
         points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
         # A mean would be a point of the curve of its name.

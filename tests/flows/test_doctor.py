@@ -1,0 +1,93 @@
+"""`finetune doctor`: what is wrong with a machine, and what to do."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import main
+from tasks.runtime.doctor import Finding, examine
+from tests.servers import closed_port
+
+TOKEN = "hf_never_told"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which nothing has run."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+
+def of(what: str) -> list[Finding]:
+    return [finding for finding in examine() if finding.what == what]
+
+
+def test_where_nothing_has_run_there_is_no_problem_and_the_home_is_not_made(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{home} is not there yet: the first run makes it" in printed
+    assert "problem" not in printed and "prefect 3.8.8" in printed and "from HF_TOKEN" in printed
+    assert TOKEN not in printed and not home.exists()
+
+
+def test_each_problem_comes_with_what_to_do_and_the_exit_code_is_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    home.mkdir(mode=0o700)
+    (home / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"\1" * 5000)
+    (home / "locks").mkdir()
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["prefect<3", "nowhere>=1", "absent; extra=='x'"])
+    monkeypatch.setattr("tasks.runtime.doctor.PREFECT_PORT", port := closed_port())
+    away = f"http://127.0.0.1:{closed_port()}/api"
+    with (
+        temporary_settings({PREFECT_API_URL: away}),
+        socket.socket() as taken,
+        open(home / "locks" / "fit-k.lock", "w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        found = {finding.what: finding for finding in examine()}
+        assert main(["doctor"]) == 1
+    problems = {what for what, finding in found.items() if finding.level == "problem"}
+    assert problems == {"prefect", "nowhere", "MLflow", "Prefect"}
+    assert all(found[what].do for what in problems) and away in found["Prefect"].found
+    assert found["prefect"].do == "pip install 'prefect<3' -c constraints.txt"
+    assert (found[f"port {port}"].level, found[f"port {port}"].found) == ("warning", "Address already in use")
+    assert "in use: fit-k" in found["home"].found
+    assert "→ pip install 'nowhere>=1'" in capsys.readouterr().out
+    home.chmod(0o777)
+    (told,) = of("home")
+    assert told.level == "problem" and "chmod 700" in told.do
+    assert "may be written by others" in told.found
+
+
+def test_a_database_is_whole_damaged_or_without_a_schema_and_stays_as_it_is(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    file = home / "mlflow.db"
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE runs (name)")
+        database.commit()
+    assert of("MLflow")[0].level == "problem"
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE alembic_version (version_num)")
+        database.execute("INSERT INTO alembic_version VALUES ('abc123')")
+        database.executemany("INSERT INTO runs VALUES (?)", [("x" * 500,)] * 100)
+        database.commit()
+    database.close()
+    before = file.read_bytes()
+    (whole,) = of("MLflow")
+    assert (whole.level, whole.found) == ("ok", f"{file} is whole, schema abc123")
+    assert file.read_bytes() == before
+    file.write_bytes(before[:-4096] + b"\7" * 4096)
+    (damaged,) = of("MLflow")
+    assert damaged.level == "problem" and "move mlflow.db away" in damaged.do

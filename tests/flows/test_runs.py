@@ -1,0 +1,64 @@
+"""`finetune runs`: what has run, told from MLflow."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from tasks.runtime.connection import FLOW_RUN_TAG, connect
+from tasks.runtime.outbox import Outbox
+from tests.flows.small import FinishedRun
+
+
+def test_runs_are_told_newest_first_with_the_judged_figure_verdict_and_version(
+    finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
+    client, done, out = connect(), finished.result, tmp_path / "runs.json"
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    killed, goes_on, of_others = str(uuid.uuid4()), str(uuid.uuid4()), client.create_run(experiment.experiment_id)
+    made = [of_others.info.run_id]
+    for run in (killed, goes_on):
+        made.append(client.create_run(experiment.experiment_id, tags={FLOW_RUN_TAG: run}).info.run_id)
+        Outbox(run)
+    try:
+        with Outbox(goes_on).claimed():
+            assert main(["runs", "small", "--json", str(out)]) == 0
+        told: list[dict[str, Any]] = json.loads(out.read_text())
+        printed = capsys.readouterr().out.splitlines()
+        assert main(["runs", "--limit", "1"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 2
+    finally:  # the finished home is that of other tests too
+        for mlflow_run in made:
+            client.delete_run(mlflow_run)
+        for run in (killed, goes_on):
+            (Outbox(run).folder / "lock").unlink(missing_ok=True)
+            Outbox(run).folder.rmdir()
+    assert [(run["flow_run_id"], run["state"]) for run in told] == [
+        (goes_on, "running"),
+        (killed, "killed"),
+        (done["flow_run_id"], "completed"),
+    ]
+    assert told[2]["judged"] == {
+        "split": "validation",
+        "metric": "accuracy",
+        **{name: pytest.approx(done["metrics"]["validation"]["accuracy"][name]) for name in ("value", "low", "high")},
+    }
+    assert (told[2]["verdict"], told[2]["version"]) == ("promote", "small/1")
+    assert [line.split()[0] for line in printed] == ["run", goes_on[:8], killed[:8], done["flow_run_id"][:8]]
+    assert "promote  small/1  accuracy 1.0000 (" in printed[3] and all(len(line) <= 100 for line in printed)
+
+
+def test_a_recipe_that_has_not_run_is_told_with_those_that_have(
+    finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
+    assert main(["runs", "smal"]) == 2
+    assert capsys.readouterr().err == "RECIPE: no recipe 'smal' has run: small. Did you mean 'small'?\n"
+    assert main(["runs", "--limit", "0"]) == 2
