@@ -2,6 +2,7 @@
 
 import contextvars
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -48,6 +49,19 @@ def finetune(
         force: Stages to run although their output is stored.
     """
     recipe = parse(recipe.model_dump(exclude_unset=True), overrides)  # a file may say what the recipe does not
+    return fine_tune(recipe, frozenset(force or ()))
+
+
+def fine_tune(
+    recipe: Recipe, force: frozenset[str] = frozenset(), why: Sequence[str] = ()
+) -> dict[str, Any] | State[Any]:
+    """All of it, in the flow run that this is called in: the run's result, or the state that tells why there is none.
+
+    Args:
+        recipe: All that makes the model.
+        force: Stages to run although their output is stored.
+        why: What changed, where that is known; it is told with the result.
+    """
     run = str(flow_run.get_id())
     machines = machines_of(recipe.compute)
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
@@ -55,7 +69,9 @@ def finetune(
     tracker.params(_flat(recipe.model_dump(mode="json")))
     tracker.tags({JUDGED_TAG: f"{recipe.judged_split}/{recipe.compared_by}"})
     tracker.text("recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    walk = Running(recipe.name, run, (tracker, progress, *followed_by), frozenset(force or ()))
+    if why:
+        tracker.tags({"retrain.why": "; ".join(why)})
+    walk = Running(recipe.name, run, (tracker, progress, *followed_by), force)
     finished, error = None, None
     try:
         finished = pipeline(walk, recipe)
@@ -76,6 +92,8 @@ def finetune(
         state, walk.rows, flow_run_id=run, mlflow_run_id=tracker.mlflow_run_id, finished=finished, error=error
     )
     done["warnings"] = _warnings(tracker, away)
+    if why:
+        done["why"] = list(why)
     if error is None:
         done["warnings"] += _remember_completed(recipe.name, done)
     for follower in followed_by:

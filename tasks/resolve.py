@@ -31,6 +31,11 @@ from training.rows.urls import is_url
 from training.snapshot import need_parts, part_of
 
 
+def pins_file(run: str) -> Path:
+    """What is kept of the flow run, once it is pinned."""
+    return settings.home() / "runs" / run / "pins.json"
+
+
 def ingredients(recipe: Recipe) -> Ingredients:
     """Its key says whether the recipe's names mean what they meant; `make` computes it."""
     here = {"compute": {"machine_rank", "rendezvous"}}
@@ -40,7 +45,7 @@ def ingredients(recipe: Recipe) -> Ingredients:
 @action(ingredients, foreseeable=True)
 def resolve(work: Work, recipe: Recipe) -> Pins:
     """Pins the data, the model and the machine's `auto` values. Raises UserError with all that cannot be found."""
-    kept = settings.home() / "runs" / work.run / "pins.json" if work.run else None
+    kept = pins_file(work.run) if work.run else None
     if kept is not None and kept.is_file():
         return Pins.model_validate_json(kept.read_bytes())
     told = list(publishing_problems(recipe)) if kept is not None else []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from flows.commands import (
     check,
+    data_updated,
     deploy,
     doctor,
     down,
@@ -36,7 +37,7 @@ from training.problems import UserError, full_disk
 COMMANDS = (
     *(run, resume, plan, check),
     *(runs, models, show, reproduce, promote, rollback, predict),
-    *(up, deploy, status, down, doctor),
+    *(up, deploy, data_updated, status, down, doctor),
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.changes import cached_result, nothing_changed
 from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
 from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interrupt
 from flows.pipeline import STAGES, pipeline
@@ -19,13 +20,11 @@ from flows.report import problems
 from flows.tables import problem_line, verdict_lines
 from flows.terminal import Terminal, line
 from tasks.runtime import settings
-from tasks.runtime.history import History
 from tasks.runtime.launch import Machines
-from tasks.runtime.looking import Foreseen, Looking
+from tasks.runtime.looking import Looking
 from tasks.runtime.machines import Helper, machines_of
 from tasks.runtime.refs import Verdict
 from tasks.runtime.stage import Follower
-from tasks.runtime.tracking import deliver_left
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
 from training.recipe import Recipe
@@ -68,7 +67,7 @@ def act(arguments: argparse.Namespace) -> int:
         looking = Looking(recipe.name, force)
         pipeline(looking, recipe)
         # Whether it is promoted now, MLflow alone knows.
-        done = None if force or arguments.require_promotion else _nothing_changed(recipe, looking.rows)
+        done = None if force or arguments.require_promotion else nothing_changed(recipe.name, looking.rows)
     except UserError as error:
         _write(out, {**_EMPTY, "state": "failed", "problems": problems(error, "recipe")})
         raise
@@ -80,12 +79,10 @@ def act(arguments: argparse.Namespace) -> int:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
     _say_next(recipe, done, require_promotion=False)
-    trouble = deliver_left()
-    warnings = [f"MLflow has not everything yet ({trouble})."] if trouble else []
-    for warning in warnings:
+    done = cached_result(done)
+    for warning in done["warnings"]:
         print(warning, file=sys.stderr)
-    stages = [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]
-    _write(out, {**done, "stages": stages, "warnings": warnings})
+    _write(out, done)
     return COMPLETED
 
 
@@ -109,18 +106,6 @@ def _forced(stage: str | None) -> frozenset[str]:
         message = f"{stage!r} is no stage: choose from all, {', '.join(STAGES)}.{nearest(stage, STAGES)}"
         raise UserError([Problem(kind="option", where="--force", message=message)])
     return frozenset(STAGES if stage == "all" else [stage])
-
-
-def _nothing_changed(recipe: Recipe, foreseen: list[Foreseen]) -> dict[str, Any] | None:
-    """The last completed run's result, where this run would do nothing that it did not do; but for the alias, which
-    may have been moved since."""
-    done = History(recipe.name).last_completed()
-    if done is None or any(row.state == "will run" for row in foreseen):
-        return None
-    keys = {stage["name"]: stage["key"] for stage in done["stages"]}
-    if keys != {row.name: row.key for row in foreseen}:
-        return None
-    return {**done, "model": {**done["model"], "alias": None}}
 
 
 def _run(recipe: Recipe, force: frozenset[str], out: Path | None, require_promotion: bool) -> int:
@@ -217,14 +202,16 @@ def call_flow(
     try:
         ensure_prefect_server()
         from flows.finetune import finetune, followers
+        from flows.retrain import retrain
         from tasks.runtime import untold
+        from tasks.runtime.flow_runs import flow_name
 
         untold.tell()
         followers.set((terminal, *followed_by))
         if flow_run is None:
             ended = finetune(recipe=recipe, force=sorted(force), return_state=True)
         else:
-            ended = _again(finetune, flow_run)
+            ended = _again({one.name: one for one in (finetune, retrain)}[flow_name(flow_run)], flow_run)
         if terminal.result is None:
             where = "run"
             ended.result()  # raises what ended the flow before or after its stages

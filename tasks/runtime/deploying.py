@@ -15,7 +15,7 @@ from training.problems import Problem, UserError, nearest
 from training.recipe import parse, read_entries
 
 # The flows that are deployed, by their entrypoints.
-FLOWS = {"flows.finetune:finetune": "finetune"}
+FLOWS = {"flows.finetune:finetune": "finetune", "flows.retrain:retrain": "retrain"}
 
 
 @dataclass(frozen=True)

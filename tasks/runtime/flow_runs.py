@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from tasks.runtime.deploying import FLOWS
 from tasks.runtime.outbox import Outbox
 from training.problems import Problem, UserError
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
 
-FLOW = "finetune"
 RECENT = 200
 """Flow runs that are looked through for the beginning of an id, or a name."""
 
@@ -58,12 +58,22 @@ def schedule(run: FlowRun) -> FlowRun:
         return client.read_flow_run(run.id)
 
 
+def flow_name(run: FlowRun) -> str:
+    """The name of the flow that it is a run of."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return client.read_flow(run.flow_id).name
+
+
 def _recent(client: SyncPrefectClient) -> list[FlowRun]:
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
 
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])), sort=FlowRunSort.START_TIME_DESC, limit=RECENT
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[*FLOWS.values()])),
+        sort=FlowRunSort.START_TIME_DESC,
+        limit=RECENT,
     )
 
 

@@ -148,7 +148,7 @@ def test_all_mistakes_of_deployment_files_are_told_before_any_is_deployed(
     assert run.returncode == 2 and "Traceback" not in run.stderr
     told = run.stderr.splitlines()
     assert "no_pool.yaml: small.work_pool: it needs a work pool" in run.stderr
-    assert "'flows.finetune:fintune' is none of flows.finetune:finetune. Did you mean" in run.stderr
+    assert "'flows.finetune:fintune' is none of flows.finetune:finetune, flows.retrain:retrain. Did" in run.stderr
     assert "field.yaml: third.shedules: Prefect knows no such field. Did you mean 'schedules'?" in run.stderr
     assert "cron.yaml: fourth.schedules[0]: cron 'every day': Invalid cron string" in run.stderr
     assert "recipe.yaml: fifth: name" in run.stderr

@@ -1,0 +1,45 @@
+"""Whether a run would do anything that the last completed one did not, and why it would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.runtime.history import History
+from tasks.runtime.looking import Foreseen
+from tasks.runtime.tracking import deliver_left
+
+
+def nothing_changed(recipe: str, foreseen: list[Foreseen]) -> dict[str, Any] | None:
+    """The last completed run's result, where a run of the recipe of this name would do nothing that it did not do; but
+    for the alias, which may have been moved since."""
+    done = History(recipe).last_completed()
+    if done is None or any(row.state == "will run" for row in foreseen):
+        return None
+    if _keys(done) != {row.name: row.key for row in foreseen}:
+        return None
+    return {**done, "model": {**done["model"], "alias": None}}
+
+
+def cached_result(done: dict[str, Any]) -> dict[str, Any]:
+    """What is told of a run that did nothing since this one was `done`. Delivers what MLflow has not got of others."""
+    trouble = deliver_left()
+    warnings = [f"MLflow has not everything yet ({trouble})."] if trouble else []
+    stages = [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]
+    return {**done, "stages": stages, "warnings": warnings}
+
+
+def changes(recipe: str, foreseen: list[Foreseen]) -> list[str]:
+    """Why a run would do something, in the words of `finetune plan`: a line a stage that does not only follow another
+    one, `fit: training.learning_rate 2e-05 → 3e-05`."""
+    found = [f"{row.name}: {'; '.join(row.reasons)}" for row in foreseen if row.state == "will run" and row.key]
+    if found:
+        return found
+    done = History(recipe).last_completed()
+    if done is None:
+        return ["no run has completed before"]
+    before = _keys(done)
+    return [f"{row.name}: it is given something else" for row in foreseen if before.get(row.name) != row.key]
+
+
+def _keys(done: dict[str, Any]) -> dict[str, str | None]:
+    return {stage["name"]: stage["key"] for stage in done["stages"]}

@@ -1,0 +1,114 @@
+"""`retrain`: nothing where nothing changed, else the stages of a fine-tune; started by an event too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from prefect.states import AwaitingRetry
+
+from flows.commands.main import main
+from tasks.resolve import pins_file
+from tests.flows.small import FinishedRun, write_project, write_rows
+from training.problems import UserError
+from training.recipe import load, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOKS = """
+import json, sys
+from flows.retrain import retrain
+from training.recipe import parse
+state = retrain(parse(json.loads(sys.argv[1])), return_state=True)
+heavy = [name for name in ("torch", "transformers", "mlflow") if name in sys.modules]
+print(json.dumps([state.type.value, state.name, state.message, state.result(), heavy]))
+"""
+
+
+def test_an_unchanged_recipe_ends_unchanged_and_loads_neither_torch_nor_mlflow(
+    finished: FinishedRun, server: dict[str, str]
+) -> None:
+    recipe = json.dumps(load(finished.file).model_dump(mode="json", exclude_unset=True))
+    before = sorted(finished.home.glob("runs/*"))
+    env = {**os.environ, **server, "FINETUNE_HOME": str(finished.home), "PREFECT_LOGGING_LEVEL": "ERROR"}
+    child = subprocess.run([sys.executable, "-c", LOOKS, recipe], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    kind, name, message, result, heavy = json.loads(child.stdout.splitlines()[-1])
+    assert (kind, name, heavy) == ("COMPLETED", "Unchanged", [])
+    run = finished.result["flow_run_id"]
+    assert message == f"Nothing changed since flow run {run}, which made small version 1."
+    assert result["flow_run_id"] == run and {stage["state"] for stage in result["stages"]} == {"cached"}
+    assert sorted(finished.home.glob("runs/*")) == before  # nothing for MLflow either
+
+
+def test_changed_rows_are_trained_on_and_judged(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None
+) -> None:
+    from flows.retrain import retrain
+
+    shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
+    file = write_project(tmp_path / "project")
+    write_rows(file.parent / "train.csv", 260, seed=1)
+    state = retrain(load(file), return_state=True)
+    result = state.result()
+    assert (state.name, result["model"]["registered"], result["verdict"]["decision"]) == (
+        "Completed",
+        "small/2",
+        "keep",
+    )
+    assert result["why"] == [f"load_data: {file.parent / 'train.csv'} changed"]
+
+
+def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
+    finished: FinishedRun, home: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow_sync
+
+    from flows import retrain as module
+
+    recipe, calls = load(finished.file), []
+    monkeypatch.setattr(module, "fine_tune", lambda recipe, why=(): calls.append("trains") or {})
+    monkeypatch.setattr(module, "Looking", lambda recipe: calls.append("looks"))
+    monkeypatch.setattr(module, "pipeline", lambda looking, recipe: (_ for _ in ()).throw(UserError([])))
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(module.retrain, parameters={"recipe": recipe})
+    parameters = {"recipe": recipe, "overrides": None, "reason": None}
+    run_flow_sync(module.retrain, flow_run=run, parameters=parameters)
+    pins_file(str(run.id)).parent.mkdir(parents=True)
+    pins_file(str(run.id)).touch()
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
+        run_flow_sync(module.retrain, flow_run=client.read_flow_run(run.id), parameters=parameters)
+    assert calls == ["looks", "trains", "trains"]
+
+
+def test_an_event_starts_the_deployment_that_waits_for_it(
+    home: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo's own file: its trigger is Prefect's automation, and no worker is needed to see what it schedules."""
+    from prefect.client.orchestration import get_client
+
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    assert main(["data-updated", "demo"]) == 2
+    assert "no deployment is started by finetune.data.updated of 'demo'" in capsys.readouterr().err
+    file = ROOT / "deployments" / "demo.yaml"
+    assert main(["deploy", str(file)]) == 0
+    assert main(["data-updated", "demo"]) == 0
+    found = re.search(r"^retrain/demo: [\w-]+ \(([0-9a-f-]{36})\) is \w+\n\Z", capsys.readouterr().out, re.MULTILINE)
+    assert found is not None
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(uuid.UUID(found[1]))
+        (schedule,) = client.read_deployment_by_name("retrain/demo").schedules
+    assert parse(run.parameters["recipe"]) == load(file) and run.parameters["reason"] == "finetune.data.updated"
+    assert not schedule.active
+    assert main(["data-updated", "dmo"]) == 2
+    assert "Did you mean 'demo'?" in capsys.readouterr().err
