@@ -31,7 +31,7 @@ from packaging.version import Version
 from tasks.runtime import settings
 from tasks.runtime.hardware import gpus
 from tasks.runtime.locks import held
-from tasks.runtime.services import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
+from tasks.runtime.services import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State, use
 from training.problems import UserError
 
 PACKAGE = "finetune-flows"
@@ -59,6 +59,8 @@ class Finding(NamedTuple):
 def examine() -> list[Finding]:
     """All findings. Takes seconds at most, the network's time-outs included."""
     state = _kept()
+    if _keeper_runs():
+        use()  # its servers are asked, not the files that they have open
     hub = _hub()
     found = [_python(), *_packages(), *_ports(state), *_disks(), _memory(), *_gpus()]
     found += [_home(), *_servers(), *_left(state)]
