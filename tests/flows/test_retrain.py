@@ -14,8 +14,12 @@ from pathlib import Path
 import pytest
 from prefect.states import AwaitingRetry
 
+from flows import retrain
+from flows.changes import changes, nothing_changed
 from flows.commands.main import main
+from flows.pipeline import pipeline
 from tasks.resolve import pins_file
+from tasks.runtime.looking import Looking
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
 from training.recipe import load, parse
@@ -47,23 +51,27 @@ def test_an_unchanged_recipe_ends_unchanged_and_loads_neither_torch_nor_mlflow(
     assert sorted(finished.home.glob("runs/*")) == before  # nothing for MLflow either
 
 
-def test_changed_rows_are_trained_on_and_judged(
+def test_what_changed_is_said_and_its_stages_run_in_the_same_flow_run(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None
 ) -> None:
-    from flows.retrain import retrain
-
     shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
     monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
     file = write_project(tmp_path / "project")
     write_rows(file.parent / "train.csv", 260, seed=1)
-    state = retrain(load(file), return_state=True)
+    looking = Looking("small")
+    pipeline(looking, load(file))
+    assert nothing_changed("small", looking.rows) is None
+    assert changes("small", looking.rows) == [f"load_data: {file.parent / 'train.csv'} changed"]
+
+    # What takes less time than training, and is judged anew as well.
+    state = retrain.retrain(load(finished.file), {"evaluation.metrics": ["accuracy", "f1"]}, return_state=True)
     result = state.result()
-    assert (state.name, result["model"]["registered"], result["verdict"]["decision"]) == (
-        "Completed",
-        "small/2",
-        "keep",
-    )
-    assert result["why"] == [f"load_data: {file.parent / 'train.csv'} changed"]
+    assert (state.name, result["model"]["registered"]) == ("Completed", "small/1")
+    assert result["verdict"]["decision"] == "promote" and result["flow_run_id"] == str(state.state_details.flow_run_id)
+    ran = {stage["name"] for stage in result["stages"] if stage["state"] == "ran"}
+    assert "score" in ran and not ran & {"load_data", "load_model", "tokenize", "fit", "predict"}
+    (why,) = result["why"]
+    assert why.startswith("score: evaluation.metrics ")
 
 
 def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
@@ -72,21 +80,19 @@ def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
     from prefect.client.orchestration import get_client
     from prefect.flow_engine import run_flow_sync
 
-    from flows import retrain as module
-
     recipe, calls = load(finished.file), []
-    monkeypatch.setattr(module, "fine_tune", lambda recipe, why=(): calls.append("trains") or {})
-    monkeypatch.setattr(module, "Looking", lambda recipe: calls.append("looks"))
-    monkeypatch.setattr(module, "pipeline", lambda looking, recipe: (_ for _ in ()).throw(UserError([])))
+    monkeypatch.setattr(retrain, "fine_tune", lambda recipe, why=(): calls.append("trains") or {})
+    monkeypatch.setattr(retrain, "Looking", lambda recipe: calls.append("looks"))
+    monkeypatch.setattr(retrain, "pipeline", lambda looking, recipe: (_ for _ in ()).throw(UserError([])))
     with get_client(sync_client=True) as client:
-        run = client.create_flow_run(module.retrain, parameters={"recipe": recipe})
+        run = client.create_flow_run(retrain.retrain, parameters={"recipe": recipe})
     parameters = {"recipe": recipe, "overrides": None, "reason": None}
-    run_flow_sync(module.retrain, flow_run=run, parameters=parameters)
+    run_flow_sync(retrain.retrain, flow_run=run, parameters=parameters)
     pins_file(str(run.id)).parent.mkdir(parents=True)
     pins_file(str(run.id)).touch()
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
-        run_flow_sync(module.retrain, flow_run=client.read_flow_run(run.id), parameters=parameters)
+        run_flow_sync(retrain.retrain, flow_run=client.read_flow_run(run.id), parameters=parameters)
     assert calls == ["looks", "trains", "trains"]
 
 
