@@ -30,8 +30,8 @@ def act(arguments: argparse.Namespace) -> int:
         return COMPLETED
     print("starting Prefect, MLflow and a worker: some 20 seconds", file=sys.stderr)
     with sigterm_interrupts():
+        state = services.up(arguments.prefect_port, arguments.mlflow_port, _say)
         try:
-            state = services.up(arguments.prefect_port, arguments.mlflow_port, _say)
             print(*addresses(state), sep="\n", flush=True)
             if arguments.detach:
                 print('Point a shell at them: eval "$(finetune status --env)". Stop them: finetune down')

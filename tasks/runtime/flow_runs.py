@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from tasks.runtime import settings
 from tasks.runtime.deploying import FLOWS
 from tasks.runtime.outbox import Outbox
 from training.problems import Problem, UserError
@@ -35,17 +36,11 @@ def find(called: str | None) -> FlowRun:
         several = ", ".join(f"{run.id} ({_state(run)})" for run in found[:5])
         raise _mistake(f"{called!r} may be any of {several}: name one by its id.")
     (run,) = found
-    if not _unfinished(run):
+    if run.state is not None and run.state.is_completed():
         raise _mistake(f"{run.id} is {_state(run)}: a new run is `finetune run`.")
-    if runs_here(str(run.id)):
-        raise _mistake(f"{run.id} still runs on this machine.")
+    if not _unfinished(run):
+        raise _mistake(f"{run.id} is {_state(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`.")
     return run
-
-
-def runs_here(run: str) -> bool:
-    """Whether a process of this home runs the flow run, or tells MLflow of it."""
-    with Outbox(run).claimed() as mine:
-        return not mine
 
 
 def schedule(run: FlowRun) -> FlowRun:
@@ -81,7 +76,8 @@ def _called(client: SyncPrefectClient, called: str) -> list[FlowRun]:
     from prefect.exceptions import ObjectNotFound
 
     try:
-        return [client.read_flow_run(uuid.UUID(called))]
+        run = client.read_flow_run(uuid.UUID(called))
+        return [run] if client.read_flow(run.flow_id).name in FLOWS.values() else []
     except ValueError:
         return [run for run in _recent(client) if called == run.name or str(run.id).startswith(called)]
     except ObjectNotFound:
@@ -89,8 +85,18 @@ def _called(client: SyncPrefectClient, called: str) -> list[FlowRun]:
 
 
 def _unfinished(run: FlowRun) -> bool:
-    """Whether there is something left of it to do. One whose process was killed is Running for ever."""
-    return run.state is None or not (run.state.is_completed() or run.state.is_scheduled())
+    """Whether it ended without completing; or was killed here, so that it is Running for ever."""
+    if run.state is not None and run.state.is_final():
+        return not run.state.is_completed()
+    return run.deployment_id is None and was_killed_here(str(run.id))
+
+
+def was_killed_here(run: str) -> bool:
+    """Whether a flow run that nobody has told the end of began in this home, where no process goes on with it."""
+    if not (settings.home() / "runs" / run).is_dir():
+        return False
+    with Outbox(run).claimed() as mine:
+        return mine
 
 
 def _state(run: Any) -> str:

@@ -6,9 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtime import settings
 from tasks.runtime.connection import FLOW_RUN_TAG, connect, failures_told
-from tasks.runtime.flow_runs import runs_here
+from tasks.runtime.flow_runs import was_killed_here
 from tasks.runtime.tracking import JUDGED_TAG, VERSION_TAG
 from tasks.runtime.versions import every, problem
 from training.problems import nearest
@@ -43,7 +42,7 @@ def listed(recipe: str | None, limit: int) -> list[dict[str, Any]]:
 def _as_json(run: Run, recipe: str) -> dict[str, Any]:
     tags, began = run.data.tags, run.info.start_time
     state = STATES.get(run.info.status, run.info.status.lower())
-    if state == "running" and _ended_unsaid(tags[FLOW_RUN_TAG]):
+    if state == "running" and was_killed_here(tags[FLOW_RUN_TAG]):
         state = "killed"
     ended = run.info.end_time or (int(time.time() * 1000) if state == "running" else None)
     return {
@@ -68,8 +67,3 @@ def _judged(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, 
     split, _, metric = name.partition("/")
     figures = {part: metrics.get(f"score/{name}/{part}") for part in ("value", "low", "high")}
     return {"split": split, "metric": metric, **figures}
-
-
-def _ended_unsaid(flow_run: str) -> bool:
-    """Whether a run of this home was killed: MLflow takes it for one that goes on until the next run tells."""
-    return (settings.home() / "runs" / flow_run).is_dir() and not runs_here(flow_run)

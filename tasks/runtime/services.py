@@ -38,7 +38,7 @@ VARIABLES = {PREFECT: "PREFECT_API_URL", MLFLOW: "MLFLOW_TRACKING_URI"}
 POOL = "finetune"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 90.0
 """For runs to save a checkpoint, then for the servers to end."""
 MISSED_S = 100.0
 """Of three heartbeats of a worker."""
@@ -124,6 +124,16 @@ def up(prefect_port: int, mlflow_port: int, say: Callable[[str, State], None]) -
         keeper = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_environment(), start_new_session=True
         )
+    try:
+        return _all_answering(keeper, log, say)
+    except BaseException:
+        # By its pid: one that has just begun does not hold its lock yet.
+        keeper.terminate()
+        keeper.wait()
+        raise
+
+
+def _all_answering(keeper: subprocess.Popen[bytes], log: Path, say: Callable[[str, State], None]) -> State:
     deadline, answering = time.monotonic() + START_TIMEOUT_S, 0
     while True:
         state = told()
@@ -136,7 +146,6 @@ def up(prefect_port: int, mlflow_port: int, say: Callable[[str, State], None]) -
         if keeper.poll() is not None:
             raise ServicesFailed(f"the services did not start: {_last_line(log)} All of it: {log}")
         if time.monotonic() > deadline:
-            down()
             raise ServicesFailed(f"not all services answered within {START_TIMEOUT_S:g} s: see {folder()}")
         time.sleep(0.1)
 
@@ -174,7 +183,8 @@ def look(state: State) -> list[tuple[str, str, bool]]:
         found.append((MLFLOW, state.mlflow, answers(state.mlflow)))
     use()
     missed = datetime.now(UTC) - timedelta(seconds=MISSED_S)
-    return [*found, (WORKER, f"work pool {POOL}", bool(found and found[0][-1]) and works(missed))]
+    reached = all(well for name, _, well in found if name == PREFECT)
+    return [*found, (WORKER, f"work pool {POOL}", reached and works(missed))]
 
 
 def worker_name() -> str:

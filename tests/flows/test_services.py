@@ -99,8 +99,7 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     flow_run = found.group()
     wait_until(lambda: any(machine.home.glob("jobs/*/checkpoints/checkpoint-*")))
     machine.prefect("flow-run", "cancel", flow_run)
-    trains = lambda: [pid for pid in of_home(machine.home) if variable(pid, "PREFECT__FLOW_RUN_ID")]  # noqa: E731
-    wait_until(lambda: not trains(), 30)
+    wait_until(lambda: not [pid for pid in of_home(machine.home) if variable(pid, "PREFECT__FLOW_RUN_ID")], 30)
     wait_until(lambda: machine.state_of(flow_run) == "Cancelled")
     client = MlflowClient(machine.env["MLFLOW_TRACKING_URI"])
     experiment = client.get_experiment_by_name("small")

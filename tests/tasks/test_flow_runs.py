@@ -1,0 +1,51 @@
+"""Which flow run `finetune resume` goes on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Completed, Crashed, Running, State
+
+from tasks.runtime.flow_runs import find
+from tasks.runtime.outbox import Outbox
+from training.problems import UserError
+
+
+@flow(name="finetune")
+def ours() -> None:
+    """Never run."""
+
+
+@flow(name="somebody-elses")
+def other() -> None:
+    """Never run."""
+
+
+def begun(client: SyncPrefectClient, ends: State[None] | None, of: object = ours) -> FlowRun:
+    run = client.create_flow_run(of, state=Running())  # type: ignore[arg-type]
+    if ends is not None:
+        client.set_flow_run_state(run.id, ends, force=True)
+    return client.read_flow_run(run.id)
+
+
+def test_the_last_that_did_not_complete_is_gone_on_with_and_none_that_runs_here_or_elsewhere(
+    prefect_server: None, home: Path
+) -> None:
+    with get_client(sync_client=True) as client:
+        crashed, killed = begun(client, Crashed()), begun(client, None)
+        elsewhere, completed = begun(client, None), begun(client, Completed())
+        foreign = begun(client, Crashed(), other)
+    with Outbox(str(killed.id)).claimed():
+        assert find(None).id == crashed.id
+        with pytest.raises(UserError, match=f"{killed.id} is Running, here or elsewhere"):
+            find(str(killed.id))
+    assert find(None).id == killed.id == find(str(killed.id)[:13]).id
+    for run, said in ((elsewhere, "is Running, here or elsewhere"), (completed, "is Completed: a new run")):
+        with pytest.raises(UserError, match=f"{run.id} {said}"):
+            find(str(run.id))
+    with pytest.raises(UserError, match="no flow run"):
+        find(str(foreign.id))
