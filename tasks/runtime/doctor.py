@@ -28,10 +28,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tasks.runtime import settings
+from tasks.runtime import services, settings
 from tasks.runtime.hardware import gpus
 from tasks.runtime.locks import held
-from tasks.runtime.services import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State, use
+from tasks.runtime.services import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
 from training.problems import UserError
 
 PACKAGE = "finetune-flows"
@@ -58,9 +58,8 @@ class Finding(NamedTuple):
 
 def examine() -> list[Finding]:
     """All findings. Takes seconds at most, the network's time-outs included."""
-    state = _kept()
-    if _keeper_runs():
-        use()  # its servers are asked, not the files that they have open
+    state = services.told()
+    services.use()  # its servers are asked, not the files that they have open
     hub = _hub()
     found = [_python(), *_packages(), *_ports(state), *_disks(), _memory(), *_gpus()]
     found += [_home(), *_servers(), *_left(state)]
@@ -108,19 +107,8 @@ def _tested() -> dict[str, str]:
     return {}
 
 
-def _kept() -> State | None:
-    """What the keeper of `finetune up` told, whether it runs or not."""
-    with contextlib.suppress(OSError, ValueError):
-        return State.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
-    return None
-
-
-def _keeper_runs() -> bool:
-    return held(settings.home_path() / "services" / "keeper.lock")
-
-
 def _ports(state: State | None) -> Iterator[Finding]:
-    ours = {state.prefect, state.mlflow} if state and _keeper_runs() else set()
+    ours = {state.prefect, state.mlflow} if state and services.running() else set()
     for name, port in ((PREFECT, PREFECT_PORT), (MLFLOW, MLFLOW_PORT)):
         if f"http://127.0.0.1:{port}" in ours:
             yield Finding("ok", f"port {port}", f"{name} of `finetune up`")
@@ -251,7 +239,7 @@ def _mend(file: Path) -> str:
 
 def _left(state: State | None) -> Iterator[Finding]:
     """What a keeper that died has left running; nothing where one keeps it, or nothing answers."""
-    if state is None or _keeper_runs():
+    if state is None or services.running():
         return
     for name, url in ((PREFECT, state.prefect), (MLFLOW, state.mlflow)):
         health = f"{url}/api/health" if name == PREFECT else f"{url}/health"

@@ -28,7 +28,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.runtime import settings
-from tasks.runtime.locks import FlockManager
+from tasks.runtime.locks import FlockManager, held
 from training.problems import Problem, UserError
 from training.processes import send, start_ticks
 from training.protocol import write_atomically
@@ -85,7 +85,7 @@ def folder() -> Path:
 
 def running() -> State | None:
     """What the keeper told last; None where none runs."""
-    return told() if FlockManager(folder()).is_locked("keeper") else None
+    return told() if held(settings.home_path() / "services" / "keeper.lock") else None
 
 
 def use() -> None:
@@ -101,7 +101,7 @@ def use() -> None:
 def told() -> State | None:
     """What the last keeper told, whether it runs or not."""
     try:
-        return State.model_validate_json((folder() / "state.json").read_bytes())
+        return State.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
     except (OSError, ValidationError):
         return None
 
@@ -211,11 +211,11 @@ def works(since: datetime) -> bool:
 def kept_alone() -> Iterator[bool]:
     """Holds the keeper's lock in the block; gives False where another has it."""
     locks, holder = FlockManager(folder()), str(os.getpid())
-    held = locks.acquire_lock("keeper", holder, acquire_timeout=0)
+    alone = locks.acquire_lock("keeper", holder, acquire_timeout=0)
     try:
-        yield held
+        yield alone
     finally:
-        if held:
+        if alone:
             locks.release_lock("keeper", holder)
 
 
