@@ -27,16 +27,15 @@ SILENT_S = 95.0
 NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
 PAGE = 200
 
-RUN_LINK = "{{ flow_run|ui_url }}"
 VERDICT_SUBJECT = "{{ event.resource.id|replace('finetune.model.', '') }}: {{ event.payload.summary }}"
-VERDICT_BODY = f"""{{{{ event.payload.reason }}}}
-{{% if event.payload.version %}}Version: {{{{ event.payload.version }}}}
-{{% endif %}}{{% if event.payload.champion_before %}}Champion before: {{{{ event.payload.champion_before }}}}
-{{% endif %}}Run: {RUN_LINK}"""
+VERDICT_BODY = """{{ event.payload.reason }}
+{% if event.payload.version %}Version: {{ event.payload.version }}
+{% endif %}{% if event.payload.champion_before %}Champion before: {{ event.payload.champion_before }}
+{% endif %}Run: UI_URL/runs/flow-run/{{ event.payload.flow_run_id }}"""
 FAILURE_SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name|lower }}"
-FAILURE_BODY = f"""{{{{ flow_run.state.message }}}}
-Run: {RUN_LINK}
-Go on with it: finetune resume {{{{ flow_run.id }}}}"""
+FAILURE_BODY = """{{ flow_run.state.message }}
+Run: UI_URL/runs/flow-run/{{ flow_run.id }}
+Go on with it: finetune resume {{ flow_run.id }}"""
 
 
 class Notification(NamedTuple):
@@ -90,7 +89,9 @@ def notify(client: SyncPrefectClient, called: str, kinds: Collection[str]) -> No
             for one in known:
                 client.delete_automation(one.id)
         elif known:
-            client.update_automation(known[0].id, made.model_copy(update={"enabled": known[0].enabled}))
+            # Read anew: the client leaves out what was not set by name, and the server refuses what then remains.
+            whole = type(made).model_validate({**made.model_dump(), "enabled": known[0].enabled})
+            client.update_automation(known[0].id, whole)
         else:
             client.create_automation(made)
 
@@ -142,9 +143,12 @@ KINDS = {
 def _notification(one: Notification, block: BlockDocument) -> AutomationCore:
     from prefect.events.actions import SendNotification
     from prefect.events.schemas.automations import AutomationCore
+    from prefect.settings import PREFECT_UI_URL
 
     trigger, subject, body, told = KINDS[one.kind]
-    send = SendNotification(block_document_id=block.id, subject=subject, body=body)
+    # As it is reached from here: Prefect's own filter for links gives None on a server that was not told its address.
+    linked = body.replace("UI_URL", str(PREFECT_UI_URL.value()))
+    send = SendNotification(block_document_id=block.id, subject=subject, body=linked)
     return AutomationCore(name=one.name, description=told, trigger=trigger(), actions=[send])
 
 

@@ -16,6 +16,7 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.runtime import flow_run
 from prefect.states import Completed, Running
 
 from flows.commands.main import main
@@ -67,7 +68,7 @@ def wait_until(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
-    tmp_path: Path, receiver: tuple[str, list[Post]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, server: dict[str, str], receiver: tuple[str, list[Post]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     address, posts = receiver
     called = "custom-webhook/team"
@@ -77,14 +78,15 @@ def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
     assert capsys.readouterr().out.split() == ["failure", called, "verdict", called]
     recipe, score = load(write_project(tmp_path)), {"value": 0.9130, "low": 0.8941, "high": 0.9312}
     done: dict[str, Any] = {
-        **{"metrics": {"validation": {"accuracy": score}}, "problems": [], "mlflow_run_id": "m", "flow_run_id": "f"},
+        **{"metrics": {"validation": {"accuracy": score}}, "problems": [], "mlflow_run_id": "m", "flow_run_id": None},
         "verdict": {"decision": "promote", "reason": "it is better than sst2/2."},
         "model": {"registered": "small/3", "alias": "champion"},
     }
 
     @flow(name="finetune", flow_run_name="small · judged")
     def judges() -> None:
-        events.verdict(recipe.name, verdict_event(recipe, done, "small/2"))
+        run = str(flow_run.get_id())
+        events.verdict(recipe.name, verdict_event(recipe, {**done, "flow_run_id": run}, "small/2"))
 
     @flow(name="retrain", flow_run_name="small · broken")
     def fails() -> None:
@@ -100,8 +102,9 @@ def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
     verdict = by_subject["small: promoted, accuracy 0.9130 (0.894 to 0.931) on validation"]
     failure = by_subject["small · broken: failed"]
     assert verdict[:3] == ["it is better than sst2/2.", "Version: small/3", "Champion before: small/2"]
-    assert verdict[3].endswith(f"/runs/flow-run/{judged}")
-    assert "data.path: there is no such file." in failure[0] and failure[1].endswith(f"/runs/flow-run/{broken}")
+    link = f"Run: {server['PREFECT_API_URL'].removesuffix('/api')}/runs/flow-run"
+    assert verdict[3] == f"{link}/{judged}"
+    assert "data.path: there is no such file." in failure[0] and failure[1] == f"{link}/{broken}"
     assert len(posts) == 2 and "secret-path" not in json.dumps(posts)
 
 
