@@ -89,9 +89,9 @@ def notify(client: SyncPrefectClient, called: str, kinds: Collection[str]) -> No
             for one in known:
                 client.delete_automation(one.id)
         elif known:
-            # Read anew: the client leaves out what was not set by name, and the server refuses what then remains.
-            whole = type(made).model_validate({**made.model_dump(), "enabled": known[0].enabled})
-            client.update_automation(known[0].id, whole)
+            # Set by name, for the client leaves out all else; but the owner the server refuses to be told.
+            whole = {**made.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
+            client.update_automation(known[0].id, type(made).model_validate(whole))
         else:
             client.create_automation(made)
 
