@@ -80,10 +80,18 @@ class Machine:
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
 
-    def api(self, path: str) -> Any:
-        """What the Prefect server answers."""
-        with urllib.request.urlopen(f"{self.env['PREFECT_API_URL']}/{path}", timeout=30) as answer:
+    def api(self, path: str, **body: Any) -> Any:
+        """What the Prefect server answers, to a POST where there is a body."""
+        sent = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(
+            f"{self.env['PREFECT_API_URL']}/{path}", sent, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name that the Prefect server has stored."""
+        return list(self.api("events/filter", filter={"event": {"name": [name]}})["events"])
 
     def state_of(self, flow_run: str) -> str:
         return str(self.api(f"flow_runs/{flow_run}")["state_name"])

@@ -26,6 +26,7 @@ SILENT_S = 95.0
 """Three signs of life are missed: one may be lost while the server starts again."""
 NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
 PAGE = 200
+Labels = dict[str, str | list[str]]
 
 VERDICT_SUBJECT = "{{ event.resource.id|replace('finetune.model.', '') }}: {{ event.payload.summary }}"
 VERDICT_BODY = """{{ event.payload.reason }}
@@ -74,7 +75,7 @@ def crash_silent_runs(client: SyncPrefectClient) -> None:
         within=timedelta(seconds=SILENT_S),
     )
     message = f"No sign of life for {SILENT_S:g} s: its worker or its machine died. `finetune resume` goes on with it."
-    crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message)
+    crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
     told = "Runs whose worker or machine died are crashed, so that they can be tried again."
     client.create_automation(AutomationCore(name=DEAD, description=told, trigger=silence, actions=[crash]))
 
@@ -122,14 +123,14 @@ def _verdicts() -> EventTrigger:
     from prefect.events.schemas.automations import EventTrigger
 
     # Runs that failed say so in a verdict too: they are the other kind's.
-    decided = {RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]}
+    decided: Labels = {RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]}
     return EventTrigger(expect={VERDICT}, match=decided, for_each={RESOURCE})
 
 
 def _failures() -> EventTrigger:
     from prefect.events.schemas.automations import EventTrigger
 
-    flows = {"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS.values()]}
+    flows: Labels = {"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS.values()]}
     ended = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
     return EventTrigger(expect=ended, match_related=flows, for_each={RESOURCE})
 
@@ -153,7 +154,7 @@ def _notification(one: Notification, block: BlockDocument) -> AutomationCore:
 
 
 def _block(client: SyncPrefectClient, called: str) -> BlockDocument:
-    found = {}
+    found: dict[str, BlockDocument] = {}
     while page := client.read_block_documents(offset=len(found), limit=PAGE, include_secrets=False):
         found |= {f"{one.block_type.slug}/{one.name}": one for one in page if one.block_type and one.name}
         if len(page) < PAGE:

@@ -50,8 +50,8 @@ class Fires:
         """Runs one fire to its end."""
         began = time.monotonic()
         try:
-            told = FIRES[name](self, self.ground.prepared(f"fire-{name}", self._finished))
-            self.told[name] = told or "as promised"
+            FIRES[name](self, self.ground.prepared(f"fire-{name}", self._finished))
+            self.told[name] = "as promised"
         except Skipped as reason:
             self.told[name] = f"skipped: {reason}"
         except Exception as error:
@@ -225,14 +225,7 @@ def taken_port(fires: Fires, home: Path) -> None:
         fires.same_bytes(fires.start(home), fit="ran")
 
 
-def services(fires: Fires, home: Path) -> str:
-    """Of `finetune up`, the worker, each server and the keeper die, each alone, under a run that trains."""
-    from tests.drill.services import killed_one_by_one  # it needs the words of this room
-
-    return killed_one_by_one(fires, home)
-
-
-FIRES: dict[str, Callable[[Fires, Path], str | None]] = {
+FIRES: dict[str, Callable[[Fires, Path], None]] = {
     "sigterm": sigterm,
     "stalled": stalled,
     "full-disk": full_disk,
@@ -244,7 +237,6 @@ FIRES: dict[str, Callable[[Fires, Path], str | None]] = {
     "two-recipes": two_recipes,
     "stale-mlflow-run": stale_mlflow_run,
     "taken-port": taken_port,
-    "services": services,
 }
 
 

@@ -93,7 +93,7 @@ class Ground:
     def __init__(self, folder: Path, server: str, settings: Sequence[str] = SETTINGS) -> None:
         self.folder = folder
         self._server, self._settings = server, settings
-        self.file = write_project(folder / "project")
+        self._file = write_project(folder / "project")
         self._runs = 0
 
     def start(
@@ -118,7 +118,7 @@ class Ground:
         sets = [word for setting in (*self._settings, *settings) for word in ("--set", setting)]
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             process = subprocess.Popen(
-                [*inside, *command("run", str(self.file), "--json", str(folder / "out.json"), *sets)],
+                [*inside, *command("run", str(self._file), "--json", str(folder / "out.json"), *sets)],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tasks.runtime.events import VERDICT
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun, finetune
 from tests.machine import Machine, of_home, wait_until
@@ -57,6 +58,12 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     assert (same.info.run_id, same.info.status) == (run.info.run_id, "FINISHED")
     assert same.data.tags["fit.state"] == "resumed" and same.data.tags["predict.state"] == "cached"
     assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
+    wait_until(lambda: bool(machine.events(VERDICT)), 30)
+    (verdict,) = machine.events(VERDICT)
+    assert verdict["resource"] == {"prefect.resource.id": "finetune.model.small", "finetune.decision": "promote"}
+    told = verdict["payload"]
+    assert (told["version"], told["flow_run_id"], told["mlflow_run_id"]) == ("small/1", flow_run, run.info.run_id)
+    assert told["summary"].startswith("promoted, accuracy ") and told["reason"]
 
     assert machine.finetune("down").returncode == 0
     assert of_home(machine.home) == []
