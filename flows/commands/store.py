@@ -55,9 +55,8 @@ def act(arguments: argparse.Namespace) -> int:
         return COMPLETED
     frees = size_told(bytes_on_disk((piece.path for piece in going), freed=True))
     if not arguments.remove:
-        runs = going_on()
-        when = f", once {counted(len(runs), 'run')} that goes on here has ended" if runs else ""
-        print(f"finetune store --remove frees {frees}{when}.")
+        runs = ", ".join(run[:8] for run in going_on())
+        print(f"finetune store --remove frees {frees}{f', once no run goes on here: {runs}' if runs else ''}.")
         return COMPLETED
     if not arguments.yes and input(f"Remove {_named(going)}, and free {frees}? [y/N] ").strip().lower() != "y":
         print("Nothing was removed.")
