@@ -9,8 +9,8 @@ from typing import Any
 
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned, counted
-from tasks.runtime import services, settings
-from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, REMOVED, Piece, bytes_on_disk, going_on, look, need_quiet, remove
+from tasks.runtime import keeping, services, settings
+from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, REMOVED, Piece, bytes_on_disk
 from training.problems import Problem, UserError
 
 # What is not a stage's comes after them.
@@ -45,9 +45,9 @@ def act(arguments: argparse.Namespace) -> int:
         print(f"{settings.home_path()} is not there yet: nothing is stored.")
         return COMPLETED
     if arguments.remove:
-        need_quiet()
+        keeping.need_quiet()
     services.use()  # it has the database open; before anything of MLflow's is imported
-    pieces = look(arguments.give_up)
+    pieces = keeping.look(arguments.give_up)
     print(*_lines(pieces), sep="\n")
     going = [piece for piece in pieces if not piece.needed_by]
     if not going:
@@ -55,13 +55,13 @@ def act(arguments: argparse.Namespace) -> int:
         return COMPLETED
     frees = size_told(bytes_on_disk((piece.path for piece in going), freed=True))
     if not arguments.remove:
-        runs = ", ".join(run[:8] for run in going_on())
+        runs = ", ".join(run[:8] for run in keeping.going_on())
         print(f"finetune store --remove frees {frees}{f', once no run goes on here: {runs}' if runs else ''}.")
         return COMPLETED
     if not arguments.yes and input(f"Remove {_named(going)}, and free {frees}? [y/N] ").strip().lower() != "y":
         print("Nothing was removed.")
         return COMPLETED
-    removed, freed = remove({piece.path for piece in going}, arguments.give_up)
+    removed, freed = keeping.remove({piece.path for piece in going}, arguments.give_up)
     print(f"Removed {removed:,} of {len(going):,}: {size_told(freed)} freed.")
     return COMPLETED
 

@@ -203,7 +203,8 @@ def _given_up(runs: Mapping[str, Run], named: Collection[str]) -> set[str]:
 
 def _run(id: str) -> Run:
     """What its outbox tells. One that is tried again, and goes on, has not completed."""
-    keys, tags, recipe, completed, outbox = set(), {}, "", False, Outbox(id)
+    tags: dict[str, str] = {}
+    keys, recipe, completed, outbox = set(), "", False, Outbox(id)
     for entry in outbox.entries():
         if entry["entry"] == "start":
             recipe, completed = entry["experiment"], False

@@ -160,7 +160,7 @@ def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_t
     monkeypatch.setattr("tasks.runtime.keeping.LOCK_WAIT_S", 0.1)
     key = made("fit", "a1")
     outbox = Outbox("11111111")
-    with in_use(), in_use(), outbox.claimed(), pytest.raises(UserError, match="a run goes on .*11111111"):
+    with in_use(), in_use(), outbox.claimed(), pytest.raises(UserError, match=r"a run goes on .*11111111"):
         remove({store.folder("fit", key)})
     assert store.find("fit", key) is not None
     assert remove({store.folder("fit", key)})[0] == 1
