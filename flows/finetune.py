@@ -17,6 +17,7 @@ from flows.report import result, verdict_event
 from tasks.runtime import events, lineage, settings, untold
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
+from tasks.runtime.keeping import in_use
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.machines import Leader, machines_of
 from tasks.runtime.progress import REPORTING, PrefectProgress
@@ -63,6 +64,11 @@ def fine_tune(
         force: Stages to run although their output is stored.
         why: What changed, where that is known; it is told with the result.
     """
+    with in_use():
+        return _followed(recipe, force, why)
+
+
+def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict[str, Any] | State[Any]:
     run = str(flow_run.get_id())
     machines = machines_of(recipe.compute)
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]

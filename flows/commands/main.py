@@ -25,6 +25,7 @@ from flows.commands import (
     runs,
     show,
     status,
+    store,
     up,
 )
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
@@ -38,7 +39,7 @@ from training.problems import UserError, full_disk
 COMMANDS = (
     *(run, resume, plan, check),
     *(runs, models, show, reproduce, promote, rollback, predict),
-    *(up, deploy, data_updated, notify, status, down, doctor),
+    *(up, deploy, data_updated, notify, status, down, doctor, store),
 )
 
 
