@@ -57,7 +57,11 @@ def act(arguments: argparse.Namespace) -> int:
     if record["model"] is None:
         message = f"of {arguments.name} it is not kept which bytes it had."
         raise UserError([Problem(kind="registry", where="VERSION", message=message)])
-    with sigterm_interrupts(), start_of(record) as start, _fresh_home(arguments.into, record["model"]["digest"]) as home:
+    with (
+        sigterm_interrupts(),
+        start_of(record) as start,
+        _fresh_home(arguments.into, record["model"]["digest"]) as home,
+    ):
         recipe = recipe_of(record, start)
         print("\n".join(_foreword(record, differing := _prepared(recipe, record))), flush=True)
         done = call_flow(recipe, frozenset(), AsDivided(recipe, record))
