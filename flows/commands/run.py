@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from tasks.runtime.refs import Verdict
 from tasks.runtime.stage import Follower
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
-from training.recipe import Recipe
+from training.recipe import Recipe, parse_set
 
 if TYPE_CHECKING:
     from prefect import Flow, State
@@ -74,7 +75,7 @@ def act(arguments: argparse.Namespace) -> int:
     if done is None and helper is not None:
         return _help(recipe, machines, helper, out)
     if done is None:
-        return _run(recipe, force, out, arguments.require_promotion)
+        return _run(recipe, arguments, force)
     for row in looking.rows:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
@@ -108,14 +109,17 @@ def _forced(stage: str | None) -> frozenset[str]:
     return frozenset(STAGES if stage == "all" else [stage])
 
 
-def _run(recipe: Recipe, force: frozenset[str], out: Path | None, require_promotion: bool) -> int:
+def _run(recipe: Recipe, arguments: argparse.Namespace, force: frozenset[str]) -> int:
     print(f"{recipe.name}: starting", file=sys.stderr)
-    return _ended(recipe, out, require_promotion, lambda: call_flow(recipe, force))
+    # They are in the recipe already; the flow run tells of them all the same, in its parameters and its name.
+    overrides = parse_set(arguments.set)
+    call = partial(call_flow, recipe, force, overrides=overrides)
+    return _ended(recipe, arguments.json, arguments.require_promotion, call)
 
 
 def go_on(recipe: Recipe, flow_run: FlowRun, out: Path | None) -> int:
     """Tries a flow run again in this process, and tells how it ended; gives the exit code."""
-    return _ended(recipe, out, False, lambda: call_flow(recipe, frozenset(), flow_run=flow_run))
+    return _ended(recipe, out, False, partial(call_flow, recipe, frozenset(), flow_run=flow_run))
 
 
 def _ended(recipe: Recipe, out: Path | None, require_promotion: bool, call: Callable[[], dict[str, Any]]) -> int:
@@ -189,7 +193,11 @@ def say_failed(done: dict[str, Any]) -> int:
 
 
 def call_flow(
-    recipe: Recipe, force: frozenset[str], *followed_by: Follower, flow_run: FlowRun | None = None
+    recipe: Recipe,
+    force: frozenset[str],
+    *followed_by: Follower,
+    overrides: dict[str, Any] | None = None,
+    flow_run: FlowRun | None = None,
 ) -> dict[str, Any]:
     """The flow's result as JSON values, however it ended; the terminal follows it, and whoever else is named.
 
@@ -209,7 +217,7 @@ def call_flow(
         untold.tell()
         followers.set((terminal, *followed_by))
         if flow_run is None:
-            ended = finetune(recipe=recipe, force=sorted(force), return_state=True)
+            ended = finetune(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
         else:
             ended = _again({one.name: one for one in (finetune, retrain)}[flow_name(flow_run)], flow_run)
         if terminal.result is None:
