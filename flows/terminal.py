@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from flows.tables import counted
+from tasks.runtime.figures import evaluation, figure
 from tasks.runtime.pace import Pace
-from tasks.runtime.refs import Champion, Promotion, Publication, Ref, Verdict, Version
-from tasks.runtime.reports import score_told, value_told, worst_groups
+from tasks.runtime.refs import Ref
+from tasks.runtime.reports import worst_groups
 from tasks.runtime.stage import Row
 from training.recipe import Recipe
 
@@ -46,9 +46,8 @@ class Terminal:
         for event in events:
             if event["kind"] in ("warning", "note"):
                 self._note(f"  {stage}: {event['message']}")
-            elif event["kind"] == "metrics" and any(name.startswith("eval_") for name in event["values"]):
-                shown = ", ".join(f"{n.removeprefix('eval_')} {v:.4g}" for n, v in _told(event["values"]).items())
-                self._note(f"  {stage}: step {event['step']}: {shown}")
+            elif event["kind"] == "metrics" and (told := evaluation(event)):
+                self._note(f"  {stage}: {told}")
         done = [event for event in events if event["kind"] == "progress" and event.get("total")]
         if done:
             self._progress(stage, done[-1])
@@ -137,63 +136,3 @@ def _left(seconds: float) -> str:
 def line(name: str, state: str, middle: str, end: str) -> str:
     """One line of a table of stages."""
     return f"  {name:<16} {state:<8} {middle:>9}   {end}".rstrip()
-
-
-def figure(stage: str, result: Any) -> str:
-    """The one figure that says most about a stage's result."""
-    if isinstance(result, Ref):
-        describe = _FIGURES.get(stage)
-        return describe(result.figures) if describe else ""
-    if isinstance(result, Champion):
-        return f"{result.name} version {result.version}"
-    if isinstance(result, Verdict):
-        return result.decision
-    if isinstance(result, Version):
-        return f"{result.name} version {result.version}"
-    if isinstance(result, Publication):
-        return f"{result.repo} at {result.revision}, commit {result.commit[:12]}"
-    if isinstance(result, Promotion):
-        before = f", before that version {result.previous}" if result.previous else ""
-        return f"{result.name} version {result.version}: {result.alias}{before}"
-    return ""
-
-
-def _told(values: Mapping[str, float]) -> dict[str, float]:
-    """An evaluation's own figures, without the seconds that it took."""
-    return {name: value for name, value in values.items() if not name.endswith(("_second", "_runtime"))}
-
-
-def _rows(figures: Mapping[str, Any]) -> str:
-    splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
-    warned = f"; {counted(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
-    return f"rows: {', '.join(splits)}; {figures['labels']} labels{warned}"
-
-
-def _size(figures: Mapping[str, Any]) -> str:
-    return f"{figures['megabytes']:g} MB" if "megabytes" in figures else f"{figures['parameters']:,} parameters"
-
-
-def _scores(figures: Mapping[str, Any]) -> str:
-    """Each value, and the ends of its interval."""
-    return "; ".join(
-        f"{split} " + ", ".join(f"{name} {score_told(entry)}" for name, entry in metrics.items())
-        for split, metrics in figures.items()
-    )
-
-
-def _rate(figures: Mapping[str, Any]) -> str:
-    return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
-
-
-_FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "load_data": _rows,
-    "load_model": _size,
-    "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
-    "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
-    "predict": _rate,
-    "score": _scores,
-    "predict_champion": _rate,
-    "compare": lambda f: (
-        f"{f['metric']} {value_told(f['value'])} beside {value_told(f['champion_value'])} of {f['champion']}"
-    ),
-}

@@ -27,6 +27,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
 from tasks.runtime import addresses
+from tasks.runtime.figures import evaluation, figure
 from tasks.runtime.pace import Pace
 from tasks.runtime.refs import Publication, Ref, Verdict, Version
 from tasks.runtime.reports import (
@@ -144,14 +145,13 @@ class PrefectProgress:
         get_run_logger().info("%s: another run makes the same artifact; waiting for it", stage)
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Moves the bar, at most every two seconds, and logs figures and warnings."""
+        """Moves the bar, at most every two seconds, and logs evaluations and warnings; MLflow has the curve."""
         for event in events:
             if event["kind"] in ("warning", "note"):
                 level = logging.WARNING if event["kind"] == "warning" else logging.INFO
                 get_run_logger().log(level, "%s: %s", stage, event["message"])
-            elif event["kind"] == "metrics":
-                figures = ", ".join(f"{name} {value:.4g}" for name, value in event["values"].items())
-                get_run_logger().info("%s: step %s: %s", stage, event["step"], figures)
+            elif event["kind"] == "metrics" and (told := evaluation(event)):
+                get_run_logger().info("%s: %s", stage, told)
         done = [event for event in events if event["kind"] == "progress" and event.get("total")]
         if done:
             left_s = self._pace.left_s(done[-1]["done"], done[-1]["total"])
@@ -159,9 +159,10 @@ class PrefectProgress:
                 self._show(stage, _bar(stage, done[-1], left_s))
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """Fills the bar of a stage that ended well, and shows what it found, decided or made."""
+        """Logs the stage in a line, fills the bar of one that ended well, and shows what it found, decided or made."""
+        get_run_logger().info("  ".join(filter(None, [_ended(row), figure(row.name, result)])))
         if self._last is not None and row.state != "failed":
-            self._show(row.name, _Bar(100.0, f"{row.name}: {row.state}, {row.seconds:,.0f} s"))
+            self._show(row.name, _Bar(100.0, _ended(row)))
         if row.name in REPORTING and isinstance(result, Ref) and (report := read_report(result.path)):
             self._reports[row.name] = report
             self._table([problem for found in self._reports.values() for problem in found["problems"]])
@@ -234,6 +235,11 @@ class PrefectProgress:
                     made[name] = context.run(newest.create, name)
                 return
             time.sleep(RETRY_S)
+
+
+def _ended(row: Row) -> str:
+    """`fit: ran, 108 s`"""
+    return f"{row.name}: {row.state}, {row.seconds:,.0f} s"
 
 
 def _bar(stage: str, event: Mapping[str, Any], left_s: float | None) -> _Bar:

@@ -68,6 +68,11 @@ def problems_table(problems: Iterable[Mapping[str, Any] | Problem]) -> list[dict
     return table or [{"level": "", "check": "", "where": "", "message": "No problems."}]
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 warning`, `2 warnings`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def score_told(score: Mapping[str, float | None]) -> str:
     """`0.8312 (0.813 to 0.848)`: a metric's value and the ends of its interval, as training.score gives them."""
     low, high = score.get("low"), score.get("high")

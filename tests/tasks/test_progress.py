@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -202,16 +203,19 @@ def test_why_rows_were_refused_stands_at_the_tables_top(home: Path) -> None:
     assert [row["level"] for row in rows] == ["error", "warning", "warning"]
 
 
-def test_figures_and_warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = {"kind": "metrics", "step": 5, "values": {"loss": 0.123456}}
-    run("ran", [metrics, {"kind": "warning", "message": "rows are cut"}])
+def test_evaluations_warnings_and_a_line_a_stage_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    steps = [{"train_loss": 0.5}, {"eval_loss": 0.123456, "eval_runtime": 2.0, "epoch": 1.0}]
+    metrics = [{"kind": "metrics", "step": 5, "values": values} for values in steps]
+    run("ran", [*metrics, {"kind": "warning", "message": "rows are cut"}])
     said = [(record.levelname, record.message) for record in caplog.records if record.message.startswith("fit: ")]
-    assert said == [("INFO", "fit: step 5: loss 0.1235"), ("WARNING", "fit: rows are cut")]
+    evaluated = ("INFO", "fit: step 5: loss 0.1235, epoch 1")
+    assert said == [evaluated, ("WARNING", "fit: rows are cut"), ("INFO", "fit: ran, 1 s")]
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_a_server_that_is_down_delays_no_stage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "END_WAIT_S", 5.0)
+    monkeypatch.setattr(progress, "get_run_logger", lambda: logging.getLogger("no-run"))
     shown = PrefectProgress()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         started = time.monotonic()

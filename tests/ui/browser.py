@@ -36,8 +36,8 @@ CLICK = """(text => {
   const found = [...document.querySelectorAll("a, button, [role], label, li, span, div")].filter(fits);
   const one = found.find(node => !found.some(other => other !== node && node.contains(other))) ?? found[0];
   one?.scrollIntoView({block: "center"});
-  one?.click();
-  return Boolean(one);
+  const box = one?.getBoundingClientRect();
+  return box && [box.x + box.width / 2, box.y + box.height / 2];
 })(%s)"""
 SCROLL = """(text => {
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -98,18 +98,21 @@ class Page:
 
     def click(self, text: str) -> None:
         """Clicks what has exactly this text. Raises Missing where nothing has."""
-        self._until(CLICK, text)
+        x, y = self._until(CLICK, text)
+        for kind in ("mousePressed", "mouseReleased"):  # some parts of a page listen to no script's click
+            self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def scroll_to(self, text: str) -> None:
         """Brings the first text that holds this to the window's top. Raises Missing where none does."""
         self._until(SCROLL, text)
 
-    def _until(self, script: str, text: str) -> None:
+    def _until(self, script: str, text: str) -> Any:
         deadline = time.monotonic() + TEXT_TIMEOUT_S
-        while not self.run(script % json.dumps(text)):
+        while not (found := self.run(script % json.dumps(text))):
             if time.monotonic() > deadline:
                 raise Missing(f"{self.run('location.href')} has nothing called {text!r}")
             time.sleep(0.3)
+        return found
 
     def picture(self, file: Path) -> None:
         """What the window shows, as a .png or .webp file."""
