@@ -107,7 +107,7 @@ def table_of(home: Path, then: Callable[[PrefectProgress], None] = lambda shown:
     def body() -> str:
         shown = PrefectProgress()
         for stage, report in (("load_data", ROWS), ("tokenize", TOKENS)):
-            ref = Ref(kind=stage, key="k", digest="d")
+            ref = Ref(kind=stage, key="k", digest="d", figures={"labels": 2, "tokens": 9, "truncated": 4})
             (ref.path / "log").mkdir(parents=True)
             (ref.path / "log" / "report.json").write_text(json.dumps(report))
             shown.stage_ended(Row(stage, "k", "cached", 1.0), ref)

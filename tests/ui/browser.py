@@ -87,14 +87,13 @@ class Page:
         self.do("Page.navigate", url=url)
         self.says(*texts)
 
-    def says(self, *texts: str) -> str:
-        """All text of the page, once it says this. Raises Missing where it does not."""
+    def says(self, *texts: str) -> None:
+        """Waits until the page says all that, wherever its lines break. Raises Missing where it does not."""
         deadline = time.monotonic() + TEXT_TIMEOUT_S
-        while missing := [text for text in texts if text not in (said := str(self.run(TEXT)))]:
+        while missing := [text for text in texts if _one_line(text) not in (said := _one_line(str(self.run(TEXT))))]:
             if time.monotonic() > deadline:
-                raise Missing(f"{self.run('location.href')} does not say {missing}; it says:\n{said[:3000]}")
+                raise Missing(f"{self.run('location.href')} does not say {missing}; it says: {said[:3000]}")
             time.sleep(0.3)
-        return str(self.run(TEXT))
 
     def click(self, text: str) -> None:
         """Clicks what has exactly this text. Raises Missing where nothing has."""
@@ -121,6 +120,10 @@ class Page:
         quality = {"quality": 80} if kind == "webp" else {}
         taken = self.do("Page.captureScreenshot", format=kind, **quality)
         file.write_bytes(base64.b64decode(taken["data"]))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 @contextlib.contextmanager
