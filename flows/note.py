@@ -1,4 +1,4 @@
-"""What MLflow's page of a run says first: how it ended, what came of it, what changed, and where else to look."""
+"""What MLflow's page of a run says first: where else to look, how it ended, what came of it, and what changed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def note(
         finished: what the stages gave, where all of them ended well.
         problems: what ended the run, as its result tells it.
     """
-    parts = []
+    # MLflow shows some three lines of it at first.
+    parts = [" · ".join(_elsewhere(run, finished))]
     if finished is not None:
         parts += [verdict_markdown(finished.verdict), figures(recipe, finished.scores)]
     parts += [f"**{problem['where']}**: {problem['message']}" for problem in problems]
     if why:
         parts.append("\n".join(["What changed:", "", *(f"- {line}" for line in why)]))
-    return "\n\n".join([*parts, " · ".join(_elsewhere(run, finished))])
+    return "\n\n".join(parts)
 
 
 def _elsewhere(run: str, finished: Finished | None) -> list[str]:

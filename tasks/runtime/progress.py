@@ -205,8 +205,10 @@ class PrefectProgress:
             self._put(PUBLISHED, _Link(result.url, result.repo, "The model on the Hugging Face Hub."))
 
     def _table(self, problems: list[Any]) -> None:
-        description = as_markdown(*(self._reports.get(stage) for stage in REPORTING))
-        self._put(TABLE, _Table(problems_table(problems), description))
+        held = as_markdown(*(self._reports.get(stage) for stage in REPORTING))
+        self._put(
+            TABLE, _Table(problems_table(problems), f"What the splits hold, and what the checks found.\n\n{held}")
+        )
 
     def _put(self, name: str, newest: _Bar | _Table | _Link) -> None:
         self._contexts.setdefault(name, contextvars.copy_context())

@@ -39,6 +39,11 @@ CLICK = """(text => {
   const box = one?.getBoundingClientRect();
   return box && [box.x + box.width / 2, box.y + box.height / 2];
 })(%s)"""
+FOCUS = """(text => {
+  const one = document.querySelector(`input[placeholder="${text}"]`);
+  one?.focus();
+  return Boolean(one);
+})(%s)"""
 SCROLL = """(text => {
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode())
@@ -100,6 +105,11 @@ class Page:
         x, y = self._until(CLICK, text)
         for kind in ("mousePressed", "mouseReleased"):  # some parts of a page listen to no script's click
             self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def type(self, placeholder: str, text: str) -> None:
+        """Types into the field that has this placeholder. Raises Missing where none has."""
+        self._until(FOCUS, placeholder)
+        self.do("Input.insertText", text=text)
 
     def scroll_to(self, text: str) -> None:
         """Brings the first text that holds this to the window's top. Raises Missing where none does."""
