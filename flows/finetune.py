@@ -15,10 +15,11 @@ from prefect.states import Failed
 from flows.naming import flow_run_name
 from flows.note import note
 from flows.pipeline import Finished, pipeline
-from flows.report import result
-from tasks.runtime import lineage, settings, untold
+from flows.report import result, verdict_event
+from tasks.runtime import events, lineage, settings, untold
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
+from tasks.runtime.keeping import in_use
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.machines import Leader, machines_of
 from tasks.runtime.progress import REPORTING, PrefectProgress
@@ -50,8 +51,9 @@ def finetune(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         force: Stages to run although their output is stored.
     """
-    recipe = parse(recipe.model_dump(exclude_unset=True), overrides)  # a file may say what the recipe does not
-    return fine_tune(recipe, frozenset(force or ()))
+    with events.alive(str(flow_run.get_id())):
+        recipe = parse(recipe.model_dump(exclude_unset=True), overrides)  # a file may say what the recipe does not
+        return fine_tune(recipe, frozenset(force or ()))
 
 
 def fine_tune(
@@ -64,6 +66,11 @@ def fine_tune(
         force: Stages to run although their output is stored.
         why: What changed, where that is known; it is told with the result.
     """
+    with in_use():
+        return _followed(recipe, force, why)
+
+
+def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict[str, Any] | State[Any]:
     run = str(flow_run.get_id())
     machines = machines_of(recipe.compute)
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
@@ -95,6 +102,10 @@ def fine_tune(
         done["warnings"] += _remember_completed(recipe.name, done)
     for follower in followed_by:
         follower.run_ended(done)
+    if not away and state != "interrupted":
+        champion = finished.champion if finished else None
+        before = f"{champion.name}/{champion.version}" if champion else None
+        events.verdict(recipe.name, verdict_event(recipe, done, before))
     if away:
         untold.keep(run, PREFECT_STATE[state])
         raise Abort("the Prefect server is away")  # the one end of a flow that asks the server nothing

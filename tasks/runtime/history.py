@@ -21,6 +21,11 @@ from tasks.runtime.refs import Pins
 from training.protocol import write_atomically
 
 
+def recipes() -> list[str]:
+    """The names of all recipes of which something is remembered."""
+    return sorted(path.name for path in (settings.home() / "recipes").glob("*") if path.is_dir())
+
+
 class History:
     """The memory of one recipe name."""
 
@@ -76,3 +81,9 @@ class History:
         """Keeps the result of a completed run."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / "completed.json", json.dumps(result, indent=1).encode())
+
+    def keys(self) -> set[str]:
+        """The keys of the last artifact of each stage, and of all stages of the last completed run."""
+        last = {path.read_text().strip() for path in (self._folder / "stages").glob("*")}
+        done = self.last_completed() or {"stages": []}
+        return last | {stage["key"] for stage in done["stages"] if stage["key"]}

@@ -75,6 +75,16 @@ class Outbox:
                     entries.append((json.loads(line), offset))
         return entries
 
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """All that was ever put, but for figures, which are most of it; delivered or not."""
+        path = self.folder / OUTBOX
+        if path.is_file():
+            with path.open("rb") as file:
+                for line in file:
+                    if not line.startswith(b'{"entry": "metrics"'):
+                        with contextlib.suppress(ValueError):
+                            yield json.loads(line)
+
     def start(self) -> dict[str, Any]:
         """The run's first entry, with its experiment. Raises LookupError before there is one."""
         with (self.folder / OUTBOX).open("rb") as file:

@@ -1,0 +1,59 @@
+"""`finetune store` over the home of a finished run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import main
+from flows.commands.store import size_told
+from tasks.runtime import store
+from tasks.runtime.keeping import bytes_on_disk
+from tests.flows.small import FinishedRun
+from tests.made import KEY, artifact
+
+
+@pytest.fixture
+def copied(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of the finished run with an artifact that nobody needs, and a damaged one."""
+    home = tmp_path / "home"
+    shutil.copytree(finished.home, home, symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    artifact("fit", {"weights": b"w" * 1_000_000})
+    store.discard("fit", KEY, "for the test")
+    artifact("load_data", {"rows": b"r" * 500_000})
+    return home
+
+
+def test_what_is_removed_frees_what_was_said_and_no_command_misses_it(
+    finished: FinishedRun, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    before = bytes_on_disk([copied])
+    assert main(["store", "--remove", "--yes"]) == 0
+    removed, freed = capsys.readouterr().out.splitlines()[-1].split(": ")
+    assert (removed, freed) == ("Removed 2 of 2", f"{size_told(before - bytes_on_disk([copied]))} freed.")
+    assert told[-1] == f"finetune store --remove frees {freed.removesuffix(' freed.')}."
+    assert any(line.split()[:2] == ["small@champion", "6"] for line in told), told
+    assert main(["run", str(finished.file)]) == 0
+    assert "Nothing changed since flow run" in capsys.readouterr().out
+    assert main(["show", "small@champion"]) == 0
+    capsys.readouterr()
+    assert main(["store", "--remove", "--yes"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Nothing can go."
+
+
+def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store", "--remove"]) == 2
+    assert capsys.readouterr().err == "--remove: there is no terminal to ask at: add --yes.\n"
+    assert store.find("load_data", KEY) is not None
+
+
+def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
+    assert main(["store"]) == 0
+    assert not home.exists()

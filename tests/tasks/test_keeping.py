@@ -1,0 +1,189 @@
+"""What the home keeps and for whom, and how the rest is removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime import settings, store
+from tasks.runtime.connection import connect
+from tasks.runtime.history import History
+from tasks.runtime.keeping import Piece, bytes_on_disk, in_use, look, remove
+from tasks.runtime.outbox import Outbox
+from tasks.runtime.tracking import VERSION_TAG
+from training.problems import UserError
+
+# No model is registered, and MLflow is not imported to say so: that takes seconds.
+REMOVING = """
+import contextlib, os, signal, sys
+from pathlib import Path
+from tasks.runtime import keeping
+keeping.failures_told, keeping.connect = contextlib.nullcontext, lambda: None
+keeping._aliased = keeping._unfinished = lambda *given: []
+calls, at = [], int(sys.argv[2])
+original = getattr(*(owner := {"rename": (Path, "rename"), "rmtree": (keeping.shutil, "rmtree")}[sys.argv[1]]))
+def killed(place, *others, **named):
+    calls.append(place)
+    if len(calls) == at:
+        if sys.argv[1] == "rmtree":
+            next(file for file in place.rglob("*") if file.is_file()).unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(place, *others, **named)
+setattr(*owner, killed)
+keeping.remove({piece.path for piece in keeping.look()})
+"""
+
+
+def made(stage: str, key: str, size: int = 5000) -> str:
+    """An artifact of this many bytes; gives its key, which begins so."""
+    key = key.ljust(40, "0")
+    with store.filling(stage, key) as aside:
+        (aside / "content").write_bytes(os.urandom(size))
+        store.publish(aside, stage, key, {}, {})
+    return key
+
+
+def ran(run: str, keys: Mapping[str, str], status: str | None = "FINISHED", version: str | None = None) -> None:
+    """What a run of the recipe `small` leaves; without a status, one that was killed."""
+    outbox = Outbox(run)
+    outbox.put("start", experiment="small")
+    outbox.put("tags", values={f"{stage}.key": key for stage, key in keys.items()})
+    outbox.put("metrics", points=[["fit/loss", 0.5, 0, 1]])
+    if version:
+        outbox.put("tags", values={VERSION_TAG: version})
+    if status:
+        outbox.put("end", status=status)
+    outbox.mark((outbox.folder / "outbox.jsonl").stat().st_size)
+
+
+def job(key: str, age_s: float = 0.0) -> Path:
+    folder = settings.home() / "jobs" / key
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "weights").write_bytes(b"w" * 9000)
+    for path in (folder / "checkpoints" / "weights", folder / "checkpoints", folder):
+        os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+    return folder
+
+
+def needed(pieces: Iterable[Piece]) -> dict[str, tuple[str, ...]]:
+    """Who needs what, by the beginnings of names."""
+    return {piece.path.name.rstrip("0"): piece.needed_by for piece in pieces}
+
+
+def test_champions_last_runs_and_runs_to_go_on_are_needed_and_nothing_else_is(tracked: Path) -> None:
+    rows, old, new, of_killed, tried = (
+        made(stage, key)
+        for stage, key in (("load_data", "a1"), ("fit", "b1"), ("fit", "b2"), ("tokenize", "c1"), ("fit", "d1"))
+    )
+    made("fit", "e1")
+    ran("11111111-champion", {"load_data": rows, "fit": old}, version="small/1")
+    ran("22222222-last", {"load_data": rows, "fit": new})
+    ran("33333333-killed", {"load_data": rows, "tokenize": of_killed, "fit": "f1"}, status=None)
+    ran("44444444-failed-but-done-since", {"load_data": rows, "fit": new}, status="FAILED")
+    ran("55555555-done-before", {"fit": tried})
+    client = connect()
+    client.create_registered_model("small")
+    tags = {"finetune.flow_run_id": "11111111-champion", "finetune.fit.key": old}
+    client.create_model_version("small", "file:///nowhere", tags=tags)
+    client.set_registered_model_alias("small", "champion", "1")
+    History("small").remember_completed({"stages": [{"name": "fit", "key": new}, {"name": "gate", "key": None}]})
+    History("small").remember_key("load_data", rows)
+    job("f1")
+    last, killed = "last run of small", "run 33333333 of small, to go on"
+    assert needed(look()) == {
+        "a1": ("small@champion", last, killed),
+        "b1": ("small@champion",),
+        "b2": (last,),
+        "c1": (killed,),
+        "d1": (),
+        "e1": (),
+        "f1": (killed,),
+    }
+    given_up = needed(look(["3333"]))
+    assert given_up["c1"] == given_up["f1"] == () and given_up["a1"] == ("small@champion", last)
+    with pytest.raises(UserError, match="'77' begins the id of 0 runs"):
+        look(["77"])
+
+
+def test_what_mlflow_has_not_got_and_what_another_registry_has_is_needed(tracked: Path) -> None:
+    waiting, elsewhere = made("score", "a1"), made("fit", "b1")
+    ran("11111111", {"score": waiting})
+    (Outbox("11111111").folder / "delivered").write_text("0")
+    ran("22222222", {"fit": elsewhere}, version="small/7")
+    assert needed(look()) == {
+        "a1": ("run 11111111 of small, to tell MLflow",),
+        "b1": ("run 22222222 of small, whose small/7 is registered elsewhere",),
+    }
+
+
+def test_a_job_that_runs_or_is_of_today_is_kept_though_no_run_tells_of_it(tracked: Path) -> None:
+    running, today, old = job("a1", 1e6), job("b1"), job("c1", 1e6)
+    with (running / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(running / "lock", (0, 0))
+        os.utime(running, (0, 0))
+        assert needed(look()) == {"a1": ("a program that runs",), "b1": ("work of the last day",), "c1": ()}
+        assert remove({running, today, old})[0] == 1
+    assert running.is_dir() and today.is_dir() and not old.exists()
+
+
+def test_the_bytes_that_are_freed_are_those_that_were_told_and_a_file_with_two_names_counts_once(
+    tracked: Path,
+) -> None:
+    key = made("fit", "a1", 100_000)
+    folder, kept = job("b1"), made("fit", "c1", 70_000)
+    ran("11111111", {"fit": "b1"})
+    History("small").remember_key("fit", kept)
+    os.link(store.folder("fit", key) / "content", folder / "output")
+    os.link(store.folder("fit", kept) / "content", folder / "linked")
+    (settings.home() / "quarantine").mkdir()
+    store.discard("fit", made("fit", "d1", 30_000), "damaged")
+    going = [piece.path for piece in look() if not piece.needed_by]
+    before = bytes_on_disk([tracked])
+    told = bytes_on_disk(going, freed=True)
+    assert 130_000 < told < 200_000 and bytes_on_disk(going) - told >= 70_000  # which has a name in an artifact too
+    assert remove(set(going)) == (3, told)
+    assert before - bytes_on_disk([tracked]) == told
+    assert store.find("fit", kept) is not None
+
+
+def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_the_moment(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.runtime.keeping.LOCK_WAIT_S", 0.1)
+    key = made("fit", "a1")
+    outbox = Outbox("11111111")
+    with in_use(), in_use(), outbox.claimed(), pytest.raises(UserError, match=r"a run goes on .*11111111"):
+        remove({store.folder("fit", key)})
+    assert store.find("fit", key) is not None
+    assert remove({store.folder("fit", key)})[0] == 1
+
+
+def test_what_is_needed_since_it_was_told_stays(tracked: Path) -> None:
+    key = made("fit", "a1")
+    told = {piece.path for piece in look() if not piece.needed_by}
+    History("small").remember_key("fit", key)
+    assert remove(told) == (0, 0)
+
+
+@pytest.mark.parametrize(("during", "call", "left_whole"), [("rename", 3, 1), ("rmtree", 1, 0)])
+def test_a_removal_killed_leaves_nothing_half_there_and_the_next_one_ends_it(
+    tracked: Path, during: str, call: int, left_whole: int
+) -> None:
+    keys = [made("fit", name) for name in ("a1", "b1", "c1")]
+    kept = made("fit", "d1")
+    History("small").remember_key("fit", kept)
+    child = subprocess.run([sys.executable, "-c", REMOVING, during, str(call)], capture_output=True, text=True)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert sum(store.find("fit", key) is not None for key in keys) == left_whole  # raises for what is half there
+    assert len(list(settings.home().glob(".removed-*"))) == 1
+    assert remove({piece.path for piece in look()})[0] == left_whole + 1
+    assert [path.name for path in settings.home().iterdir() if path.name.startswith(".removed")] == []
+    assert [path.name for path in (settings.home() / "artifacts/fit").iterdir()] == [kept]

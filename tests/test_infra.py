@@ -1,0 +1,63 @@
+"""The systemd units start programs that there are, with options that these have."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distribution, entry_points
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import parser
+
+ROOT = Path(__file__).parent.parent
+UNITS = sorted((ROOT / "infra/systemd").glob("*.service"))
+README = (ROOT / "infra/README.md").read_text()
+
+
+def started(unit: Path) -> list[str]:
+    """What ExecStart runs: the program's name, then its arguments."""
+    (line,) = re.findall(r"^ExecStart=(.+)$", unit.read_text(), re.MULTILINE)
+    program, *arguments = shlex.split(line)
+    assert Path(program).parts[-3:-1] == (".venv", "bin")
+    return [Path(program).name, *arguments]
+
+
+def help_of(words: list[str]) -> str:
+    """What the program says of its subcommand."""
+    assert entry_points(group="console_scripts", name=words[0])
+    if words[0] == "mlflow":  # which takes seconds to say it
+        files = ("mlflow/cli/__init__.py", "mlflow/utils/cli_args.py")
+        return "".join(Path(str(distribution("mlflow").locate_file(file))).read_text() for file in files)
+    argv = [sys.executable, "-m", *words, "--help"]
+    env = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_every_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    if (systemd_analyze := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not here")
+    for unit in UNITS:  # where nothing is installed, and nobody is called finetune
+        text = re.sub(r"^ExecStart=\\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
+        (tmp_path / unit.name).write_text(text)
+    verify = subprocess.run([systemd_analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
+    assert [line for line in verify.stderr.splitlines() if str(tmp_path) in line] == []
+    assert len(UNITS) == 4 and all(unit.name in README for unit in UNITS)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
+def test_what_a_unit_starts_has_the_options_that_it_is_given(unit: Path) -> None:
+    program, *arguments = started(unit)
+    if program == "finetune":
+        parser().parse_args(arguments)
+        return
+    words = [word for word in arguments if word.isalpha() and not word.startswith("-")]
+    subcommand = words[:1] if program == "mlflow" else words[:2]
+    said = help_of([program, *subcommand])
+    given = [word for word in arguments if word.startswith("--") and word != "--no-prompt"]
+    assert given and [option for option in given if option not in said] == []
