@@ -1,6 +1,7 @@
 # make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
 # make drill: kill runs at random instants and compare what comes of them.
 # make matrix: every engine with every strategy: trains, goes on after kills, exports; renews the README's table.
+# make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
 # Each first makes an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
 # CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test drill matrix bench lint
+.PHONY: demo test drill matrix ui bench lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -26,6 +27,9 @@ drill: $(VENV)/.installed
 # make matrix MATRIX="--only trainer-fsdp-2"
 matrix: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.matrix $(MATRIX)
+
+ui: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.ui
 
 # With the words of BENCH as arguments: make bench BENCH="--only step kill"
 bench: $(VENV)/.installed

@@ -12,6 +12,8 @@ from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
+from flows.naming import flow_run_name
+from flows.note import note
 from flows.pipeline import Finished, pipeline
 from flows.report import result, verdict_event
 from tasks.runtime import events, lineage, settings, untold
@@ -23,7 +25,7 @@ from tasks.runtime.machines import Leader, machines_of
 from tasks.runtime.progress import REPORTING, PrefectProgress
 from tasks.runtime.running import Running
 from tasks.runtime.stage import Follower
-from tasks.runtime.tracking import JUDGED_TAG, Tracker
+from tasks.runtime.tracking import JUDGED_TAG, NOTE_TAG, Tracker
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
@@ -38,7 +40,7 @@ PREFECT_STATE = {
 }
 
 
-@flow(name="finetune", flow_run_name="{recipe.name}")
+@flow(name="finetune", flow_run_name=flow_run_name)
 def finetune(
     recipe: Recipe, overrides: dict[str, Any] | None = None, force: list[str] | None = None
 ) -> dict[str, Any] | State[Any]:
@@ -72,12 +74,8 @@ def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict
     run = str(flow_run.get_id())
     machines = machines_of(recipe.compute)
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
-    tracker, progress = Tracker(recipe.name, run), PrefectProgress()
-    tracker.params(_flat(recipe.model_dump(mode="json")))
-    tracker.tags({JUDGED_TAG: f"{recipe.judged_split}/{recipe.compared_by}"})
-    tracker.text("recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    if why:
-        tracker.tags({"retrain.why": "; ".join(why)})
+    tracker = _begin_tracking(recipe, run, why)
+    progress = PrefectProgress(lambda: tracker.url)
     walk = Running(recipe.name, run, (tracker, progress, *followed_by), force)
     finished, error = None, None
     try:
@@ -94,11 +92,10 @@ def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict
     away = bool(followers.get()) and not untold.server_answers()
     if not away:
         progress.end()
+    done = result(state, walk.rows, flow_run_id=run, finished=finished, error=error)
+    tracker.tags({NOTE_TAG: note(recipe, run, why, finished, done["problems"])})
     tracker.end(MLFLOW_STATUS[state])
-    done = result(
-        state, walk.rows, flow_run_id=run, mlflow_run_id=tracker.mlflow_run_id, finished=finished, error=error
-    )
-    done["warnings"] = _warnings(tracker, away)
+    done |= {"mlflow_run_id": tracker.mlflow_run_id, "warnings": _warnings(tracker, away)}
     if why:
         done["why"] = list(why)
     if error is None:
@@ -113,6 +110,17 @@ def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict
         untold.keep(run, PREFECT_STATE[state])
         raise Abort("the Prefect server is away")  # the one end of a flow that asks the server nothing
     return _flow_state(done, error)
+
+
+def _begin_tracking(recipe: Recipe, run: str, why: Sequence[str]) -> Tracker:
+    """The run at MLflow, called as it is called at Prefect, with what is known at its beginning."""
+    tracker, values = Tracker(recipe.name, run, str(flow_run.get_name())), recipe.model_dump(mode="json")
+    tracker.params(_flat(values))
+    tracker.tags({JUDGED_TAG: f"{recipe.judged_split}/{recipe.compared_by}", NOTE_TAG: note(recipe, run, why)})
+    tracker.text("recipe.yaml", yaml.safe_dump(values, sort_keys=False))
+    if why:
+        tracker.tags({"retrain.why": "; ".join(why)})
+    return tracker
 
 
 def _tell_lineage(

@@ -23,11 +23,10 @@ def result(
     rows: list[Row],
     *,
     flow_run_id: str | None = None,
-    mlflow_run_id: str | None = None,
     finished: Finished | None = None,
     error: BaseException | None = None,
 ) -> dict[str, Any]:
-    """The result of a run, plain JSON.
+    """The result of a run, plain JSON; without what is known only once MLflow was told: `mlflow_run_id`, `warnings`.
 
     Args:
         state: completed, failed or interrupted.
@@ -38,7 +37,7 @@ def result(
     return {
         "state": state,
         "flow_run_id": flow_run_id,
-        "mlflow_run_id": mlflow_run_id,
+        "mlflow_run_id": None,
         "stages": [
             {
                 "name": r.name,

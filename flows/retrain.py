@@ -11,6 +11,7 @@ from prefect.states import Completed
 
 from flows.changes import cached_result, changes, nothing_changed
 from flows.finetune import fine_tune, followers
+from flows.naming import flow_run_name
 from flows.pipeline import pipeline
 from tasks.resolve import pins_file
 from tasks.runtime import events
@@ -20,7 +21,7 @@ from training.problems import UserError
 from training.recipe import Recipe, parse
 
 
-@flow(name="retrain", flow_run_name="{recipe.name}")
+@flow(name="retrain", flow_run_name=flow_run_name)
 def retrain(
     recipe: Recipe, overrides: dict[str, Any] | None = None, reason: str | None = None
 ) -> dict[str, Any] | State[Any]:

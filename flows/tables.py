@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.runtime.refs import Verdict
-from tasks.runtime.reports import checks_table, comparison_table, printable
+from tasks.runtime.reports import checks_table, comparison_table, counted, printable
 
 WIDTH = 100  # characters, where no terminal says how wide it is
 MOST_CHECKS = 20  # bounds: those of all rows, then those of groups that are missed, then the others
@@ -24,11 +24,6 @@ NARROWEST = 40  # below as many characters, wrapped messages are harder to read 
 def terminal_width() -> int:
     """How many characters a line may have."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 warning`, `2 warnings`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def problem_line(problem: Mapping[str, Any]) -> str:

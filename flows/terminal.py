@@ -1,15 +1,17 @@
-"""What a person sees while a run goes on: one line a stage, and how far the present one is."""
+"""What a person sees while a run goes on: one line a stage, and how far the present one is. On a terminal flows/live.py
+draws the same as a table."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from flows.tables import counted
-from tasks.runtime.refs import Champion, Promotion, Publication, Ref, Verdict, Version
-from tasks.runtime.reports import score_told, value_told, worst_groups
+from tasks.runtime.figures import evaluation, figure
+from tasks.runtime.pace import Pace
+from tasks.runtime.refs import Ref
+from tasks.runtime.reports import worst_groups
 from tasks.runtime.stage import Row
 from training.recipe import Recipe
 
@@ -26,11 +28,11 @@ class Terminal:
         self._out, self._err, self._recipe = out, err, recipe
         self._live = err.isatty()
         self._shown_at = 0.0
-        self._first: tuple[float, int] | None = None  # when the stage's first progress was seen, and what it was
+        self._pace = Pace()
 
     def stage_started(self, stage: str, key: str) -> None:
         """Says which stage is at work."""
-        self._shown_at, self._first = time.monotonic(), None
+        self._shown_at, self._pace = time.monotonic(), Pace()
         if self._live:
             self._err.write(f"\r\033[K  {stage} …")
             self._err.flush()
@@ -44,9 +46,8 @@ class Terminal:
         for event in events:
             if event["kind"] in ("warning", "note"):
                 self._note(f"  {stage}: {event['message']}")
-            elif event["kind"] == "metrics" and any(name.startswith("eval_") for name in event["values"]):
-                shown = ", ".join(f"{n.removeprefix('eval_')} {v:.4g}" for n, v in _told(event["values"]).items())
-                self._note(f"  {stage}: step {event['step']}: {shown}")
+            elif event["kind"] == "metrics" and (told := evaluation(event)):
+                self._note(f"  {stage}: {told}")
         done = [event for event in events if event["kind"] == "progress" and event.get("total")]
         if done:
             self._progress(stage, done[-1])
@@ -54,30 +55,41 @@ class Terminal:
     def stage_ended(self, row: Row, result: Any) -> None:
         """Prints the stage's line of the table."""
         self.clear()
-        self._out.write(line(row.name, row.state, f"{row.seconds:7.1f} s", figure(row.name, result)) + "\n")
-        if row.name == "score" and isinstance(result, Ref) and self._recipe:
-            for worst in worst_groups(self._recipe, result.path).values():
-                self._out.write(line("", "", "", f"slices: worst {worst}") + "\n")
-        self._out.flush()
+        self._print(self._lines(row, result))
 
     def run_ended(self, result: dict[str, Any]) -> None:
         """Keeps the result for whoever started the run."""
         self.result = result
 
     def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
-        now, done, total = time.monotonic(), event["done"], event["total"]
-        since, before = self._first = self._first or (now, done)
+        now, text = time.monotonic(), self._bar(event)
         if now - self._shown_at < (TERMINAL_S if self._live else FILE_S):
             return
         self._shown_at = now
-        # Counted from the first sign of progress: imports take seconds, and a resumed training starts in the middle.
-        left = _left((now - since) / (done - before) * (total - done)) if done > before else ""
-        loss = f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
-        loss += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
-        bar = "█" * round(20 * done / total)
-        text = f"  {stage:<16} {bar:░<20} {done:,}/{total:,}{loss}{left}"
+        text = f"  {stage:<16} {text}"
         self._err.write(f"\r\033[K{text}" if self._live else f"{text}\n")
         self._err.flush()
+
+    def _bar(self, event: Mapping[str, Any]) -> str:
+        """`██████░░░░ 280/560  loss 0.754  927 rows/s  16 s left, until 14:05`"""
+        done, total = event["done"], event["total"]
+        left_s = self._pace.left_s(done, total)
+        more = f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
+        more += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
+        more += _left(left_s) if left_s is not None else ""
+        return f"{'█' * round(20 * done / total):░<20} {done:,}/{total:,}{more}"
+
+    def _lines(self, row: Row, result: Any) -> list[str]:
+        """What is told of a stage that ended."""
+        lines = [line(row.name, row.state, f"{row.seconds:7.1f} s", figure(row.name, result))]
+        if row.name == "score" and isinstance(result, Ref) and self._recipe:
+            worst = worst_groups(self._recipe, result.path).values()
+            lines += [line("", "", "", f"slices: worst {group}") for group in worst]
+        return lines
+
+    def _print(self, lines: Sequence[str]) -> None:
+        self._out.write("".join(f"{line}\n" for line in lines))
+        self._out.flush()
 
     def _note(self, text: str) -> None:
         self.clear()
@@ -88,11 +100,31 @@ class Terminal:
         """A function that shows how far the stage is."""
         return lambda done, total: self._progress(stage, {"done": done, "total": total})
 
+    def close(self) -> None:
+        """Leaves the terminal as it was, but for what was printed."""
+        self.clear()
+
     def clear(self) -> None:
         """Removes what is gone in a moment."""
         if self._live:
             self._err.write("\r\033[K")
             self._err.flush()
+
+
+class Quiet(Terminal):
+    """Shows nothing, and keeps the result."""
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Not shown."""
+
+    def stage_waits(self, stage: str) -> None:
+        """Not shown."""
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Not shown."""
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Not shown."""
 
 
 def _left(seconds: float) -> str:
@@ -104,63 +136,3 @@ def _left(seconds: float) -> str:
 def line(name: str, state: str, middle: str, end: str) -> str:
     """One line of a table of stages."""
     return f"  {name:<16} {state:<8} {middle:>9}   {end}".rstrip()
-
-
-def figure(stage: str, result: Any) -> str:
-    """The one figure that says most about a stage's result."""
-    if isinstance(result, Ref):
-        describe = _FIGURES.get(stage)
-        return describe(result.figures) if describe else ""
-    if isinstance(result, Champion):
-        return f"{result.name} version {result.version}"
-    if isinstance(result, Verdict):
-        return result.decision
-    if isinstance(result, Version):
-        return f"{result.name} version {result.version}"
-    if isinstance(result, Publication):
-        return f"{result.repo} at {result.revision}, commit {result.commit[:12]}"
-    if isinstance(result, Promotion):
-        before = f", before that version {result.previous}" if result.previous else ""
-        return f"{result.name} version {result.version}: {result.alias}{before}"
-    return ""
-
-
-def _told(values: Mapping[str, float]) -> dict[str, float]:
-    """An evaluation's own figures, without the seconds that it took."""
-    return {name: value for name, value in values.items() if not name.endswith(("_second", "_runtime"))}
-
-
-def _rows(figures: Mapping[str, Any]) -> str:
-    splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
-    warned = f"; {counted(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
-    return f"rows: {', '.join(splits)}; {figures['labels']} labels{warned}"
-
-
-def _size(figures: Mapping[str, Any]) -> str:
-    return f"{figures['megabytes']:g} MB" if "megabytes" in figures else f"{figures['parameters']:,} parameters"
-
-
-def _scores(figures: Mapping[str, Any]) -> str:
-    """Each value, and the ends of its interval."""
-    return "; ".join(
-        f"{split} " + ", ".join(f"{name} {score_told(entry)}" for name, entry in metrics.items())
-        for split, metrics in figures.items()
-    )
-
-
-def _rate(figures: Mapping[str, Any]) -> str:
-    return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
-
-
-_FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "load_data": _rows,
-    "load_model": _size,
-    "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
-    "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
-    "predict": _rate,
-    "score": _scores,
-    "predict_champion": _rate,
-    "compare": lambda f: (
-        f"{f['metric']} {value_told(f['value'])} beside {value_told(f['champion_value'])} of {f['champion']}"
-    ),
-}

@@ -16,7 +16,7 @@ import yaml
 
 from tasks.runtime import store
 from tasks.runtime.refs import Pins, Ref
-from tasks.runtime.reports import printable, worst_groups
+from tasks.runtime.reports import markdown_table, printable, scores_table, worst_groups
 from training.recipe import Recipe
 
 CURVES = "loss.png"
@@ -59,7 +59,7 @@ def description(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions
 def _facts(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref) -> Iterator[str]:
     labels = json.loads((data.path / "labels.json").read_text())
     yield _introduction(recipe, pins, labels, trained)
-    yield f"## Figures\n\n{_figures(recipe, scores)}"
+    yield f"## Figures\n\n{figures(recipe, scores)}"
     yield f"## Data\n\n{_rows(recipe, pins, data)}"
     yield f"## Limits\n\n{_limits(recipe, predictions, scores, labels)}"
 
@@ -79,16 +79,11 @@ def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -
     )
 
 
-def _figures(recipe: Recipe, scores: Ref) -> str:
-    lines = ["| split | metric | value | 95 % interval |", "|---|---|---|---|"]
-    for split, metrics in scores.figures.items():
-        name = f"**{split}** (judged)" if split == recipe.judged_split else split
-        for metric, figure in metrics.items():
-            interval = _interval(figure)
-            between = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else "-"
-            value = _number(figure["value"])
-            lines.append(f"| {name} | {metric} | {'-' if value is None else f'{value:.4f}'} | {between} |")
-    return "\n".join(lines)
+def figures(recipe: Recipe, scores: Ref) -> str:
+    """What was measured on each split, with the intervals, as a table."""
+    table = scores_table(scores.figures)
+    judged: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
+    return markdown_table([{**row, "split": judged.get(row["split"], row["split"])} for row in table])
 
 
 def _rows(recipe: Recipe, pins: Pins, data: Ref) -> str:

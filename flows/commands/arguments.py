@@ -31,6 +31,11 @@ def add_json_argument(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", metavar="OUT", type=Path, help=f"write {what} to this file")
 
 
+def add_quiet_argument(parser: argparse.ArgumentParser) -> None:
+    """--quiet."""
+    parser.add_argument("--quiet", action="store_true", help="print only the result, and what went wrong")
+
+
 def need_folder(out: Path | None) -> None:
     """Raises UserError where --json names a file in a folder that is not there."""
     if out is not None and not out.absolute().parent.is_dir():

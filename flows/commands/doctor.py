@@ -7,8 +7,9 @@ import textwrap
 from typing import Any
 
 from flows.commands.codes import COMPLETED, FAILED
-from flows.tables import counted, terminal_width
+from flows.tables import terminal_width
 from tasks.runtime.doctor import Finding, examine
+from tasks.runtime.reports import counted
 
 LEVEL = len("warning")
 NARROWEST = 40

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.commands.codes import COMPLETED, sigterm_interrupts
-from flows.tables import counted
 from flows.terminal import Terminal
+from tasks.runtime.reports import counted
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from flows.commands.codes import COMPLETED, FAILED, sigterm_interrupts
 from flows.commands.run import call_flow, leave, say_failed
-from flows.tables import aligned, counted
+from flows.tables import aligned
 from tasks.runtime import settings
-from tasks.runtime.reports import score_told
+from tasks.runtime.reports import counted, score_told
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from flows.commands.arguments import add_json_argument, need_folder
+from flows.commands.arguments import add_json_argument, add_quiet_argument, need_folder
 from flows.commands.codes import COMPLETED
 from flows.commands.run import go_on
 from tasks.runtime import services
@@ -22,6 +22,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "run", metavar="RUN", nargs="?", help="a flow run's id, its beginning, or its name (default: the last one)"
     )
     add_json_argument(parser, "the run's result")
+    add_quiet_argument(parser)
     return parser
 
 
@@ -39,5 +40,6 @@ def act(arguments: argparse.Namespace) -> int:
     if run.deployment_id is not None:
         print(f"{run.name} ({run.id}): a worker goes on with it. {url.removesuffix('/api')}/runs/flow-run/{run.id}")
         return COMPLETED
-    print(f"{recipe.name}: going on with {run.id}", file=sys.stderr)
-    return go_on(recipe, run, arguments.json)
+    if not arguments.quiet:
+        print(f"{recipe.name}: going on with {run.id}", file=sys.stderr)
+    return go_on(recipe, run, arguments.json, arguments.quiet)

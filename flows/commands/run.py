@@ -9,16 +9,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.changes import cached_result, nothing_changed
-from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
+from flows.commands.arguments import (
+    add_json_argument,
+    add_quiet_argument,
+    add_recipe_arguments,
+    chosen_recipe,
+    need_folder,
+)
 from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interrupt
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
 from flows.tables import problem_line, verdict_lines
-from flows.terminal import Terminal, line
+from flows.terminal import Quiet, Terminal, line
 from tasks.runtime import settings
 from tasks.runtime.launch import Machines
 from tasks.runtime.looking import Looking
@@ -27,7 +34,7 @@ from tasks.runtime.refs import Verdict
 from tasks.runtime.stage import Follower
 from training.problems import Problem, UserError, full_disk, nearest
 from training.protocol import write_atomically
-from training.recipe import Recipe
+from training.recipe import Recipe, parse_set
 
 if TYPE_CHECKING:
     from prefect import Flow, State
@@ -39,6 +46,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser("run", help="run a recipe on this machine", description=__doc__)
     add_recipe_arguments(parser)
     add_json_argument(parser, "the run's result")
+    add_quiet_argument(parser)
     parser.add_argument(
         "--force",
         metavar="STAGE",
@@ -74,8 +82,8 @@ def act(arguments: argparse.Namespace) -> int:
     if done is None and helper is not None:
         return _help(recipe, machines, helper, out)
     if done is None:
-        return _run(recipe, force, out, arguments.require_promotion)
-    for row in looking.rows:
+        return _run(recipe, arguments, force)
+    for row in [] if arguments.quiet else looking.rows:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
     _say_next(recipe, done, require_promotion=False)
@@ -108,14 +116,18 @@ def _forced(stage: str | None) -> frozenset[str]:
     return frozenset(STAGES if stage == "all" else [stage])
 
 
-def _run(recipe: Recipe, force: frozenset[str], out: Path | None, require_promotion: bool) -> int:
-    print(f"{recipe.name}: starting", file=sys.stderr)
-    return _ended(recipe, out, require_promotion, lambda: call_flow(recipe, force))
+def _run(recipe: Recipe, arguments: argparse.Namespace, force: frozenset[str]) -> int:
+    if not arguments.quiet:
+        print(f"{recipe.name}: starting", file=sys.stderr)
+    # They are in the recipe already; the flow run tells of them all the same, in its parameters and its name.
+    overrides = parse_set(arguments.set)
+    call = partial(call_flow, recipe, force, overrides=overrides, quiet=arguments.quiet)
+    return _ended(recipe, arguments.json, arguments.require_promotion, call)
 
 
-def go_on(recipe: Recipe, flow_run: FlowRun, out: Path | None) -> int:
+def go_on(recipe: Recipe, flow_run: FlowRun, out: Path | None, quiet: bool) -> int:
     """Tries a flow run again in this process, and tells how it ended; gives the exit code."""
-    return _ended(recipe, out, False, lambda: call_flow(recipe, frozenset(), flow_run=flow_run))
+    return _ended(recipe, out, False, partial(call_flow, recipe, frozenset(), flow_run=flow_run, quiet=quiet))
 
 
 def _ended(recipe: Recipe, out: Path | None, require_promotion: bool, call: Callable[[], dict[str, Any]]) -> int:
@@ -189,16 +201,21 @@ def say_failed(done: dict[str, Any]) -> int:
 
 
 def call_flow(
-    recipe: Recipe, force: frozenset[str], *followed_by: Follower, flow_run: FlowRun | None = None
+    recipe: Recipe,
+    force: frozenset[str],
+    *followed_by: Follower,
+    overrides: dict[str, Any] | None = None,
+    flow_run: FlowRun | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """The flow's result as JSON values, however it ended; the terminal follows it, and whoever else is named.
 
-    With a flow run it is tried again, with its own parameters.
+    With a flow run it is tried again, with its own parameters. Overrides are told to Prefect: the recipe has them.
     """
     _quiet()
     from tasks.runtime.embedded import ensure_prefect_server
 
-    terminal, where = Terminal(recipe=recipe), "prefect"
+    terminal, where = _terminal(recipe, quiet), "prefect"
     try:
         ensure_prefect_server()
         from flows.finetune import finetune, followers
@@ -209,7 +226,7 @@ def call_flow(
         untold.tell()
         followers.set((terminal, *followed_by))
         if flow_run is None:
-            ended = finetune(recipe=recipe, force=sorted(force), return_state=True)
+            ended = finetune(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
         else:
             ended = _again({one.name: one for one in (finetune, retrain)}[flow_name(flow_run)], flow_run)
         if terminal.result is None:
@@ -220,8 +237,20 @@ def call_flow(
             state = "failed" if isinstance(error, Exception) else "interrupted"
             error = full_disk(settings.home(), error) or error
             return {**_EMPTY, "state": state, "problems": problems(error, where)}
+    finally:
+        terminal.close()
     assert terminal.result is not None  # the flow tells it last of all
     return terminal.result
+
+
+def _terminal(recipe: Recipe, quiet: bool) -> Terminal:
+    if quiet:
+        return Quiet()
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return Terminal(recipe=recipe)
+    from flows.live import LiveTable
+
+    return LiveTable(recipe)
 
 
 def _again(flow: Flow[Any, Any], flow_run: FlowRun) -> State[Any]:

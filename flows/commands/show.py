@@ -12,8 +12,8 @@ import yaml
 
 from flows.commands.arguments import add_json_argument, need_folder
 from flows.commands.codes import COMPLETED
-from flows.tables import aligned, counted, terminal_width
-from tasks.runtime.reports import score_told
+from flows.tables import aligned, terminal_width
+from tasks.runtime.reports import counted, score_told
 from training.protocol import write_atomically
 
 LABEL = 14

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flows.commands.codes import COMPLETED
-from flows.tables import aligned, counted
+from flows.tables import aligned
 from tasks.runtime import keeping, services, settings
 from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, REMOVED, Piece, bytes_on_disk
+from tasks.runtime.reports import counted
 from training.problems import Problem, UserError
 
 # What is not a stage's comes after them.

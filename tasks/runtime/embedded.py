@@ -35,7 +35,7 @@ def ensure_prefect_server() -> str:
     Call it from the main thread: the server is tied to the thread that starts it.
     Raises RuntimeError where it does not start.
     """
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_ENABLED, temporary_settings
 
     named = PREFECT_API_URL.value()
     if named:
@@ -46,7 +46,7 @@ def ensure_prefect_server() -> str:
         atexit.register(_stop, server)
         url = f"http://127.0.0.1:{port}/api"
         _wait_for(url, server)
-    _for_this_process.enter_context(temporary_settings({PREFECT_API_URL: url}))
+    _for_this_process.enter_context(temporary_settings({PREFECT_API_URL: url, PREFECT_UI_ENABLED: False}))
     return url
 
 

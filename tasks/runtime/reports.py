@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,11 @@ def problems_table(problems: Iterable[Mapping[str, Any] | Problem]) -> list[dict
     return table or [{"level": "", "check": "", "where": "", "message": "No problems."}]
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 warning`, `2 warnings`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def score_told(score: Mapping[str, float | None]) -> str:
     """`0.8312 (0.813 to 0.848)`: a metric's value and the ends of its interval, as training.score gives them."""
     low, high = score.get("low"), score.get("high")
@@ -77,6 +82,18 @@ def score_told(score: Mapping[str, float | None]) -> str:
 def value_told(value: float | None) -> str:
     """A metric's value, `-` where it has none."""
     return "-" if value is None else f"{value:.4f}"
+
+
+def scores_table(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> list[dict[str, str]]:
+    """A row a figure of `score`: split, metric, value and the ends of its interval."""
+    table = []
+    for split, metrics in figures.items():
+        for metric, score in metrics.items():
+            low, high = score.get("low"), score.get("high")
+            between = "-" if low is None or high is None else f"{low:.4f} to {high:.4f}"
+            row = {"split": split, "metric": metric, "value": value_told(score["value"]), "95 % interval": between}
+            table.append(row)
+    return table
 
 
 def worst_errors(scores: Path) -> list[dict[str, str]]:
@@ -219,7 +236,7 @@ def verdict_markdown(verdict: Verdict) -> str:
     """The decision, its reason, how the model stands beside the champion, and what is to be known of that."""
     beside = comparison_table(verdict)
     parts = [f"**{verdict.decision}**: {verdict.reason}"]
-    parts += [_table(list(row), [list(row.values())]) for row in beside]
+    parts += [markdown_table(beside)] if beside else []
     return "\n\n".join([*parts, *(f"Warning: {warning}" for warning in verdict.warnings)])
 
 
@@ -246,6 +263,11 @@ def _labels(labels: Mapping[str, Mapping[str, int]]) -> str:
 def _count(count: int, counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     return f"{count:,} ({count / total:.1%})" if total else "0"
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows with the same columns, of which there is one at least."""
+    return _table(list(rows[0]), (list(row.values()) for row in rows))
 
 
 def _table(head: list[str], lines: Iterable[list[str]]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtime import machine, settings
+from tasks.runtime import addresses, machine, settings
 from tasks.runtime.connection import connect, find_or_create_run, first_line, told
 from tasks.runtime.outbox import Outbox, left_by_others
 from tasks.runtime.refs import Ref, Verdict, Version
@@ -40,6 +40,8 @@ REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
 # Of a run: the figure by which its model is judged, `split/metric`, and the version that it has in the registry.
 JUDGED_TAG = "finetune.judged"
 VERSION_TAG = "register.version"
+# MLflow's own.
+NAME_TAG, NOTE_TAG = "mlflow.runName", "mlflow.note.content"
 
 _logger = logging.getLogger(__name__)
 
@@ -50,9 +52,10 @@ class Tracker:
     Args:
         experiment: MLflow experiment, the recipe's name.
         run: the flow run's id.
+        name: what the MLflow run is called; None leaves that to MLflow.
     """
 
-    def __init__(self, experiment: str, run: str) -> None:
+    def __init__(self, experiment: str, run: str, name: str | None = None) -> None:
         self.mlflow_run_id: str | None = None
         self.trouble: str | None = None
         """Why the last delivery failed; None while all is well."""
@@ -65,6 +68,8 @@ class Tracker:
         self._claim = self._outbox.claimed(CLAIM_WAIT_S)
         self._claim.__enter__()
         self._outbox.put("start", experiment=experiment)
+        if name:
+            self.tags({NAME_TAG: name})
         self._ended = threading.Event()
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._deliver_until_ended, name="mlflow-delivery", daemon=True)
@@ -72,6 +77,11 @@ class Tracker:
         self._resting = threading.Event()
         self._load = threading.Thread(target=machine.sample, args=(self._sampled, self._resting), daemon=True)
         self._load.start()
+
+    @property
+    def url(self) -> str | None:
+        """The page of the MLflow run; None before it is known, and where no server shows it."""
+        return addresses.mlflow_run(self.mlflow_run_id)
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Logs the recipe's fields, flat."""

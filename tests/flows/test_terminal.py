@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from flows import terminal
+from tasks.runtime.stage import Row
 
 
 def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +25,72 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
         event = {"kind": "progress", "done": done, "total": 4, "loss": 0.5, "samples_per_second": 1391.25}
         shown.stage_events("fit", [event])
     assert re.search(r"2/4  loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d\n$", err.getvalue())
+
+
+AT_WORK = """
+import sys, time
+from flows.live import LiveTable
+from tasks.runtime.stage import Row
+
+shown = LiveTable()
+try:
+    shown.stage_started("resolve", "k")
+    shown.stage_ended(Row("resolve", "k", "cached", 0.25), None)
+    shown.stage_started("load_data", "k")
+    for done in (1, 2):
+        event = {"kind": "progress", "done": done, "total": 4, "loss": 0.5, "samples_per_second": 1391.25}
+        shown.stage_events("load_data", [event])
+    print("printed by a library", file=sys.stderr)
+    shown.stage_events("load_data", [{"kind": "warning", "message": "row 7 is [odd]"}])
+    time.sleep(0.6)
+    raise KeyboardInterrupt
+except KeyboardInterrupt:
+    shown.stage_ended(Row("load_data", "k", "failed", 1.5), None)
+finally:
+    shown.close()
+print("told")
+"""
+
+
+def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_interrupted() -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    root = Path(__file__).resolve().parents[2]
+    child = subprocess.Popen([sys.executable, "-c", AT_WORK], cwd=root, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    while more := _read(ours):
+        written += more
+    os.close(ours)
+    assert child.wait() == 0, written
+    frames, _, left = written.decode().replace("\r\n", "\n").rpartition("\x1b[?25h")  # the cursor, shown again
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames)
+    assert re.search(
+        r"  resolve +cached +0.2 s\n  load_data +at work +\d\.\d s +█{10}░{10} 2/4  loss 0.500  1,391 rows/s", plain
+    )
+    assert re.search(r"\n  load_model +waiting *\n(.+waiting *\n)+  promote +waiting", plain)
+    assert "printed by a library\n" in plain and "  load_data: row 7 is [odd]\n" in plain
+    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", left).replace("\r", "").strip("\n").splitlines()
+    assert [row.split() for row in rows] == [
+        ["resolve", "cached", "0.2", "s"],
+        ["load_data", "failed", "1.5", "s"],
+        ["told"],
+    ]
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux tells that the other end is closed
+        return b""
+
+
+def test_a_quiet_terminal_shows_nothing_and_keeps_the_result() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    shown = terminal.Quiet(out, err)
+    shown.stage_started("fit", "k")
+    shown.stage_events("fit", [{"kind": "warning", "message": "odd"}])
+    shown.stage_ended(Row("fit", "k", "ran", 1.0), None)
+    shown.run_ended({"state": "completed"})
+    shown.close()
+    assert (out.getvalue(), err.getvalue(), shown.result) == ("", "", {"state": "completed"})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +18,9 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.runtime import flow_run, task_run
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from tasks.runtime import progress
+from tasks.runtime import addresses, progress
 from tasks.runtime.progress import PrefectProgress
-from tasks.runtime.refs import Ref
+from tasks.runtime.refs import Publication, Ref, Version
 from tasks.runtime.stage import Row
 from training.problems import Problem
 
@@ -61,6 +63,7 @@ def run(state: str, events: list[dict[str, Any]]) -> tuple[list[Any], str]:
 def test_a_stage_has_one_bar_that_is_full_when_it_ended_well() -> None:
     (bar,), task_id = run("ran", UP_TO)
     assert (bar.key, bar.data, bar.type, str(bar.task_run_id)) == ("finetune-fit", 100.0, "progress", task_id)
+    assert bar.description == "fit: ran, 1 s"
 
 
 def test_a_bar_moves_on_the_server_of_its_run_even_where_other_threads_know_of_none(
@@ -73,8 +76,10 @@ def test_a_bar_moves_on_the_server_of_its_run_even_where_other_threads_know_of_n
 
 
 def test_the_bar_of_a_stage_that_failed_stays_where_it_was() -> None:
-    (bar,), _ = run("failed", UP_TO)
+    more = {"loss": 0.5, "samples_per_second": 1391.25}
+    (bar,), _ = run("failed", [event | more for event in UP_TO])
     assert bar.data == 75.0
+    assert re.fullmatch(r"fit: step 3 of 4, loss 0\.500, 1,391 rows/s, ends about \d\d:\d\d UTC", str(bar.description))
 
 
 def test_a_stage_without_progress_has_no_bar() -> None:
@@ -102,7 +107,7 @@ def table_of(home: Path, then: Callable[[PrefectProgress], None] = lambda shown:
     def body() -> str:
         shown = PrefectProgress()
         for stage, report in (("load_data", ROWS), ("tokenize", TOKENS)):
-            ref = Ref(kind=stage, key="k", digest="d")
+            ref = Ref(kind=stage, key="k", digest="d", figures={"labels": 2, "tokens": 9, "truncated": 4})
             (ref.path / "log").mkdir(parents=True)
             (ref.path / "log" / "report.json").write_text(json.dumps(report))
             shown.stage_ended(Row(stage, "k", "cached", 1.0), ref)
@@ -121,7 +126,7 @@ def test_the_report_on_rows_and_tokens_is_one_table_of_the_flow_run(home: Path) 
     table = table_of(home)
     assert (table.key, table.type, table.task_run_id) == ("finetune-data-report", "table", None)
     assert json.loads(table.data) == [*ROWS["problems"], *TOKENS["problems"]]
-    assert table.description.splitlines() == [
+    assert table.description.splitlines()[2:] == [
         "| split | rows | held out of train | characters (min, median, max) | tokens (median, max) | rows cut |",
         "| --- | --- | --- | --- | --- | --- |",
         "| train | 90 |  | 1, 2, 3,000 | 9, 16 | 4 |",
@@ -134,7 +139,7 @@ def test_the_report_on_rows_and_tokens_is_one_table_of_the_flow_run(home: Path) 
     ]
 
 
-def test_the_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
+def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = [{"split": "test", "text": "good", "label": "pos", "prediction": "neg", "probability": "0.9"}]
@@ -145,7 +150,8 @@ def test_the_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
     @flow(name="scored")
     def body() -> str:
         shown = PrefectProgress()
-        shown.stage_ended(Row("score", "k", "ran", 1.0), Ref(kind="score", key="k", digest="d"))
+        figures = {"test": {"f1": {"value": 0.5, "low": 0.25, "high": 0.75}, "loss": {"value": None}}}
+        shown.stage_ended(Row("score", "k", "ran", 1.0), Ref(kind="score", key="k", digest="d", figures=figures))
         shown.end()
         return str(flow_run.get_id())
 
@@ -153,7 +159,42 @@ def test_the_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
     with get_client(sync_client=True) as client:
         tables = client.read_artifacts(artifact_filter=chosen)
     told = {str(table.key): json.loads(table.data) for table in tables}
-    assert told == {"finetune-worst-errors": wrong, "finetune-slices": groups}
+    table = [
+        {"split": "test", "metric": "f1", "value": "0.5000", "95 % interval": "0.2500 to 0.7500"},
+        {"split": "test", "metric": "loss", "value": "-", "95 % interval": "-"},
+    ]
+    assert told == {"finetune-figures": table, "finetune-worst-errors": wrong, "finetune-slices": groups}
+
+
+def test_a_run_links_what_it_made_where_that_has_an_address(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        Version(name="small", version="3"),
+        Publication(repo="me/small", revision="main", commit="c", url="https://hub/me/small"),
+    ]
+
+    @flow(name="links")
+    def body() -> str:
+        shown = PrefectProgress(lambda: addresses.mlflow_run("a1b2"))
+        for result in made:
+            shown.stage_started("any", "k")
+            shown.stage_ended(Row("any", "k", "ran", 1.0), result)
+        shown.end()
+        return str(flow_run.get_id())
+
+    links = {}
+    for uri in ("http://me:secret@127.0.0.1:5000/", "sqlite:///mlflow.db"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[body()]))
+        with get_client(sync_client=True) as client:
+            links[uri] = {str(one.key): one.data for one in client.read_artifacts(artifact_filter=chosen)}
+    assert list(links.values()) == [
+        {
+            "finetune-mlflow-run": "[The MLflow run](http://127.0.0.1:5000/#/runs/a1b2)",
+            "finetune-registered-version": "[small version 3](http://127.0.0.1:5000/#/models/small/versions/3)",
+            "finetune-hub": "[me/small](https://hub/me/small)",
+        },
+        {"finetune-hub": "[me/small](https://hub/me/small)"},
+    ]
 
 
 def test_why_rows_were_refused_stands_at_the_tables_top(home: Path) -> None:
@@ -162,16 +203,19 @@ def test_why_rows_were_refused_stands_at_the_tables_top(home: Path) -> None:
     assert [row["level"] for row in rows] == ["error", "warning", "warning"]
 
 
-def test_figures_and_warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = {"kind": "metrics", "step": 5, "values": {"loss": 0.123456}}
-    run("ran", [metrics, {"kind": "warning", "message": "rows are cut"}])
+def test_evaluations_warnings_and_a_line_a_stage_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    steps = [{"train_loss": 0.5}, {"eval_loss": 0.123456, "eval_runtime": 2.0, "epoch": 1.0}]
+    metrics = [{"kind": "metrics", "step": 5, "values": values} for values in steps]
+    run("ran", [*metrics, {"kind": "warning", "message": "rows are cut"}])
     said = [(record.levelname, record.message) for record in caplog.records if record.message.startswith("fit: ")]
-    assert said == [("INFO", "fit: step 5: loss 0.1235"), ("WARNING", "fit: rows are cut")]
+    evaluated = ("INFO", "fit: step 5: loss 0.1235, epoch 1")
+    assert said == [evaluated, ("WARNING", "fit: rows are cut"), ("INFO", "fit: ran, 1 s")]
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_a_server_that_is_down_delays_no_stage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "END_WAIT_S", 5.0)
+    monkeypatch.setattr(progress, "get_run_logger", lambda: logging.getLogger("no-run"))
     shown = PrefectProgress()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         started = time.monotonic()

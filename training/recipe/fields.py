@@ -33,11 +33,27 @@ ColumnType = Literal["string", "int64", "float64", "bool"]
 Level = Literal["error", "warning", "ignore"]
 
 
+def _for_forms(schema: Any) -> None:
+    """Prefect's form offers the choices of an `anyOf`, one level deep; of a `oneOf` it shows nothing."""
+    for inside in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(inside, dict | list):
+            _for_forms(inside)
+    if isinstance(schema, dict) and "oneOf" in schema:
+        schema["anyOf"] = schema.pop("oneOf")
+    if isinstance(schema, dict) and "anyOf" in schema:
+        schema["anyOf"] = [deeper for one in schema["anyOf"] for deeper in one.get("anyOf", [one])]
+
+
 class Section(BaseModel):
     """Frozen and closed; strict, so that `true` is no number and `"3"` no whole number."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        json_schema_extra=_for_forms,
     )
 
 

@@ -1,0 +1,80 @@
+"""What a person at a terminal sees of a run: a table of all its stages, drawn anew while they run. At the end the same
+lines are left that a run without a terminal prints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from flows.pipeline import STAGES
+from flows.terminal import Terminal, line
+from tasks.runtime.pace import Pace
+from tasks.runtime.stage import Row
+from training.recipe import Recipe
+
+SOMETIMES = {"predict_champion", "compare", "publish"}
+"""Stages that not every run has: listed once they begin."""
+STYLES = {"waiting": "dim", "at work": "bold", "failed": "red"}
+REFRESHES_PER_SECOND = 4
+
+
+class LiveTable(Terminal):
+    """Watches a run and draws it on the terminal that stdout and stderr are."""
+
+    def __init__(self, recipe: Recipe | None = None) -> None:
+        super().__init__(sys.stdout, sys.stderr, recipe)
+        self._ended: dict[str, tuple[str, list[str]]] = {}  # stage -> its state, and its lines
+        self._now: str | None = None  # the stage at work, since when, and how far it is
+        self._since, self._far = 0.0, ""
+        # What others print meanwhile comes to stand above the table.
+        self._table = Live(
+            get_renderable=self._frame,
+            console=Console(stderr=True, highlight=False),
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+        )
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Shows that it is at work."""
+        self._now, self._since, self._far, self._pace = stage, time.monotonic(), "", Pace()
+        self._table.start()
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Shows what came of it."""
+        self._ended[row.name], self._now = (row.state, self._lines(row, result)), None
+
+    def close(self) -> None:
+        """Leaves the lines of what ended, in full, and the terminal as it was."""
+        if self._table.is_started:
+            self._table.stop()
+            self._print([told for _, lines in self._ended.values() for told in lines])
+
+    def clear(self) -> None:
+        """Nothing: the table goes when it is closed."""
+
+    def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
+        self._far = self._bar(event)
+
+    def _note(self, text: str) -> None:
+        self._table.console.print(Text(text))
+
+    def _frame(self) -> Text:
+        told = []
+        for stage in STAGES:
+            if stage in self._ended:
+                state, lines = self._ended[stage]
+            elif stage == self._now:
+                state, seconds = "at work", time.monotonic() - self._since
+                lines = [line(stage, state, f"{seconds:7.1f} s", self._far)]
+            elif stage in SOMETIMES:
+                continue
+            else:
+                state, lines = "waiting", [line(stage, "waiting", "", "")]
+            told += [Text(one, STYLES.get(state, "")) for one in lines]
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(told)

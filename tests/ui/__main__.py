@@ -1,0 +1,55 @@
+"""What people see: real servers, the demo run through a worker, and a headless Chromium that looks at it all.
+
+    python -m tests.ui
+
+Each page must say what it is there for. The pictures go to tests/ui/pictures/; the README shows three of them. The exit
+status is 1 where a page does not say what it should. Chromium comes with the system: apt-get install chromium.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    """The command line."""
+    from tests.servers import closed_port
+    from tests.ui.browser import Missing
+    from tests.ui.pages import look
+
+    with tempfile.TemporaryDirectory(prefix="finetune-ui-", ignore_cleanup_errors=True) as folder:
+        os.environ.update(FINETUNE_HOME=f"{folder}/home", PREFECT_HOME=f"{folder}/prefect", DO_NOT_TRACK="1")
+        for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+            os.environ.pop(name, None)
+        ports = {name: str(closed_port()) for name in ("prefect", "mlflow")}
+        try:
+            _finetune("up", "--detach", "--prefect-port", ports["prefect"], "--mlflow-port", ports["mlflow"])
+            _finetune("deploy", "deployments/demo.yaml")
+            prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports.values())
+            os.environ.update(PREFECT_API_URL=f"{prefect}/api", MLFLOW_TRACKING_URI=mlflow)
+            _run("-m", "prefect", "--no-prompt", "deployment", "run", "finetune/demo", "--watch")
+            look(prefect, mlflow, Path(__file__).with_name("pictures"))
+        except Missing as missing:
+            print(missing, file=sys.stderr)
+            return 1
+        finally:
+            _finetune("down")
+    return 0
+
+
+def _finetune(*arguments: str) -> None:
+    _run("-c", "from flows.commands.main import start; start()", *arguments)
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
