@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,18 @@ def test_an_event_starts_the_deployment_that_waits_for_it_and_while_one_goes_on_
     assert not schedule.active
     assert main(["data-updated", "dmo"]) == 2
     assert "Did you mean 'demo'?" in capsys.readouterr().err
+
+
+def test_the_server_makes_runs_of_an_active_schedule(server: dict[str, str]) -> None:
+    """What its scheduler does each minute; with versions of SQLAlchemy that it does not fit it would fail unseen."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import IntervalSchedule
+
+    with get_client(sync_client=True) as client:
+        schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(days=1)), active=True)
+        deployment = client.create_deployment(client.create_flow(retrain.retrain), "often", schedules=[schedule])
+        client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"min_runs": 2})
+        runs = client.get_scheduled_flow_runs_for_deployments([deployment], datetime.now(UTC) + timedelta(days=9))
+        client.delete_deployment(deployment)
+    assert len(runs) >= 2
