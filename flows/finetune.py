@@ -13,8 +13,8 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows.pipeline import Finished, pipeline
-from flows.report import result
-from tasks.runtime import lineage, settings, untold
+from flows.report import result, verdict_event
+from tasks.runtime import events, lineage, settings, untold
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
 from tasks.runtime.keeping import in_use
@@ -49,8 +49,9 @@ def finetune(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         force: Stages to run although their output is stored.
     """
-    recipe = parse(recipe.model_dump(exclude_unset=True), overrides)  # a file may say what the recipe does not
-    return fine_tune(recipe, frozenset(force or ()))
+    with events.alive(str(flow_run.get_id())):
+        recipe = parse(recipe.model_dump(exclude_unset=True), overrides)  # a file may say what the recipe does not
+        return fine_tune(recipe, frozenset(force or ()))
 
 
 def fine_tune(
@@ -104,6 +105,10 @@ def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict
         done["warnings"] += _remember_completed(recipe.name, done)
     for follower in followed_by:
         follower.run_ended(done)
+    if not away and state != "interrupted":
+        champion = finished.champion if finished else None
+        before = f"{champion.name}/{champion.version}" if champion else None
+        events.verdict(recipe.name, verdict_event(recipe, done, before))
     if away:
         untold.keep(run, PREFECT_STATE[state])
         raise Abort("the Prefect server is away")  # the one end of a flow that asks the server nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flows.pipeline import Finished
@@ -9,8 +10,10 @@ from tasks.runtime import settings
 from tasks.runtime.digests import Digests
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.refs import Ref
+from tasks.runtime.reports import score_told
 from tasks.runtime.stage import Row
 from training.problems import UserError
+from training.recipe import Recipe
 
 WEIGHTS = "model.safetensors"
 
@@ -77,4 +80,32 @@ def _model(trained: Ref, finished: Finished) -> dict[str, Any]:
         "registered": f"{version.name}/{version.version}" if version else None,
         "alias": finished.promotion.alias if finished.promotion else None,
         "published": finished.publication.url if finished.publication else None,
+    }
+
+
+def verdict_event(recipe: Recipe, done: Mapping[str, Any], champion: str | None) -> dict[str, Any]:
+    """What the event of a run's verdict carries: what was decided, why, of what, in a few plain values.
+
+    Args:
+        done: the run's result; one that failed has the decision `failed`.
+        champion: the version that was compared with, `name/version`.
+    """
+    split, metric = recipe.judged_split, recipe.compared_by
+    verdict, model, problems = done["verdict"], done["model"] or {}, done["problems"]
+    score = done["metrics"].get(split, {}).get(metric)
+    decision = verdict["decision"] if verdict else "failed"
+    promoted = "promoted" if model.get("alias") else "good enough to be promoted"
+    words = {"promote": promoted, "keep": "kept as challenger", "reject": "rejected", "failed": "failed"}
+    figure = f", {metric} {score_told(score)} on {split}" if score else ""
+    return {
+        "decision": decision,
+        "summary": words[decision] + figure,
+        "reason": verdict["reason"] if verdict else "; ".join(f"{one['where']}: {one['message']}" for one in problems),
+        "split": split,
+        "metric": metric,
+        **{part: score.get(part) if score else None for part in ("value", "low", "high")},
+        "champion_before": champion,
+        "version": model.get("registered"),
+        "mlflow_run_id": done["mlflow_run_id"],
+        "flow_run_id": done["flow_run_id"],
     }

@@ -13,6 +13,7 @@ from flows.changes import cached_result, changes, nothing_changed
 from flows.finetune import fine_tune, followers
 from flows.pipeline import pipeline
 from tasks.resolve import pins_file
+from tasks.runtime import events
 from tasks.runtime.looking import Looking
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -29,7 +30,11 @@ def retrain(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         reason: Why this run was started, for whoever reads it.
     """
-    recipe = parse(recipe.model_dump(exclude_unset=True), overrides)
+    with events.alive(str(flow_run.get_id())):
+        return _retrain(parse(recipe.model_dump(exclude_unset=True), overrides), reason)
+
+
+def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     logger = get_run_logger()
     if reason:
         logger.info(f"Started because of {reason}")

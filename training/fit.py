@@ -13,11 +13,13 @@ figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.absent import absent
 from training.problems import Problem, UserError, nearest
 from training.program import run_program
 from training.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, read_events
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
+    # Wherever deepspeed is installed, accelerate imports it, and what it needs: seconds, and MLflow among it.
+    deepspeed = job.settings["compute"]["strategy"].startswith("deepspeed")
+    with contextlib.nullcontext() if deepspeed else absent("deepspeed"):
+        return _train(job_dir, job, events)
+
+
+def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training import circumstances, curves, engines, estimate, model, ranks, speed
 
     model.make_deterministic()

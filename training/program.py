@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import shutil
 import signal
@@ -61,6 +62,9 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     Call this before heavy imports and have `main` do those: a program dies with its supervisor, and
     can be asked to stop, from here on only.
     """
+    # Importing torch and transformers makes objects by the hundred thousand, all of which stay: to look through them
+    # for what could go takes a tenth of the time.
+    gc.set_threshold(50_000, 50, 50)
     _die_with_supervisor()
     _listen_for_stop(raises=not stops_itself)
     # PYTHONSAFEPATH leaves the working directory out; at the very end it offers the user's own modules and

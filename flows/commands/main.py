@@ -14,6 +14,7 @@ from flows.commands import (
     doctor,
     down,
     models,
+    notify,
     plan,
     predict,
     promote,
@@ -38,7 +39,7 @@ from training.problems import UserError, full_disk
 COMMANDS = (
     *(run, resume, plan, check),
     *(runs, models, show, reproduce, promote, rollback, predict),
-    *(up, deploy, data_updated, status, down, doctor, store),
+    *(up, deploy, data_updated, notify, status, down, doctor, store),
 )
 
 

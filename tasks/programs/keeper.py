@@ -99,6 +99,8 @@ class Keeper:
         tell(self._state)
         try:
             for service in self._services:
+                if service.name == WORKER:
+                    _put_in_order(ours=self._state.prefect is not None)
                 service.start()
                 while not self._stopping and not service.ready():
                     self._keep()
@@ -142,11 +144,27 @@ def _services(ports: dict[str, int]) -> list[Service]:
         Service(
             WORKER,
             ["prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker],
-            # A run is picked up within two seconds, and missed within a minute and a half.
-            {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
+            {"PREFECT_WORKER_QUERY_SECONDS": "2"},
             partial(works, datetime.now(UTC)),
         ),
     ]
+
+
+def _put_in_order(ours: bool) -> None:
+    """Tells the server of runs that died with an earlier worker of this home; one that is ours crashes what dies from
+    now on. Without either, runs run."""
+    from prefect.client.orchestration import get_client
+
+    from tasks.runtime import automations, flow_runs, untold
+
+    try:
+        untold.tell()
+        flow_runs.tell_killed()
+        if ours:
+            with get_client(sync_client=True) as client:
+                automations.crash_silent_runs(client)
+    except Exception as error:
+        print(f"the Prefect server was not told of runs that died, or how to find them: {error}", flush=True)
 
 
 def _end_runs() -> None:

@@ -16,10 +16,12 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from tasks.runtime import settings
+from tasks.runtime.digests import Digests
 from training.problems import Problem, UserError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -64,9 +66,7 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
         shown = path.relative_to(base).as_posix()
         if shown in found:
             continue
-        status = path.stat()
-        digest, imports = _read(path, name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-        found[shown] = digest
+        found[shown], imports = _read(path, name, _state(path))
         waiting.extend(imports)
         # Importing a.b.c runs a/__init__ and a/b/__init__ first.
         waiting.extend(name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1))
@@ -161,14 +161,30 @@ def _users_folders(searched: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 @cache
-def _read(path: Path, name: str, state: tuple[int, int, int]) -> tuple[str, tuple[str, ...]]:
-    """A file's digest and the names it imports; `state` makes an edited file a new question."""
-    tree = ast.parse(path.read_bytes(), filename=str(path))
+def _read(path: Path, name: str, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
+    """A file's digest and the names it imports; `state` makes an edited file a new question.
+
+    To parse all of a training's code takes most of a second, so the answer is remembered in the home, too, for as long
+    as it would be found in the same way.
+    """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    imports = tuple(dict.fromkeys(_imports(tree, package)))
+    found_by = f" code of {package} {platform.python_version()} {_state(Path(__file__))}"
+    digest, *imports = Digests(settings.home_path()).derived(path, found_by, partial(_parsed, package)).split()
+    return digest, tuple(imports)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _parsed(package: str, path: Path) -> str:
+    """The digest of a file's syntax, and the names it imports, all apart by spaces."""
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    imports = dict.fromkeys(_imports(tree, package))
     for node in ast.walk(tree):
         _drop_docstring(node)
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports
+    return " ".join([hashlib.sha256(ast.dump(tree).encode()).hexdigest(), *imports])
 
 
 def _imports(tree: ast.AST, package: str) -> Iterable[str]:

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,30 @@ class Digests:
         with self._memory() as memory:
             self._keep(memory, (file, state), digest)
 
+    def derived(self, path: Path, made_by: str, make: Callable[[Path], str]) -> str:
+        """What `make` gives of the file's content, remembered as digests are; `made_by` says how, and of what version.
+
+        Raises what `make` raises.
+        """
+        with self._memory() as memory:
+            return self._remembered(path, memory, made_by, make)
+
     def _digest(self, path: Path, memory: sqlite3.Connection | None) -> str:
+        return self._remembered(path, memory, "", _sha256)
+
+    def _remembered(
+        self, path: Path, memory: sqlite3.Connection | None, made_by: str, make: Callable[[Path], str]
+    ) -> str:
         before = path.stat()
-        known = self._recall(memory, _identity(before))
+        file, state = _identity(before)
+        known = self._recall(memory, (file + made_by, state))
         if known:
             return known
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            error.filename = str(path)  # which reading does not tell, and opening does
-            raise
+        made = make(path)
         settled = time.time_ns() - before.st_ctime_ns > SETTLED_S * 1e9
-        if settled and _identity(path.stat()) == _identity(before):
-            self._keep(memory, _identity(before), digest)
-        return digest
+        if settled and _identity(path.stat()) == (file, state):
+            self._keep(memory, (file + made_by, state), made)
+        return made
 
     @contextlib.contextmanager
     def _memory(self) -> Iterator[sqlite3.Connection | None]:
@@ -97,6 +106,15 @@ class Digests:
         if memory is not None:
             with contextlib.suppress(sqlite3.Error):
                 memory.execute("INSERT OR REPLACE INTO digests VALUES (?,?,?)", (*identity, digest))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        error.filename = str(path)  # which reading does not tell, and opening does
+        raise
 
 
 def _identity(status: os.stat_result) -> tuple[str, str]:

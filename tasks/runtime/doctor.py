@@ -62,7 +62,7 @@ def examine() -> list[Finding]:
     services.use()  # its servers are asked, not the files that they have open
     hub = _hub()
     found = [_python(), *_packages(), *_ports(state), *_disks(), _memory(), *_gpus()]
-    found += [_home(), *_servers(), *_left(state)]
+    found += [_home(), *_servers(), *_left(state), *_unheard()]
     return [*found, hub(), _token()]
 
 
@@ -246,6 +246,26 @@ def _left(state: State | None) -> Iterator[Finding]:
         if url and _asked(health)() is None:
             do = f"find it with `ss -ltnp 'sport = :{url.rpartition(':')[2]}'` and end it"
             yield Finding("warning", "leftover", f"{name} answers at {url}, and no keeper of this home runs", do)
+
+
+def _unheard() -> Iterator[Finding]:
+    """What runs of this home had to say, and the servers have not heard. Runs that go on are still saying it."""
+    from tasks.runtime import untold
+    from tasks.runtime.outbox import left_by_others
+
+    if not (settings.home_path() / "runs").is_dir():
+        return
+    try:
+        waiting = [box.run for box in left_by_others("") if not held(box.folder / "lock")]
+        ends = untold.left()
+    except UserError:
+        return  # of the home, which has a finding of its own
+    delivers = "the next run delivers it, once MLflow answers"
+    tells = "`finetune up`, or the next run that runs a stage, tells it, once the server answers"
+    for runs, what, do in ((waiting, "MLflow has not all of", delivers), (ends, "Prefect knows no end of", tells)):
+        if runs:
+            some = ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
+            yield Finding("warning", "unheard", f"{what} {len(runs):,} run{'s' * (len(runs) > 1)}: {some}", do)
 
 
 def _hub() -> Callable[[], Finding]:

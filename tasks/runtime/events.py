@@ -1,11 +1,22 @@
-"""Events that the Prefect server is told, and the runs that deployments start because of them."""
+"""Events that the Prefect server is told, and the runs that deployments start because of them.
+
+| event | resource | told |
+|---|---|---|
+| finetune.data.updated | finetune.data.NAME | by `finetune data-updated NAME` |
+| finetune.run.alive | prefect.flow-run.ID | by each run, twice a minute |
+| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by each run that judged its model, or failed |
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from tasks.runtime import services
 from tasks.runtime.deploying import need_server
@@ -17,10 +28,46 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
     from prefect.events import Event
 
-DATA_UPDATED = "finetune.data.updated"
-RESOURCE = "prefect.resource.id"
-DATA = "finetune.data."
+DATA_UPDATED, ALIVE, VERDICT = "finetune.data.updated", "finetune.run.alive", "finetune.verdict"
+RESOURCE, DECISION = "prefect.resource.id", "finetune.decision"
+DATA, MODEL = "finetune.data.", "finetune.model."
 STARTED_WAIT_S = 30.0
+ALIVE_EVERY_S = 30.0
+ENDED_WAIT_S = 2.0
+
+
+@contextlib.contextmanager
+def alive(run: str) -> Iterator[None]:
+    """Tells the server in the block that this flow run goes on, from a thread: one that falls silent is taken for dead.
+
+    Prefect's own heartbeat comes as often as whoever started the run has set, by default every three minutes: too
+    seldom to be missed within two.
+    """
+    from prefect.events import emit_event
+
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.is_set():
+            emit_event(ALIVE, {RESOURCE: f"prefect.flow-run.{run}"})
+            ended.wait(ALIVE_EVERY_S)
+
+    # In this context, which knows the server.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(tell,), name="alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(ENDED_WAIT_S)  # what it tells after the run's end would look like a run that goes on
+
+
+def verdict(model: str, payload: dict[str, Any]) -> None:
+    """Tells the server what became of a run for this model; `payload["decision"]` is a label of the event too, for
+    triggers to match. It is sent by a thread of Prefect's: a server that is away delays nothing."""
+    from prefect.events import emit_event
+
+    emit_event(VERDICT, {RESOURCE: MODEL + model, DECISION: payload["decision"]}, payload=payload)
 
 
 def data_updated(name: str) -> list[tuple[str, FlowRun]]:

@@ -12,6 +12,7 @@ from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import FlowRun
 
 RECENT = 200
@@ -53,6 +54,22 @@ def schedule(run: FlowRun) -> FlowRun:
         return client.read_flow_run(run.id)
 
 
+def tell_killed() -> None:
+    """Tells the server of the runs of this home that it takes for running, and that nobody goes on with: Crashed, or
+    Cancelled where somebody asked for that. A server that died with them, or before, cannot know."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import State, StateType
+
+    going = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
+    with get_client(sync_client=True) as client:
+        for run in _recent(client, FlowRunFilter(state=FlowRunFilterState(type=going))):
+            if run.state is not None and was_killed_here(str(run.id)):
+                kind = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
+                message = "It was killed with its worker. `finetune resume` goes on with it."
+                client.set_flow_run_state(run.id, State(type=kind, message=message), force=True)
+
+
 def flow_name(run: FlowRun) -> str:
     """The name of the flow that it is a run of."""
     from prefect.client.orchestration import get_client
@@ -61,12 +78,13 @@ def flow_name(run: FlowRun) -> str:
         return client.read_flow(run.flow_id).name
 
 
-def _recent(client: SyncPrefectClient) -> list[FlowRun]:
+def _recent(client: SyncPrefectClient, those: FlowRunFilter | None = None) -> list[FlowRun]:
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
 
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[*FLOWS.values()])),
+        flow_run_filter=those,
         sort=FlowRunSort.START_TIME_DESC,
         limit=RECENT,
     )

@@ -173,7 +173,9 @@ def predicting(program: str, pins: Pins) -> Launch:
     shall not hang on the number of processes.
     """
     here, use_cpu = pins.num_processes // pins.num_machines, not visible_gpus()
-    argv = accelerate_argv(program, num_processes=here, mixed_precision=pins.mixed_precision, use_cpu=use_cpu)
+    argv = python_argv(program)  # one process needs no launcher, whose imports alone take seconds
+    if here > 1:
+        argv = accelerate_argv(program, num_processes=here, mixed_precision=pins.mixed_precision, use_cpu=use_cpu)
     env = accelerate_environment(num_processes=here, use_cpu=use_cpu)
     env.pop("OMP_NUM_THREADS", None)
     return Launch(argv, env, {})

@@ -44,6 +44,11 @@ def waits(run: str | None) -> bool:
     return run is not None and (Outbox(run).folder / UNTOLD).is_file()
 
 
+def left() -> list[str]:
+    """The flow runs of this home whose end the server has still to be told."""
+    return sorted(path.parent.name for path in settings.home().glob(f"runs/*/{UNTOLD}"))
+
+
 def tell() -> None:
     """Tells the server how earlier runs ended. What it does not know, or is not told now, waits on."""
     for path in settings.home().glob(f"runs/*/{UNTOLD}"):

@@ -1,13 +1,14 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
-    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3] [--only kills|FIRE ...]
+    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3] [--only WHAT ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the supervisor, the launcher or a rank, at an instant drawn from the whole of a run;
 the next run starts at once. What each training ends with must be what the undisturbed run ended with, no process may
 outlive its run, and MLflow must have one closed run a flow run; the oracle (training/oracle.py) looks at what each of
-them restores. Then come the fires of tests/drill/fires.py, by name. The exit status is 1 when anything differed, was
-left over, or went wrong; then everything stays in a temporary folder for a look.
+them restores. Then come the fires of tests/drill/fires.py, by name, and at last tests/drill/services.py kills what
+`finetune up` keeps. The exit status is 1 when anything differed, was left over, or went wrong; then everything stays in
+a temporary folder for a look.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PREFECT_SERVER_ANALYT
 os.environ.update(FINETUNE_ORACLE="1", MLFLOW_DISABLE_TELEMETRY="true", HF_HUB_DISABLE_TELEMETRY="1")
 for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
+
+SERVICES = "services"
 
 
 def main() -> int:
@@ -48,25 +51,29 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     from tests.drill.ground import Ground
     from tests.drill.kills import Kills, random_kills, undisturbed
     from tests.drill.report import summary
+    from tests.drill.services import kill_services
     from tests.drill.watch import Watch
 
     began = time.monotonic()
     ground, watch = Ground(folder, ensure_prefect_server()), Watch()
     whole, homes = {}, {}
-    for way in options.ways:
+    for way in options.ways if options.only != [SERVICES] else ():
         whole[way], homes[way] = undisturbed(ground, way)
-        told = f"{whole[way].seconds:.1f} s, sha256 of the weights {whole[way].left.model}"
-        print(f"undisturbed, {way}: {told}", flush=True)
+        weights = f"sha256 of the weights {whole[way].left.model}"
+        print(f"undisturbed, {way}: {whole[way].seconds:.1f} s, {weights}", flush=True)
     with_kills = "kills" in options.only
     kills = random_kills(ground, watch, whole, options.kills, options.seed) if with_kills else Kills()
-    way = "2" if "2" in whole else options.ways[0]
-    fires = Fires(ground, watch, whole[way].left, homes[way], way)
-    for name in FIRES:
-        if name in options.only:
+    told = {}
+    if lit := [name for name in FIRES if name in options.only]:
+        way = "2" if "2" in whole else options.ways[0]
+        fires = Fires(ground, watch, whole[way].left, homes[way], way)
+        for name in lit:
             fires.light(name)
+        told = fires.told
+    kills.faults += kill_services(folder) if SERVICES in options.only else []
     watch.settle()
-    print(*summary(kills, fires.told, watch, time.monotonic() - began), sep="\n", flush=True)
-    return bool(kills.faults or fires.faults or watch.faults)
+    print(*summary(kills, told, watch, time.monotonic() - began), sep="\n", flush=True)
+    return bool(kills.faults or watch.faults) or any(line.startswith("FAULT") for line in told.values())
 
 
 def _options() -> argparse.Namespace:
@@ -77,8 +84,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20, help="how many random kills (default: 20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="to train, in turns (default: all)")
-    everything = ["kills", *FIRES]
-    parser.add_argument("--only", nargs="+", choices=everything, default=everything, help="kills, or fires by name")
+    everything = ["kills", *FIRES, SERVICES]
+    told = "kills, fires by name, or services"
+    parser.add_argument("--only", nargs="+", choices=everything, default=everything, help=told)
     return parser.parse_args()
 
 

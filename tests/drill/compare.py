@@ -51,12 +51,13 @@ def left_by(home: Path, result: Mapping[str, Any]) -> Left:
             manifest = json.loads((home / stage["artifact"] / "manifest.json").read_text())
             artifacts[stage["name"]] = [manifest["ref"]["key"], manifest["ref"]["digest"]]
         if stage["name"] == "fit":
-            curve = _curve(home / stage["artifact"] / "log" / "events.jsonl")
+            curve = curve_of(home / stage["artifact"] / "log" / "events.jsonl")
     model = result["model"]
     return Left(model["sha256"], model["registered"], artifacts, result["metrics"], curve)
 
 
-def _curve(events: Path) -> Curve:
+def curve_of(events: Path) -> Curve:
+    """The figures of a training, from its events."""
     curve: Curve = {}
     for event in read_events(events, 0)[0]:
         for name, value in event["values"].items() if event["kind"] == "metrics" else ():

@@ -8,9 +8,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from prefect.client.schemas.objects import StateType
 
 from flows.commands.main import main
+from tasks.runtime import untold
 from tasks.runtime.doctor import Finding, examine
+from tasks.runtime.outbox import Outbox
 from tests.servers import closed_port
 
 TOKEN = "hf_never_told"
@@ -91,3 +94,19 @@ def test_a_database_is_whole_damaged_or_without_a_schema_and_stays_as_it_is(home
     file.write_bytes(before[:-4096] + b"\7" * 4096)
     (damaged,) = of("MLflow")
     assert damaged.level == "problem" and "move mlflow.db away" in damaged.do
+
+
+def test_what_the_servers_have_not_heard_is_told_but_not_of_a_run_that_goes_on(home: Path) -> None:
+    for run in ("over", "goes-on", "heard"):
+        Outbox(run).put("start", experiment="recipe")
+        Outbox(run).put("end", status="FINISHED")
+    heard = Outbox("heard")
+    heard.mark(heard.waiting()[-1][1])
+    untold.keep("heard", StateType.COMPLETED)
+    with Outbox("goes-on").claimed():
+        found = of("unheard")
+    assert [(one.level, one.found) for one in found] == [
+        ("warning", "MLflow has not all of 1 run: over"),
+        ("warning", "Prefect knows no end of 1 run: heard"),
+    ]
+    assert all("the next run" in one.do for one in found)

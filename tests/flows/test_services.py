@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import shutil
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tasks.runtime.events import VERDICT
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun, finetune
-from tests.servers import closed_port
+from tests.machine import Machine, of_home, wait_until
 from training.processes import LINUX, variable
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which processes belong to a home")
-
-
-def wait_until(happened: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
-
-
-def of_home(home: Path) -> list[int]:
-    """The processes that were started for this home."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if variable(pid, "FINETUNE_HOME") == str(home)]
-
-
-class Machine:
-    """A shell on a machine with a home and a Prefect of its own."""
-
-    def __init__(self, folder: Path, finished: FinishedRun) -> None:
-        self.home = folder / "home"
-        # Rows, model and tokens are there; predictions and scores are found again if the weights are the same.
-        shutil.copytree(finished.home / "artifacts", self.home / "artifacts", ignore=shutil.ignore_patterns("fit"))
-        self.home.chmod(0o700)
-        self.env = {"PREFECT_HOME": str(folder / "prefect"), "PYTHONPATH": str(ROOT), "PREFECT_API_URL": ""}
-        self.ports = ["--prefect-port", str(closed_port()), "--mlflow-port", str(closed_port())]
-
-    def finetune(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return finetune(self.home, *arguments, **self.env)
-
-    def prefect(self, *arguments: str) -> str:
-        argv = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
-        env = {**os.environ, **self.env, "FINETUNE_HOME": str(self.home), "COLUMNS": "200"}
-        run = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200)
-        assert run.returncode == 0, run.stdout + run.stderr
-        return run.stdout
-
-    def state_of(self, flow_run: str) -> str:
-        with urllib.request.urlopen(f"{self.env['PREFECT_API_URL']}/flow_runs/{flow_run}", timeout=30) as answer:
-            return str(json.load(answer)["state_name"])
 
 
 @pytest.fixture
 def machine(tmp_path: Path, finished: FinishedRun) -> Iterator[Machine]:
-    made = Machine(tmp_path, finished)
+    home = tmp_path / "home"
+    # Rows, model and tokens are there; predictions and scores are found again if the weights are the same.
+    shutil.copytree(finished.home / "artifacts", home / "artifacts", ignore=shutil.ignore_patterns("fit"))
+    home.chmod(0o700)
+    made = Machine(home)
     yield made
     made.finetune("down")
 
@@ -76,28 +34,14 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
 ) -> None:
     from mlflow import MlflowClient
 
-    up = machine.finetune("up", "--detach", *machine.ports)
-    assert up.returncode == 0, up.stdout + up.stderr
-    shown = machine.finetune("status", "--env").stdout
-    machine.env |= dict(line.removeprefix("export ").split("=", 1) for line in shown.splitlines())
+    machine.up()
     assert machine.env["PREFECT_API_URL"] == f"http://127.0.0.1:{machine.ports[1]}/api"
     again = machine.finetune("up", "--detach")
     assert again.returncode == 0 and "They run already" in again.stdout
 
-    document = yaml.safe_load(finished.file.read_text())
-    (entry,) = document["deployments"]
-    entry["work_pool"] = {"name": "finetune"}
-    file = machine.home.parent / "small.yaml"
-    file.write_text(yaml.safe_dump(document))
-    deployed = machine.finetune("deploy", str(file))
-    assert deployed.returncode == 0 and "prefect deployment run finetune/small" in deployed.stdout, deployed.stderr
-
-    overrides = json.dumps({"training.callbacks": ["tests.flows.slowly:Slowly"]})
-    printed = machine.prefect("deployment", "run", "finetune/small", "-p", f"overrides={overrides}")
-    found = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", printed)
-    assert found is not None, printed
-    flow_run = found.group()
-    wait_until(lambda: any(machine.home.glob("jobs/*/checkpoints/checkpoint-*")))
+    machine.deploy(finished.file)
+    flow_run = machine.start("finetune/small", {"training.callbacks": ["tests.flows.slowly:Slowly"]})
+    wait_until(machine.trains)
     machine.prefect("flow-run", "cancel", flow_run)
     wait_until(lambda: not [pid for pid in of_home(machine.home) if variable(pid, "PREFECT__FLOW_RUN_ID")], 30)
     wait_until(lambda: machine.state_of(flow_run) == "Cancelled")
@@ -114,6 +58,12 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     assert (same.info.run_id, same.info.status) == (run.info.run_id, "FINISHED")
     assert same.data.tags["fit.state"] == "resumed" and same.data.tags["predict.state"] == "cached"
     assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
+    wait_until(lambda: bool(machine.events(VERDICT)), 30)
+    (verdict,) = machine.events(VERDICT)
+    assert verdict["resource"] == {"prefect.resource.id": "finetune.model.small", "finetune.decision": "promote"}
+    told = verdict["payload"]
+    assert (told["version"], told["flow_run_id"], told["mlflow_run_id"]) == ("small/1", flow_run, run.info.run_id)
+    assert told["summary"].startswith("promoted, accuracy ") and told["reason"]
 
     assert machine.finetune("down").returncode == 0
     assert of_home(machine.home) == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from tasks.runtime import code
 from tasks.runtime.code import code_digests, users_code
+from tasks.runtime.digests import SETTLED_S
 from training.engines import ENGINES
 from training.problems import UserError
 
@@ -47,6 +49,19 @@ def test_one_changed_line_of_a_helper_is_noticed_and_named(work: Path) -> None:
     (work / "lib" / "clean.py").write_text('def strip(x):\n    """Strips."""\n    return x.lstrip()\n')
     after = code_digests(["rows"])
     assert [name for name in after if after[name] != before[name]] == ["lib/clean.py"]
+
+
+def test_what_a_process_has_parsed_the_next_one_does_not_parse_again(
+    work: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir(mode=0o700)
+    time.sleep(2 * SETTLED_S)  # what changed a moment ago may change again unseen, and is not remembered
+    before, parsed = code_digests(["rows"]), []
+    code._read.cache_clear()
+    monkeypatch.setattr(code, "_parsed", lambda package, path: parsed.append(path.name) or "0")
+    assert code_digests(["rows"]) == before and parsed == []
+    (work / "lib" / "clean.py").write_text("def strip(x):\n    return x.lstrip()\n")
+    assert code_digests(["rows"])["lib/clean.py"] == "0" and parsed == ["clean.py"]
 
 
 def test_a_module_that_is_not_imported_does_not_count(work: Path) -> None:

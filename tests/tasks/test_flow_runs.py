@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import FlowRun
-from prefect.states import Completed, Crashed, Running, State
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import Cancelling, Completed, Crashed, Running, State
 
-from tasks.runtime.flow_runs import find
+from tasks.runtime.flow_runs import find, tell_killed
 from tasks.runtime.outbox import Outbox
 from training.problems import UserError
 
@@ -49,3 +49,15 @@ def test_the_last_that_did_not_complete_is_gone_on_with_and_none_that_runs_here_
             find(str(run.id))
     with pytest.raises(UserError, match="no flow run"):
         find(str(foreign.id))
+
+
+def test_a_server_that_died_with_its_runs_is_told_of_them_and_of_no_other(prefect_server: None, home: Path) -> None:
+    with get_client(sync_client=True) as client:
+        killed, cancelled, alive, elsewhere = (begun(client, None) for _ in range(4))
+        client.set_flow_run_state(cancelled.id, Cancelling(), force=True)
+        for run in (killed, cancelled):
+            Outbox(str(run.id))
+        with Outbox(str(alive.id)).claimed():
+            tell_killed()
+        found = [client.read_flow_run(run.id).state_type for run in (killed, cancelled, alive, elsewhere)]
+    assert found == [StateType.CRASHED, StateType.CANCELLED, StateType.RUNNING, StateType.RUNNING]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,10 @@ def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_
         predicting("p", Pins(num_processes=processes, num_machines=machines)).described(Path("job"))
         for processes, machines in ((1, 1), (4, 2))
     ]
-    said = [dict(itertools.pairwise(launched["argv"])) for launched in described]
-    assert [(of["--num_processes"], of["--num_machines"]) for of in said] == [("1", "1"), ("2", "1")]
-    one, several = (launched["environment"]["OMP_NUM_THREADS"] for launched in described)
+    alone, launched = (dict(itertools.pairwise(of["argv"])) for of in described)
+    assert alone == {sys.executable: "-m", "-m": "p", "p": "job"}
+    assert (launched["--num_processes"], launched["--num_machines"]) == ("2", "1")
+    one, several = (of["environment"]["OMP_NUM_THREADS"] for of in described)
     assert one == several == str(len(os.sched_getaffinity(0)))
 
 

@@ -122,7 +122,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
-@each("fsdp", "deepspeed-zero2", "deepspeed-zero3")
+@each("fsdp", "deepspeed-zero3")
 def test_losses_best_model_and_early_end_are_those_of_one_process_on_the_same_steps(
     one_process: Path, undisturbed: Callable[[str], Path], strategy: str
 ) -> None:

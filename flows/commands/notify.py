@@ -1,0 +1,46 @@
+"""`finetune notify [BLOCK]`: has the Prefect server tell of verdicts and failures through a notification block, such as
+slack-webhook/team; without BLOCK, lists what is told. Runs of workers that died are crashed from then on, too."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from flows.commands.codes import COMPLETED
+from flows.tables import aligned
+from tasks.runtime import automations, services
+from tasks.runtime.deploying import need_server
+from tasks.runtime.services import ServicesFailed
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The subcommand's arguments."""
+    parser: argparse.ArgumentParser
+    parser = commands.add_parser("notify", help="send verdicts and failures to people", description=__doc__)
+    parser.add_argument("block", metavar="BLOCK", nargs="?", help="type/name of a notification block of the server's")
+    kinds = list(automations.KINDS)
+    parser.add_argument("--on", nargs="+", choices=kinds, default=kinds, help="what is told (default: both)")
+    parser.add_argument("--remove", action="store_true", help="end what goes through BLOCK, or all of it")
+    return parser
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Prints what is told through which block. Raises UserError without a server, and for an unknown block."""
+    services.use()
+    url = need_server()
+    if not services.answers(url):
+        raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` says what runs.")
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        if arguments.remove:
+            gone = automations.remove(client, arguments.block)
+            print(*(f"no more: {one.kind} to {one.block}" for one in gone), sep="\n")
+            return COMPLETED
+        automations.crash_silent_runs(client)
+        if arguments.block is not None:
+            automations.notify(client, arguments.block, arguments.on)
+        found = automations.notifications(client)
+    rows = [[one.kind, one.block, "" if one.enabled else "disabled"] for one in sorted(found.values())]
+    print(*(aligned(rows) if rows else ["Nothing is sent to anybody: name a block."]), sep="\n")
+    return COMPLETED

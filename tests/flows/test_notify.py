@@ -1,0 +1,166 @@
+"""`finetune notify` and what the server does of it: real automations, a real block, a receiver on loopback."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.runtime import flow_run
+from prefect.states import Completed, Running
+
+from flows.commands.main import main
+from flows.report import verdict_event
+from tasks.runtime import automations, events
+from tests.flows.small import write_project
+from training.recipe import load
+
+Post = dict[str, str]
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, list[Post]]]:
+    """An address on loopback, and what was posted to it."""
+    posts: list[Post] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/secret-path", posts
+    server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def of_the_session(server: dict[str, str], home: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The tests' server, with the automations that it had before."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    yield
+    with get_client(sync_client=True) as client:
+        for one in client.read_automations():
+            if one.name.startswith("finetune: "):
+                client.delete_automation(one.id)
+
+
+def wait_until(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
+    tmp_path: Path, server: dict[str, str], receiver: tuple[str, list[Post]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, posts = receiver
+    called = "custom-webhook/team"
+    message = {"subject": "{{subject}}", "body": "{{body}}"}
+    CustomWebhookNotificationBlock(name="team", url=address, json_data=message).save("team")
+    assert main(["notify", called]) == 0
+    assert capsys.readouterr().out.split() == ["failure", called, "verdict", called]
+    recipe, score = load(write_project(tmp_path)), {"value": 0.9130, "low": 0.8941, "high": 0.9312}
+    done: dict[str, Any] = {
+        **{"metrics": {"validation": {"accuracy": score}}, "problems": [], "mlflow_run_id": "m", "flow_run_id": None},
+        "verdict": {"decision": "promote", "reason": "it is better than sst2/2."},
+        "model": {"registered": "small/3", "alias": "champion"},
+    }
+
+    @flow(name="finetune", flow_run_name="small · judged")
+    def judges() -> None:
+        run = str(flow_run.get_id())
+        events.verdict(recipe.name, verdict_event(recipe, {**done, "flow_run_id": run}, "small/2"))
+
+    @flow(name="retrain", flow_run_name="small · broken")
+    def fails() -> None:
+        problem = {"kind": "data", "where": "data.path", "message": "there is no such file."}
+        failed = {**done, "verdict": None, "model": None, "metrics": {}, "problems": [problem]}
+        events.verdict(recipe.name, verdict_event(recipe, failed, None))
+        raise ValueError("data.path: there is no such file.")
+
+    judged = judges(return_state=True).state_details.flow_run_id
+    broken = fails(return_state=True).state_details.flow_run_id
+    wait_until(lambda: len(posts) >= 2)
+    by_subject = {post["subject"]: post["body"].splitlines() for post in posts}
+    verdict = by_subject["small: promoted, accuracy 0.9130 (0.894 to 0.931) on validation"]
+    failure = by_subject["small · broken: failed"]
+    assert verdict[:3] == ["it is better than sst2/2.", "Version: small/3", "Champion before: small/2"]
+    link = f"Run: {server['PREFECT_API_URL'].removesuffix('/api')}/runs/flow-run"
+    assert verdict[3] == f"{link}/{judged}"
+    assert "data.path: there is no such file." in failure[0] and failure[1] == f"{link}/{broken}"
+    assert len(posts) == 2 and "secret-path" not in json.dumps(posts)
+
+
+def test_notify_ends_as_it_was_told_last_and_leaves_disabled_what_somebody_disabled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    CustomWebhookNotificationBlock(name="a", url="http://127.0.0.1:9").save("one-team")
+    Secret(value="hidden").save("no-notification")
+    block = "custom-webhook/one-team"
+
+    def printed(*arguments: str, code: int = 0) -> list[str]:
+        assert main(["notify", *arguments]) == code
+        told = capsys.readouterr()
+        return (told.err if code else told.out).splitlines()
+
+    assert printed() == ["Nothing is sent to anybody: name a block."]
+    assert printed(block, "--on", "failure") == [f"failure  {block}"]
+    with get_client(sync_client=True) as client:
+        made = {one.name: one for one in client.read_automations() if one.name.startswith("finetune: ")}
+        assert made.keys() == {automations.DEAD, f"finetune: failure to {block}"}
+        for one in made.values():
+            client.pause_automation(one.id)
+    assert printed(block) == [f"failure  {block}  disabled", f"verdict  {block}"]
+    with get_client(sync_client=True) as client:
+        again = {one.name: (one.id, one.enabled) for one in client.read_automations() if one.name in made}
+    assert again == {name: (one.id, False) for name, one in made.items()}
+    assert printed(block, "--on", "verdict") == [f"verdict  {block}"]
+    (wrong,) = printed("custom-webhook/one-taem", code=2)
+    assert f"choose from {block}" in wrong and f"Did you mean '{block}'?" in wrong and "prefect block create" in wrong
+    assert "is no block that sends notifications" in printed("secret/no-notification", code=2)[0]
+    assert "nothing is sent through 'slack-webhook/x'" in printed("slack-webhook/x", "--remove", code=2)[0]
+    assert printed("--remove") == [f"no more: verdict to {block}"]
+    assert printed() == ["Nothing is sent to anybody: name a block."]
+
+
+@flow(name="finetune")
+def ours() -> None:
+    """Never run."""
+
+
+def begun(client: SyncPrefectClient) -> FlowRun:
+    return client.create_flow_run(ours, state=Running())
+
+
+def test_a_run_that_falls_silent_is_crashed_and_one_that_tells_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automations, "SILENT_S", 10.0)
+    monkeypatch.setattr(events, "ALIVE_EVERY_S", 1.0)
+    with get_client(sync_client=True) as client:
+        automations.crash_silent_runs(client)
+        silent, lively, ended = begun(client), begun(client), begun(client)
+        with events.alive(str(lively.id)):
+            with events.alive(str(silent.id)), events.alive(str(ended.id)):
+                time.sleep(2)
+            client.set_flow_run_state(ended.id, Completed(), force=True)
+            wait_until(lambda: client.read_flow_run(silent.id).state_type == StateType.CRASHED)
+            told = client.read_flow_run(silent.id).state
+            assert told is not None and "`finetune resume` goes on with it" in str(told.message)
+            assert client.read_flow_run(lively.id).state_type == StateType.RUNNING
+            assert client.read_flow_run(ended.id).state_type == StateType.COMPLETED

@@ -1,0 +1,101 @@
+"""A machine on which `finetune up` runs, seen from a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.flows.small import finetune
+from tests.servers import closed_port
+from training.processes import variable
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def wait_until(happened: Callable[[], bool], timeout_s: float = 90.0) -> float:
+    """Waits, and gives how many seconds that took."""
+    began = time.monotonic()
+    while not happened():
+        assert time.monotonic() < began + timeout_s, f"waited in vain for {timeout_s:g} s"
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def of_home(home: Path) -> list[int]:
+    """The processes that were started for this home."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if variable(pid, "FINETUNE_HOME") == str(home)]
+
+
+class Machine:
+    """A shell over this home, with a Prefect and ports of its own beside it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.env = {"PREFECT_HOME": f"{home}-prefect", "PYTHONPATH": str(ROOT), "PREFECT_API_URL": ""}
+        self.ports = ["--prefect-port", str(closed_port()), "--mlflow-port", str(closed_port())]
+
+    def finetune(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return finetune(self.home, *arguments, **self.env)
+
+    def up(self) -> None:
+        """Starts the servers and the worker, and points the shell at them."""
+        up = self.finetune("up", "--detach", *self.ports)
+        assert up.returncode == 0, up.stdout + up.stderr
+        shown = self.finetune("status", "--env").stdout
+        self.env |= dict(line.removeprefix("export ").split("=", 1) for line in shown.splitlines())
+
+    def deploy(self, file: Path) -> None:
+        """Deploys the one entry of the file to the work pool of `up`."""
+        document = yaml.safe_load(file.read_text())
+        (entry,) = document["deployments"]
+        entry["work_pool"] = {"name": "finetune"}
+        mine = self.home.parent / f"{self.home.name}-{file.name}"
+        mine.write_text(yaml.safe_dump(document))
+        deployed = self.finetune("deploy", str(mine))
+        told = f"prefect deployment run finetune/{entry['name']}"
+        assert deployed.returncode == 0 and told in deployed.stdout, deployed.stderr
+
+    def start(self, deployment: str, overrides: Mapping[str, Any]) -> str:
+        """Has the worker run the deployment; gives the flow run."""
+        printed = self.prefect("deployment", "run", deployment, "-p", f"overrides={json.dumps(overrides)}")
+        found = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", printed)
+        assert found is not None, printed
+        return found.group()
+
+    def prefect(self, *arguments: str) -> str:
+        argv = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+        env = {**os.environ, **self.env, "FINETUNE_HOME": str(self.home), "COLUMNS": "200"}
+        run = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    def api(self, path: str, **body: Any) -> Any:
+        """What the Prefect server answers, to a POST where there is a body."""
+        sent = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(
+            f"{self.env['PREFECT_API_URL']}/{path}", sent, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name that the Prefect server has stored."""
+        return list(self.api("events/filter", filter={"event": {"name": [name]}})["events"])
+
+    def state_of(self, flow_run: str) -> str:
+        return str(self.api(f"flow_runs/{flow_run}")["state_name"])
+
+    def trains(self) -> bool:
+        """Whether a training has come as far as a checkpoint."""
+        return any(self.home.glob("jobs/*/checkpoints/checkpoint-*"))
