@@ -57,7 +57,7 @@ def act(arguments: argparse.Namespace) -> int:
     frees = size_told(bytes_on_disk((piece.path for piece in going), freed=True))
     if not arguments.remove:
         runs = ", ".join(run[:8] for run in keeping.going_on())
-        print(f"finetune store --remove frees {frees}{f', once no run goes on here: {runs}' if runs else ''}.")
+        print(f"{frees} can go{f', once no run goes on here ({runs})' if runs else ''}: finetune store --remove")
         return COMPLETED
     if not arguments.yes and input(f"Remove {_named(going)}, and free {frees}? [y/N] ").strip().lower() != "y":
         print("Nothing was removed.")
