@@ -9,7 +9,7 @@ from tasks.compare import compare
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
-from tasks.model import load_model
+from tasks.model import load_model, require_same_labels
 from tasks.predict import predict
 from tasks.publish import publish
 from tasks.registry import promote, register
@@ -46,7 +46,9 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     data = walk(load_data, recipe, pins)
     require_fitting(recipe, data)
     # Only the tokenizer of a model from scratch is made from the rows.
-    model = walk(load_model, recipe, pins, data if recipe.model.source == "scratch" else None)
+    made_here = recipe.model.source == "scratch" and pins.started_from is None
+    model = walk(load_model, recipe, pins, data if made_here else None)
+    require_same_labels(pins, data, model)
     tokens = walk(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
     trained = walk(fit, recipe, pins, data, model, tokens)

@@ -15,6 +15,7 @@ from flows.naming import flow_run_name
 from flows.pipeline import pipeline
 from tasks.resolve import pins_file
 from tasks.runtime import events
+from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.looking import Looking
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -45,7 +46,7 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     looking = Looking(recipe.name)
     try:
         pipeline(looking, recipe)
-    except UserError:  # the stages meet it again, and tell it as they tell every mistake
+    except (UserError, MlflowFailed):  # the stages meet it again, and tell it as they tell every mistake
         return fine_tune(recipe)
     done = nothing_changed(recipe.name, looking.rows)
     if done is None:

@@ -66,7 +66,9 @@ def _facts(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref
 
 def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -> str:
     texts = "pair of texts" if len(recipe.data.text) > 1 else "text"
-    if pins.model_hub:
+    if champion := pins.started_from:
+        base = f"version {champion.version} of `{champion.name}`, which was the champion"
+    elif pins.model_hub:
         base = f"[{recipe.model.path}](https://huggingface.co/{recipe.model.path}) at commit `{pins.model_hub.commit}`"
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"

@@ -78,9 +78,12 @@ def tokenizer_of(recipe: Recipe, pins: Pins, rows: Path, out: Path) -> Path:
 
 
 def counts_as_a_run(recipe: Recipe, tokenizer: Path) -> bool:
-    """Whether a run counts the same tokens: it lets the tokenizer's class in transformers speak, where it has a say."""
+    """Whether a run surely counts the same tokens: it takes a champion's tokenizer where it starts from one, and lets
+    the tokenizer's class in transformers speak, where it has a say."""
     from training.snapshot import as_the_file_says
 
+    if recipe.model.start_from == "champion":
+        return False
     return recipe.model.source == "scratch" or as_the_file_says(tokenizer, tokenizer)
 
 

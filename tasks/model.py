@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.champions import folders_of
 from tasks.runtime.hub import told
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
+from training.problems import Problem, UserError
 from training.recipe import Recipe
-from training.snapshot import MODEL_FILES, TOKENIZER_FILES, need_parts, need_vocabulary, part_of
+from training.snapshot import MODEL_FILES, TOKENIZER_FILES, need_parts, need_vocabulary, part_of, read_json
 
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
-    """The commit, the files' content, or the configuration, the seed and the rows that the tokenizer learns from.
+    """The champion's content; else the commit, the files' content, or the configuration, the seed and the rows that the
+    tokenizer learns from.
 
-    `data` is given for a model from scratch alone.
+    `data` is given for a model that is made from scratch alone.
     """
-    model, pinned = recipe.model, pins.model_hub
+    model, pinned, champion = recipe.model, pins.model_hub, pins.started_from
+    if champion is not None:
+        name = "the model of the champion that training starts from"
+        return Ingredients({"model": {"champion": champion.model}}, names={"model.champion": name})
     if data is not None:
         return Ingredients(
             {
@@ -56,7 +63,10 @@ def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapp
             },
             inputs={"data": data.path},
         )
-    if pins.model_hub is None:
+    if pins.started_from is not None:
+        folders = folders_of(work, pins.started_from, "model.start_from")
+        files = {file.name: file for part, folder in folders.items() for file in _of_part(folder, part)}
+    elif pins.model_hub is None:
         files = {name: Path(pin.path) for name, pin in pins.model_files.items()}
     else:
         files = _downloaded(str(recipe.model.path), pins.model_hub.commit)
@@ -67,6 +77,29 @@ def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapp
     need_vocabulary(work.out / "tokenizer", str(recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
+
+
+def require_same_labels(pins: Pins, data: object, model: object) -> None:
+    """Raises UserError where training starts from a champion of other labels than these rows have, or in another order:
+    before anything is trained, and by a plan where both are there already.
+
+    `data` and `model` are the artifacts of load_data and load_model; whatever else is not known yet.
+    """
+    if pins.started_from is None or not isinstance(data, Ref) or not isinstance(model, Ref):
+        return
+    labels = json.loads((data.path / "labels.json").read_text())
+    named = read_json(model.path / "model" / "config.json").get("id2label", {})
+    own = [named[number] for number in sorted(named, key=int)]
+    if own != labels:
+        message = (
+            f"{pins.started_from}, which training starts from, gives the labels {', '.join(own)}, and the rows have "
+            f"{', '.join(labels)}: make them the same in data.label_names, or set this to base."
+        )
+        raise UserError([Problem(kind="model", where="model.start_from", message=message)])
+
+
+def _of_part(folder: Path, part: str) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if part_of(file.name) == part]
 
 
 def _downloaded(name: str, commit: str) -> dict[str, Path]:

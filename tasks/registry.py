@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks.card import description
 from tasks.runtime import lineage, promotions, settings
+from tasks.runtime.champions import rows_digest
 from tasks.runtime.code import git_commit, library_versions
 from tasks.runtime.connection import (
     FLOW_RUN_TAG,
@@ -35,7 +36,9 @@ from tasks.runtime.versions import (
     GIT_COMMIT_TAG,
     REASON_TAG,
     RECIPE_TAG,
+    ROWS_TAG,
     SPLIT_TAG,
+    STARTED_FROM_TAG,
     TEXT_COLUMNS_TAG,
     VERDICT_TAG,
     Aliases,
@@ -200,6 +203,7 @@ def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) 
         "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
         FLOW_RUN_TAG: run,
         DATA_TAG: " ".join(filter(None, [recipe.data.path, recipe.data.config])),
+        ROWS_TAG: rows_digest(recipe, pins),
         "finetune.libraries": json.dumps(library_versions(MADE_WITH)),
     }
     if pins.data_hub:
@@ -211,6 +215,8 @@ def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) 
         tags[DATA_FILES_TAG] = told if len(told) <= LONGEST_TAG else json.dumps({s: len(files[s]) for s in files})
     if pins.model_hub:
         tags["finetune.base_model_commit"] = pins.model_hub.commit
+    if pins.started_from:
+        tags[STARTED_FROM_TAG] = pins.started_from.model_dump_json()
     if git := git_commit():
         tags |= {GIT_COMMIT_TAG: git.commit, "finetune.git_dirty": str(git.dirty).lower()}
     return tags

@@ -3,19 +3,23 @@ stage."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.fit import fits_of
 from tasks.resolve import pin
-from tasks.runtime import settings
+from tasks.runtime import settings, store
+from tasks.runtime.champions import PARTS, folders_of
 from tasks.runtime.code import code_digests, library_versions
 from tasks.runtime.launch import python_argv, require_finished, run_job
 from tasks.runtime.refs import Pins, Ref
-from tasks.runtime.stage import Row
+from tasks.runtime.stage import Row, Work
 from training.problems import Problem, UserError
 from training.protocol import Job
 from training.recipe import Recipe, parse
@@ -48,10 +52,38 @@ class Beside(NamedTuple):
         return _within(self.recorded["value"], self.here) and _within(self.here["value"], self.recorded)
 
 
-def recipe_of(record: Mapping[str, Any]) -> Recipe:
-    """The recorded recipe, pinned, that registers, publishes and reports nothing. Raises UserError where it is none
-    any more, or cannot be followed by one machine."""
+@contextlib.contextmanager
+def start_of(record: Mapping[str, Any]) -> Iterator[Path | None]:
+    """A folder with the registered model that training started from, from the store or else from MLflow, gone after
+    the block; None where that was the base model. Raises UserError where it cannot be read any more."""
+    champion = Pins.model_validate(record["pins"]).started_from
+    if champion is None:
+        yield None
+        return
+    keys = [stage["key"] for stage in record["stages"] if stage["name"] == "load_model"]
+    try:
+        kept = next(filter(None, (store.find("load_model", key) for key in keys)), None)
+    except store.Damaged:
+        kept = None
+    work = Work(key=f"start-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            parts = {part: kept.path / part for part in PARTS} if kept else folders_of(work, champion, "VERSION")
+            for file in (file for part in parts.values() for file in part.iterdir()):
+                shutil.copyfile(file, Path(folder, file.name))
+            yield Path(folder)
+    finally:
+        shutil.rmtree(work.job, ignore_errors=True)
+
+
+def recipe_of(record: Mapping[str, Any], start: Path | None = None) -> Recipe:
+    """The recorded recipe, pinned, that registers, publishes and reports nothing, and starts from the model in the
+    folder `start`, where one is given. Raises UserError where it is none any more, or cannot be followed by one
+    machine."""
     nowhere: dict[str, Any] = {"release.registry": None, "release.hub": None, "training.report_to": []}
+    nowhere["model.start_from"] = "base"
+    if start is not None:
+        nowhere |= {"model.source": "folder", "model.path": str(start), "model.revision": None, "model.config": None}
     recipe = parse(_overlaid(parse(record["said"]).model_dump(mode="json"), record["recipe"]), nowhere)
     if record["pins"]["num_machines"] > 1:
         message = f"it was trained by {record['pins']['num_machines']} machines: run its recipe on as many."

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime import settings
+from tasks.runtime.champions import started_from
 from tasks.runtime.content import Progress, digests_of
 from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import mixed_precision, visible_gpus
@@ -77,14 +78,8 @@ def _fetch_metrics(recipe: Recipe) -> None:
 def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Sequence[Problem] = ()) -> Pins:
     """What the recipe's names mean now, all that is wrong with them reported together, with the problems that are
     `known`. `progress` hears of the bytes of files elsewhere, as far as they must be read."""
-    last = History(recipe.name).last_pins() or Pins()
-    found: dict[str, Any] = {"notes": []}
     problems = [*known]
-    for look in (_pin_data, _pin_model):
-        try:
-            found |= look(recipe, last, found["notes"], progress)
-        except UserError as error:
-            problems.extend(error.problems)
+    found = _pin_names(recipe, progress, problems)
     compute = recipe.compute
     gpus, machines = len(visible_gpus()), 1
     try:
@@ -103,6 +98,25 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
     return Pins(mixed_precision=precision, num_processes=processes, num_machines=machines, **found)
+
+
+def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
+    """Fields of the pins; what is wrong is added to the problems. A base model that nothing starts from is not looked
+    at."""
+    last, found = History(recipe.name).last_pins() or Pins(), dict[str, Any](notes=[])
+    try:
+        found |= _pin_data(recipe, last, found["notes"], progress)
+        if recipe.model.start_from == "champion":
+            found["started_from"], said = started_from(recipe, Pins(**found))
+            found["notes"].append(said)
+    except UserError as error:
+        problems.extend(error.problems)
+    if found.get("started_from") is None:
+        try:
+            found |= _pin_model(recipe, last, found["notes"], progress)
+        except UserError as error:
+            problems.extend(error.problems)
+    return found
 
 
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:

@@ -111,7 +111,9 @@ def _count_tokens(recipe: Recipe, folder: Path, found: Found, terminal: Terminal
         return
     found.notes += pins.notes
     exact = check.counts_as_a_run(recipe, tokenizer)
-    if not exact:
+    if recipe.model.start_from == "champion":
+        found.notes.append("Tokens were counted by the base model's tokenizer: that of a champion may count otherwise.")
+    elif not exact:
         found.notes.append("Tokens were counted by tokenizer.json alone: a run may count some rows a little otherwise.")
     progress = terminal.progress_of("tokenize")
     found.tokens = check.count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)

@@ -47,7 +47,7 @@ def act(arguments: argparse.Namespace) -> int:
 
     Raises UserError for a version that is not there, and for files that are gone or have changed.
     """
-    from tasks.reproduction import AsDivided, recipe_of
+    from tasks.reproduction import AsDivided, recipe_of, start_of
     from tasks.runtime import lineage
 
     if not {"/", "@"} & set(arguments.name):
@@ -57,8 +57,12 @@ def act(arguments: argparse.Namespace) -> int:
     if record["model"] is None:
         message = f"of {arguments.name} it is not kept which bytes it had."
         raise UserError([Problem(kind="registry", where="VERSION", message=message)])
-    recipe = recipe_of(record)
-    with sigterm_interrupts(), _fresh_home(arguments.into, record["model"]["digest"]) as home:
+    with (
+        sigterm_interrupts(),
+        start_of(record) as start,
+        _fresh_home(arguments.into, record["model"]["digest"]) as home,
+    ):
+        recipe = recipe_of(record, start)
         print("\n".join(_foreword(record, differing := _prepared(recipe, record))), flush=True)
         done = call_flow(recipe, frozenset(), AsDivided(recipe, record))
         if done["state"] == "completed":

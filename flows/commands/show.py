@@ -117,7 +117,10 @@ def _data(record: Mapping[str, Any]) -> Facts:
 
 def _base(record: Mapping[str, Any]) -> Facts:
     model, pins = record["recipe"]["model"], record["pins"]
-    if model["source"] == "scratch":
+    if champion := pins.get("started_from"):
+        yield "champion", f"{champion['name']} version {champion['version']}"
+        yield "digest", champion["model"]
+    elif model["source"] == "scratch":
         yield "made from", f"a configuration ({model['config']['model_type']}) and the seed {model['seed']}"
     else:
         yield model["source"], model["path"]

@@ -67,28 +67,8 @@ class HubPin(BaseModel):
     commit: str
 
 
-class Pins(BaseModel):
-    """What the recipe's names meant when the run began."""
-
-    model_config = ConfigDict(frozen=True)
-
-    data_hub: HubPin | None = None
-    data_files: dict[str, list[FilePin]] = Field(default_factory=dict)
-    """Split to its files, in reading order."""
-    data_fingerprint: str | None = None
-    """What a Python callable's own `fingerprint()` said."""
-    model_hub: HubPin | None = None
-    model_files: dict[str, FilePin] = Field(default_factory=dict)
-    """Name inside the model folder to its file."""
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    num_processes: int = 1
-    num_machines: int = 1
-    notes: list[str] = Field(default_factory=list)
-    """What the user should know of how the names were resolved, such as an offline pin."""
-
-
 class Champion(BaseModel):
-    """The version that a new model is compared with."""
+    """The version that a new model is compared with, or that its training starts from."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -102,6 +82,31 @@ class Champion(BaseModel):
     """The artifact of `fit` that it came from, which may still be in the store."""
     max_length: int
     """Tokens after which it cuts a text."""
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.version}"
+
+
+class Pins(BaseModel):
+    """What the recipe's names meant when the run began."""
+
+    model_config = ConfigDict(frozen=True)
+
+    data_hub: HubPin | None = None
+    data_files: dict[str, list[FilePin]] = Field(default_factory=dict)
+    """Split to its files, in reading order."""
+    data_fingerprint: str | None = None
+    """What a Python callable's own `fingerprint()` said."""
+    model_hub: HubPin | None = None
+    model_files: dict[str, FilePin] = Field(default_factory=dict)
+    """Name inside the model folder to its file."""
+    started_from: Champion | None = None
+    """The registered version that training starts from; None: the base model."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    num_processes: int = 1
+    num_machines: int = 1
+    notes: list[str] = Field(default_factory=list)
+    """What the user should know of how the names were resolved, such as an offline pin."""
 
 
 class Check(BaseModel):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 RECIPE_TAG = "finetune.recipe"
 TEXT_COLUMNS_TAG = "finetune.text_columns"
 DATA_TAG = "finetune.data"
+ROWS_TAG = "finetune.rows_digest"
+STARTED_FROM_TAG = "finetune.started_from"
 DATA_COMMIT_TAG = "finetune.data_commit"
 DATA_FILES_TAG = "finetune.data_files"
 GIT_COMMIT_TAG = "finetune.git_commit"

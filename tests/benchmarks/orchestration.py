@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from tasks.runtime.embedded import ensure_prefect_server
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import finetune, write_project
+from tests.machine import Machine, wait_until
 from training.protocol import EVENTS
+
+COMPLETED = "recipes/small/completed.json"
+END_WITHIN_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Project:
 
 
 def measure(subject: Subject) -> list[Row]:
-    """The cost of a first run, of a later one with all stages made anew, and of the children inside the stages."""
+    """The cost of a first run, of a later one with all stages made anew, of the children inside the stages, and of a
+    run through a worker."""
     project = finished_project(subject.folder)
     first, again = project.first, run_project(project.file, project.home, "--force", "all")
     return [
@@ -73,6 +79,40 @@ def measure(subject: Subject) -> list[Row]:
             sum(first.children_s.values()),
             "the first run's stages with a child program, whose work is next to nothing: "
             + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in first.children_s.items()),
+            unit="s",
+        ),
+        *through_a_worker(subject.folder / "worker"),
+    ]
+
+
+def through_a_worker(folder: Path) -> list[Row]:
+    """The same of a deployment's run under `finetune up`, whose process the worker starts."""
+    machine = Machine(folder / "home")
+    machine.home.mkdir(mode=0o700, parents=True)
+    try:
+        machine.up()
+        machine.deploy(write_project(folder / "project"))
+        machine.start("finetune/small", {"training.num_train_epochs": 1})  # makes what only a first run makes
+        wait_until(lambda: (machine.home / COMPLETED).is_file(), END_WITHIN_S)
+        run = machine.start("finetune/small", {})
+        wait_until(lambda: machine.state_of(run) == "Completed", END_WITHIN_S)
+        told = machine.api(f"flow_runs/{run}")
+        stages = json.loads((machine.home / COMPLETED).read_text())["stages"]
+    finally:
+        machine.finetune("down")
+    asked, began = (datetime.fromisoformat(told[name]) for name in ("expected_start_time", "start_time"))
+    return [
+        Row(
+            "a flow through a worker, beside its stages",
+            told["total_run_time"] - sum(stage["seconds"] for stage in stages),
+            f"`prefect deployment run`, {told['total_run_time']:.1f} s from Running to Completed",
+            unit="s",
+            most=5.0,
+        ),
+        Row(
+            "from asking a worker until the flow runs",
+            (began - asked).total_seconds(),
+            "it asks the server every 2 s, and starts a process that imports the flow",
             unit="s",
         ),
     ]

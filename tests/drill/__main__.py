@@ -1,14 +1,14 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
-    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3] [--only WHAT ...]
+    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3] [--only kills|NAME ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the supervisor, the launcher or a rank, at an instant drawn from the whole of a run;
 the next run starts at once. What each training ends with must be what the undisturbed run ended with, no process may
 outlive its run, and MLflow must have one closed run a flow run; the oracle (training/oracle.py) looks at what each of
-them restores. Then come the fires of tests/drill/fires.py, by name, and at last tests/drill/services.py kills what
-`finetune up` keeps. The exit status is 1 when anything differed, was left over, or went wrong; then everything stays in
-a temporary folder for a look.
+them restores. Then come the fires of tests/drill/fires.py, and the scenes of tests/drill/scenes.py, which need no
+undisturbed run, by name. The exit status is 1 when anything differed, was left over, or went wrong; then everything
+stays in a temporary folder for a look.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.drill.kills import Kills
+    from tests.drill.watch import Watch
 
 # Read when the libraries are imported, and passed on to the runs.
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
 os.environ.update(FINETUNE_ORACLE="1", MLFLOW_DISABLE_TELEMETRY="true", HF_HUB_DISABLE_TELEMETRY="1")
 for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
-
-SERVICES = "services"
 
 
 def main() -> int:
@@ -46,47 +49,56 @@ def main() -> int:
 
 def _drill(folder: Path, options: argparse.Namespace) -> bool:
     """Whether anything went wrong."""
+    from tests.drill.kills import Kills
+    from tests.drill.report import summary
+    from tests.drill.scenes import SCENES, play
+    from tests.drill.watch import Watch
+
+    began, watch, kills, told = time.monotonic(), Watch(), Kills(), dict[str, str]()
+    if set(options.only) - SCENES.keys():
+        kills, told = _under_fire(folder, options, watch)
+    told |= {name: play(name, folder) for name in SCENES if name in options.only}
+    watch.settle()
+    print(*summary(kills, told, watch, time.monotonic() - began), sep="\n", flush=True)
+    return bool(kills.faults or watch.faults or any(one.startswith("FAULT") for one in told.values()))
+
+
+def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
+    """The kills, and what came of each fire, beside runs that nothing disturbs."""
     from tasks.runtime.embedded import ensure_prefect_server
     from tests.drill.fires import FIRES, Fires
     from tests.drill.ground import Ground
     from tests.drill.kills import Kills, random_kills, undisturbed
-    from tests.drill.report import summary
-    from tests.drill.services import kill_services
-    from tests.drill.watch import Watch
 
-    began = time.monotonic()
-    ground, watch = Ground(folder, ensure_prefect_server()), Watch()
+    ground = Ground(folder, ensure_prefect_server())
     whole, homes = {}, {}
-    for way in options.ways if options.only != [SERVICES] else ():
+    for way in options.ways:
         whole[way], homes[way] = undisturbed(ground, way)
-        weights = f"sha256 of the weights {whole[way].left.model}"
-        print(f"undisturbed, {way}: {whole[way].seconds:.1f} s, {weights}", flush=True)
+        told = f"{whole[way].seconds:.1f} s, sha256 of the weights {whole[way].left.model}"
+        print(f"undisturbed, {way}: {told}", flush=True)
     with_kills = "kills" in options.only
     kills = random_kills(ground, watch, whole, options.kills, options.seed) if with_kills else Kills()
-    told = {}
-    if lit := [name for name in FIRES if name in options.only]:
-        way = "2" if "2" in whole else options.ways[0]
-        fires = Fires(ground, watch, whole[way].left, homes[way], way)
-        for name in lit:
+    way = "2" if "2" in whole else options.ways[0]
+    fires = Fires(ground, watch, whole[way].left, homes[way], way)
+    for name in FIRES:
+        if name in options.only:
             fires.light(name)
-        told = fires.told
-    kills.faults += kill_services(folder) if SERVICES in options.only else []
-    watch.settle()
-    print(*summary(kills, told, watch, time.monotonic() - began), sep="\n", flush=True)
-    return bool(kills.faults or watch.faults) or any(line.startswith("FAULT") for line in told.values())
+    return kills, fires.told
 
 
 def _options() -> argparse.Namespace:
     from tests.drill.fires import FIRES
     from tests.drill.ground import WAYS
+    from tests.drill.scenes import SCENES
 
     parser = argparse.ArgumentParser(prog="python -m tests.drill", description="The pipeline under fire.")
     parser.add_argument("--kills", type=int, default=20, help="how many random kills (default: 20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="to train, in turns (default: all)")
-    everything = ["kills", *FIRES, SERVICES]
-    told = "kills, fires by name, or services"
-    parser.add_argument("--only", nargs="+", choices=everything, default=everything, help=told)
+    everything = ["kills", *FIRES, *SCENES]
+    parser.add_argument(
+        "--only", nargs="+", choices=everything, default=everything, help="kills, or fires and scenes by name"
+    )
     return parser.parse_args()
 
 

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +19,7 @@ from mlflow import MlflowClient
 from flows.tables import aligned
 from tasks.runtime.connection import FLOW_RUN_TAG
 from tests.drill.compare import curve_of, tracking_faults
+from tests.drill.fires import require
 from tests.drill.ground import argv
 from tests.flows.slowly import QUICK
 from tests.flows.small import write_project
@@ -34,7 +34,7 @@ MOMENTS = {"AwaitingRetry", "Pending", "Submitting"}
 SLOWLY = {"training.callbacks": ["tests.flows.slowly:Slowly"]}
 
 
-class Scene(NamedTuple):
+class Training(NamedTuple):
     """A machine at whose worker this flow run trains."""
 
     machine: Machine
@@ -68,39 +68,39 @@ class Scene(NamedTuple):
         return "finetune resume"
 
 
-def worker(scene: Scene) -> tuple[str, str]:
+def worker(training: Training) -> tuple[str, str]:
     """The run dies with it, and is crashed."""
-    scene.kill("prefect", "--no-prompt", "worker")
-    seconds = wait_until(scene.is_in("Crashed"), CRASHED_WITHIN_S)
-    return f"Crashed after {seconds:.0f} s", scene.resume()
+    training.kill("prefect", "--no-prompt", "worker")
+    seconds = wait_until(training.is_in("Crashed"), CRASHED_WITHIN_S)
+    return f"Crashed after {seconds:.0f} s", training.resume()
 
 
-def prefect(scene: Scene) -> tuple[str, str]:
+def prefect(training: Training) -> tuple[str, str]:
     """The run goes on without it."""
-    scene.kill("prefect", "server", "start")
+    training.kill("prefect", "server", "start")
     time.sleep(2)  # for the worker to notice
-    seconds = 2 + wait_until(scene.all_answer, BACK_WITHIN_S)
+    seconds = 2 + wait_until(training.all_answer, BACK_WITHIN_S)
     return f"it is back after {seconds:.0f} s", ""
 
 
-def mlflow(scene: Scene) -> tuple[str, str]:
+def mlflow(training: Training) -> tuple[str, str]:
     """The run goes on without it, and delivers what it missed."""
-    scene.kill("mlflow", "server")
+    training.kill("mlflow", "server")
     time.sleep(2)
-    seconds = 2 + wait_until(scene.all_answer, BACK_WITHIN_S)
+    seconds = 2 + wait_until(training.all_answer, BACK_WITHIN_S)
     return f"it is back after {seconds:.0f} s", ""
 
 
-def keeper(scene: Scene) -> tuple[str, str]:
+def keeper(training: Training) -> tuple[str, str]:
     """All that it keeps ends with it, the run too."""
-    scene.kill("tasks.programs.keeper")
-    seconds = wait_until(lambda: not of_home(scene.machine.home))
-    scene.machine.up()
-    wait_until(scene.is_in("Crashed"), CRASHED_WITHIN_S)
-    return f"all ends within {seconds:.0f} s", f"finetune up, {scene.resume()}"
+    training.kill("tasks.programs.keeper")
+    seconds = wait_until(lambda: not of_home(training.machine.home))
+    training.machine.up()
+    wait_until(training.is_in("Crashed"), CRASHED_WITHIN_S)
+    return f"all ends within {seconds:.0f} s", f"finetune up, {training.resume()}"
 
 
-def nothing(scene: Scene) -> tuple[str, str]:
+def nothing(training: Training) -> tuple[str, str]:
     """The run that the others are held against."""
     return "", ""
 
@@ -108,42 +108,32 @@ def nothing(scene: Scene) -> tuple[str, str]:
 VICTIMS = {"nothing": nothing, "worker": worker, "Prefect server": prefect, "MLflow server": mlflow, "keeper": keeper}
 
 
-def kill_services(folder: Path) -> list[str]:
-    """Prints a table, a line a victim; gives what was not as it would be, had nothing been killed."""
-    home = folder / "services"
-    home.mkdir(mode=0o700)
-    machine, file = Machine(home), write_project(folder / "services-project")
-    name, table, faults, weights = "nothing", [HEAD], list[str](), list[str]()
-    try:
-        machine.up()
-        machine.deploy(file)
-        for name, kill in VICTIMS.items():
-            (home / QUICK).unlink(missing_ok=True)
-            shutil.rmtree(home / "artifacts" / "fit", ignore_errors=True)  # or there were nothing to train
-            scene = Scene(machine, machine.start("finetune/small", SLOWLY))
-            wait_until(machine.trains, END_WITHIN_S)
-            happened, done = kill(scene)
-            (home / QUICK).touch()
-            wait_until(scene.is_in("Completed"), END_WITHIN_S)
-            weights.append(_weights(home))
-            told = "the same bytes" if weights[-1] == weights[0] else "OTHER BYTES"
-            found = [] if weights[-1] == weights[0] else [f"the weights are {weights[-1]}, not {weights[0]}"]
-            faults += [f"{name} killed: {fault}" for fault in (*found, *_tracking_faults(scene))]
-            table.append([name, happened, done, _states(scene), told])
-            print("      ", *table[-1], sep="  ", flush=True)
-    except Exception as error:
-        traceback.print_exc()
-        faults.append(f"{name} killed: {error!r}")
-    finally:
-        machine.finetune("down")
-    faults += [f"down leaves process {pid}" for pid in of_home(home)]
-    print("services under a run that trains", *(f"  {line}" for line in aligned(table)), sep="\n", flush=True)
-    return faults
+def kill_services(machine: Machine) -> None:
+    """A line a victim. Raises Broken with all that was not as it would be, had nothing been killed."""
+    home, table, faults, weights = machine.home, [HEAD], list[str](), list[str]()
+    machine.up()
+    machine.deploy(write_project(home.parent / "project"))
+    for name, kill in VICTIMS.items():
+        (home / QUICK).unlink(missing_ok=True)
+        shutil.rmtree(home / "artifacts" / "fit", ignore_errors=True)  # or there were nothing to train
+        training = Training(machine, machine.start("finetune/small", SLOWLY))
+        wait_until(machine.trains, END_WITHIN_S)
+        happened, done = kill(training)
+        (home / QUICK).touch()
+        wait_until(training.is_in("Completed"), END_WITHIN_S)
+        weights.append(_weights(home))
+        told = "the same bytes" if weights[-1] == weights[0] else "OTHER BYTES"
+        found = [] if weights[-1] == weights[0] else [f"the weights are {weights[-1]}, not {weights[0]}"]
+        faults += [f"{name} killed: {fault}" for fault in (*found, *_tracking_faults(training))]
+        table.append([name, happened, done, _states(training), told])
+        print(aligned(table)[-1], flush=True)
+    print(*aligned(table), sep="\n", flush=True)
+    require(not faults, "; ".join(faults))
 
 
-def _states(scene: Scene) -> str:
+def _states(training: Training) -> str:
     """The states that the flow run went through, from Running on, by name."""
-    states = scene.machine.api(f"flow_run_states/?flow_run_id={scene.flow_run}")
+    states = training.machine.api(f"flow_run_states/?flow_run_id={training.flow_run}")
     names = [str(state["name"]) for state in sorted(states, key=lambda state: str(state["timestamp"]))]
     return ", ".join(name for name in names[names.index("Running") :] if name not in MOMENTS)
 
@@ -153,14 +143,14 @@ def _weights(home: Path) -> str:
     return sha256(weights.read_bytes()).hexdigest()
 
 
-def _tracking_faults(scene: Scene) -> list[str]:
+def _tracking_faults(training: Training) -> list[str]:
     """What MLflow has wrong: of each flow run one run, closed, of this one each point once, of all one version."""
-    home = scene.machine.home
+    home = training.machine.home
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("small")
-    runs = client.search_runs([experiment.experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{scene.flow_run}'")
+    runs = client.search_runs([experiment.experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{training.flow_run}'")
     if len(runs) != 1:
         return [f"MLflow has {len(runs)} runs of the flow run"]
     (events,) = home.glob("artifacts/fit/*/log/events.jsonl")
-    result = {"flow_run_id": scene.flow_run, "mlflow_run_id": runs[0].info.run_id}
+    result = {"flow_run_id": training.flow_run, "mlflow_run_id": runs[0].info.run_id}
     return tracking_faults(home, {**result, "model": {"registered": "small/1"}}, curve_of(events))

@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from prefect.states import AwaitingRetry
+from prefect.states import AwaitingRetry, Cancelled, Pending
 
 from flows import retrain
 from flows.changes import changes, nothing_changed
@@ -96,7 +97,7 @@ def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
     assert calls == ["looks", "trains", "trains"]
 
 
-def test_an_event_starts_the_deployment_that_waits_for_it(
+def test_an_event_starts_the_deployment_that_waits_for_it_and_while_one_goes_on_the_next_is_cancelled(
     home: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The demo's own file: its trigger is Prefect's automation, and no worker is needed to see what it schedules."""
@@ -108,13 +109,35 @@ def test_an_event_starts_the_deployment_that_waits_for_it(
     assert "no deployment is started by finetune.data.updated of 'demo'" in capsys.readouterr().err
     file = ROOT / "deployments" / "demo.yaml"
     assert main(["deploy", str(file)]) == 0
-    assert main(["data-updated", "demo"]) == 0
-    found = re.search(r"^retrain/demo: [\w-]+ \(([0-9a-f-]{36})\) is \w+\n\Z", capsys.readouterr().out, re.MULTILINE)
-    assert found is not None
+    runs = []
+    for _ in range(2):
+        assert main(["data-updated", "demo"]) == 0
+        told = re.search(r"^retrain/demo: [\w-]+ \(([0-9a-f-]{36})\) is \w+\n\Z", capsys.readouterr().out, re.MULTILINE)
+        assert told is not None
+        runs.append(uuid.UUID(told[1]))
     with get_client(sync_client=True) as client:
-        run = client.read_flow_run(uuid.UUID(found[1]))
+        run = client.read_flow_run(runs[0])
+        # As a worker does that takes them.
+        taken = [client.set_flow_run_state(one, Pending()).state for one in runs]
+        assert [state and state.name for state in taken] == ["Pending", "Cancelled"]
+        client.set_flow_run_state(runs[0], Cancelled(), force=True)
         (schedule,) = client.read_deployment_by_name("retrain/demo").schedules
     assert parse(run.parameters["recipe"]) == load(file) and run.parameters["reason"] == "finetune.data.updated"
     assert not schedule.active
     assert main(["data-updated", "dmo"]) == 2
     assert "Did you mean 'demo'?" in capsys.readouterr().err
+
+
+def test_the_server_makes_runs_of_an_active_schedule(server: dict[str, str]) -> None:
+    """What its scheduler does each minute; with versions of SQLAlchemy that it does not fit it would fail unseen."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import IntervalSchedule
+
+    with get_client(sync_client=True) as client:
+        schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(days=1)), active=True)
+        deployment = client.create_deployment(client.create_flow(retrain.retrain), "often", schedules=[schedule])
+        client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"min_runs": 2})
+        runs = client.get_scheduled_flow_runs_for_deployments([deployment], datetime.now(UTC) + timedelta(days=9))
+        client.delete_deployment(deployment)
+    assert len(runs) >= 2

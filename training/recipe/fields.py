@@ -118,6 +118,9 @@ class Model(Section):
     """For scratch: the model's configuration, with at least `model_type` and `vocab_size` (tokens)."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Draws the weights of a scratch model."""
+    start_from: Literal["base", "champion"] = "base"
+    """base: the model above. champion: the one of release.registry, with its tokenizer, as long as there is one; where
+    the champion has learnt from these very rows, what that one started from, so that no row is learnt twice."""
 
 
 class Tokens(Section):

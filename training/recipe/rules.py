@@ -79,6 +79,11 @@ def _model_source(written: Written) -> Iterator[tuple[str, str]]:
         yield "model.config", f"is for `source: scratch`; a {source} model brings its own, so set it to null."
 
 
+def _start(written: Written) -> Iterator[tuple[str, str]]:
+    if written["model.start_from"] == "champion" and written["release.registry"] is None:
+        yield "model.start_from", "'champion' is one of a registry: set release.registry, or this to base."
+
+
 def _scratch_config(written: Written) -> Iterator[tuple[str, str]]:
     if written["model.source"] != "scratch":
         return
@@ -289,6 +294,7 @@ def _reporters(written: Written) -> Iterator[tuple[str, str]]:
 _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     *DATA_RULES,
     _model_source,
+    _start,
     _scratch_config,
     _steps,
     _evaluation_while_training,

@@ -1,0 +1,153 @@
+"""Champions of the registry: who is it, what has it learnt from, and its files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.runtime import settings, store
+from tasks.runtime.code import code_digests, users_code
+from tasks.runtime.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, failures_told
+from tasks.runtime.digests import digest_of
+from tasks.runtime.refs import Champion, Pins
+from tasks.runtime.stage import Work
+from tasks.runtime.versions import ROWS_TAG, STARTED_FROM_TAG, find_model
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+from training.snapshot import part_of
+
+# The folders in which mlflow.transformers keeps what a model is made of.
+PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
+# Of a recipe's data: where the rows lie, and what is only said of them.
+_NOT_LEARNT_FROM = {"revision", "max_file_gb", "checks"}
+
+
+class Present(NamedTuple):
+    """The champion, with its version's tags."""
+
+    champion: Champion
+    tags: Mapping[str, str]
+
+
+def present(recipe: Recipe) -> Present | None:
+    """The version that the champion's alias points to now; None where there is none. Raises MlflowFailed."""
+    name = recipe.release.registry
+    if name is None:
+        return None
+    with failures_told():
+        client = connect()
+        model = find_model(client, name)
+        number = model.aliases.get(recipe.release.champion) if model else None
+        if number is None:
+            return None
+        version = client.get_model_version(name, number)
+    # One that was registered by other means is known by when it was: a server that is made anew counts from 1 again.
+    unnamed = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
+    champion = Champion(
+        name=name,
+        version=str(number),
+        model=version.tags.get(MODEL_TAG) or unnamed,
+        key=version.tags.get("finetune.fit.key"),
+        max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
+    )
+    return Present(champion, version.tags)
+
+
+def rows_digest(recipe: Recipe, pins: Pins) -> str:
+    """Of the rows that a model learns from: the content of the training split, and how it is read. Where files lie does
+    not count, nor does another split."""
+    data, elsewhere = recipe.data, {"path", "config", "splits"} if pins.data_files else set()
+    own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
+    return digest_of(
+        {
+            "data": data.model_dump(mode="json", exclude=_NOT_LEARNT_FROM | elsewhere),
+            "files": [pin.sha256 for pin in pins.data_files.get("train", ())],
+            "commit": pins.data_hub.commit if pins.data_hub else None,
+            "fingerprint": pins.data_fingerprint,
+            "code": code_digests(own),
+        }
+    )
+
+
+def started_from(recipe: Recipe, pins: Pins) -> tuple[Champion | None, str]:
+    """What a training on these rows starts from, None for the base model; and a sentence on why.
+
+    It is the champion; where the champion has learnt from these very rows, it is what the champion started from. So a
+    model that is promoted is no reason to train again on the rows that it was made of, and no row is learnt twice.
+    Raises MlflowFailed.
+    """
+    found = present(recipe)
+    if found is None:
+        return None, f"{recipe.release.registry} has no {recipe.release.champion} yet: training starts from the base"
+    champion, tags = found
+    if tags.get(ROWS_TAG) != rows_digest(recipe, pins):
+        return champion, f"training starts from {champion}, the {recipe.release.champion}"
+    said = tags.get(STARTED_FROM_TAG)
+    earlier = Champion.model_validate_json(said) if said else None
+    return earlier, f"{champion} has learnt from these rows: training starts from {earlier or 'the base'}, as it did"
+
+
+def folders_of(work: Work, champion: Champion, where: str) -> dict[str, Path]:
+    """The folders of its model and tokenizer, which may be one: in the store where it is still there and whole, else
+    fetched. Raises UserError, for the recipe's field `where`, for one that cannot be read, MlflowFailed."""
+    return _in_store(champion) or fetched(work, champion, where)
+
+
+def _in_store(champion: Champion) -> dict[str, Path] | None:
+    try:
+        trained = store.find("fit", champion.key) if champion.key else None
+    except store.Damaged:  # made again by the next run that wants it
+        return None
+    if trained is None or trained.parts["model"] != champion.model:
+        return None
+    return dict.fromkeys(PARTS, trained.path / "model")
+
+
+def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
+    """The champion's folders, from MLflow: no file but the known ones, of which none is run."""
+    place, aside = work.job / "champion", work.job / ".champion"
+    folders = {part: place / part for part in PARTS}
+    if place.is_dir():  # by a try that was killed later on
+        return folders
+    work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
+    shutil.rmtree(aside, ignore_errors=True)
+    with failures_told():
+        from mlflow.artifacts import download_artifacts, list_artifacts
+
+        uri, tracking_uri, found = _place_of(champion, where), settings.tracking_uri(), {}
+        for part, folder in PARTS.items():
+            listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
+            found[part] = [file for entry in listed if part_of(file := Path(entry.path).name) == part]
+            (aside / part).mkdir(parents=True)
+            for file in found[part]:
+                source = f"{uri}/{folder}/{file}"
+                download_artifacts(artifact_uri=source, dst_path=str(aside / part), tracking_uri=tracking_uri)
+    if not all(found.values()) or not any(file.endswith(".safetensors") for file in found["model"]):
+        raise _unreadable(champion, where, "has no model in safetensors with its tokenizer in MLflow")
+    aside.rename(place)
+    return folders
+
+
+def _place_of(champion: Champion, where: str) -> str:
+    """The URI of its files."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(connect().get_model_version_download_uri(champion.name, champion.version))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise _unreadable(champion, where, "is not in MLflow any more") from error
+
+
+def _unreadable(champion: Champion, where: str, why: str) -> UserError:
+    return UserError([Problem(kind="release", where=where, message=f"the champion {champion} {why}{_NEXT[where]}")])
+
+
+_NEXT = {
+    "release.registry": ": give its alias to a version that finetune registered, or name another registry.",
+    "model.start_from": ": give its alias to another version (finetune promote NAME VERSION), or set this to base.",
+    "VERSION": ", and training started from it: what it became cannot be made again here.",
+}

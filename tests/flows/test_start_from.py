@@ -1,0 +1,99 @@
+"""Training that starts from the champion, whole: night after night."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from flows.pipeline import pipeline
+from flows.retrain import retrain
+from tasks.runtime import store
+from tasks.runtime.connection import connect
+from tasks.runtime.looking import Looking
+from tests.flows.small import FinishedRun, write_project, write_rows
+from training.problems import UserError
+from training.recipe import load, parse
+
+FROM_CHAMPION = {
+    "model.start_from": "champion",
+    "training.num_train_epochs": 1,
+    "release.gate.margin": -1,
+}
+
+
+def made_by(home: Path, result: dict[str, Any], stage: str) -> Path:
+    """The folder of the stage's artifact."""
+    (artifact,) = (row["artifact"] for row in result["stages"] if row["name"] == stage)
+    return home / artifact
+
+
+def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no_change(
+    finished: FinishedRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prefect_server: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    recipe = load(write_project(tmp_path / "project"))
+    rows = tmp_path / "project" / "train.csv"
+
+    # The champion was made of these rows, from scratch: whoever starts where it started finds it made.
+    looking = Looking("small")
+    pipeline(looking, parse(recipe.model_dump(exclude_unset=True), {"model.start_from": "champion"}))
+    assert not [row for row in looking.rows if row.state == "will run"]
+
+    write_rows(rows, 260, seed=1)
+    state = retrain(recipe, FROM_CHAMPION, return_state=True)
+    result = state.result()
+    assert (state.name, result["verdict"]["decision"], result["model"]["registered"]) == (
+        *("Completed", "promote"),
+        "small/2",
+    )
+    champions = made_by(finished.home, finished.result, "fit") / "model"
+    started = made_by(home, result, "load_model")
+    for part, file in (("model", "model.safetensors"), ("tokenizer", "tokenizer.json")):
+        assert (started / part / file).read_bytes() == (champions / file).read_bytes()
+    assert "load_model: model.champion" not in "".join(result["why"])
+
+    again = retrain(recipe, FROM_CHAMPION, return_state=True)
+    assert again.name == "Unchanged" and again.result()["flow_run_id"] == result["flow_run_id"]
+    capsys.readouterr()
+    assert main(["show", "small/2"]) == 0
+    assert "champion      small version 1\n" in capsys.readouterr().out
+
+    # New rows go on from the new champion, and after a rollback from the old one.
+    write_rows(rows, 280, seed=1)
+    looked = parse(recipe.model_dump(exclude_unset=True), FROM_CHAMPION)
+    assert str(pipeline(Looking("small"), looked).pins.started_from) == "small/2"
+    assert main(["rollback", "small"]) == 0
+    assert str(pipeline(Looking("small"), looked).pins.started_from) == "small/1"
+
+
+def test_of_a_champion_that_is_not_in_the_store_the_weights_are_fetched_and_one_that_is_gone_is_told(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.model import load_model
+    from tasks.resolve import pin
+    from tasks.runtime.stage import Work
+
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    file = write_project(tmp_path / "project")
+    write_rows(tmp_path / "project" / "train.csv", 260, seed=1)
+    recipe = parse(load(file).model_dump(exclude_unset=True), FROM_CHAMPION)
+    pins = pin(recipe)
+    trained = made_by(home, finished.result, "fit")
+    weights = (trained / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(trained)
+    with store.filling("load_model", "k") as aside:
+        load_model.make(Work("k", aside, "run"), recipe, pins, None)
+        assert (aside / "model" / "model.safetensors").read_bytes() == weights
+    connect().delete_model_version("small", "1")
+    with pytest.raises(UserError, match=r"champion small/1 .*: give its alias to another version \(finetune promote"):
+        load_model.make(Work("gone", tmp_path / "gone", "run"), recipe, pins, None)
