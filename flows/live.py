@@ -51,9 +51,8 @@ class LiveTable(Terminal):
 
     def close(self) -> None:
         """Leaves the lines of what ended, in full, and the terminal as it was."""
-        if self._table.is_started:
-            self._table.stop()
-            self._print([told for _, lines in self._ended.values() for told in lines])
+        self._table.stop()
+        self._print([told for _, lines in self._ended.values() for told in lines])
 
     def clear(self) -> None:
         """Nothing: the table goes when it is closed."""

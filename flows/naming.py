@@ -15,7 +15,7 @@ LONGEST = 120  # characters; MLflow's database holds 250
 LONGEST_VALUE = 24
 SAY_NOTHING = {"base", "uncased"}
 """Of the parts of a model's name, those that nearly all have."""
-SAID = {"name", "model", "model.source", "model.path", "model.config", "training.learning_rate"}
+SAID = {"name", "model", "model.source", "model.path", "model.config", "model.start_from", "training.learning_rate"}
 """Fields that every name tells of."""
 
 
@@ -45,13 +45,14 @@ def run_name(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> str:
 
 
 def _model(model: Model) -> str:
-    """`distilbert` of distilbert/distilbert-base-uncased; of one from scratch, its type."""
+    """`distilbert` of distilbert/distilbert-base-uncased, its type of one from scratch; and what it starts from."""
+    start = " from champion" if model.start_from == "champion" else ""
     if model.source == "scratch":
-        return f"{(model.config or {}).get('model_type', 'model')} from scratch"
+        return f"{(model.config or {}).get('model_type', 'model')}{start or ' from scratch'}"
     path = PurePath(model.path or "")
     # An export of this project lies in artifacts/fit/KEY/model.
     name = path.parent.name[:12] if path.name == "model" and path.parent.name else path.name
-    return "-".join(part for part in name.split("-") if part not in SAY_NOTHING) or name
+    return ("-".join(part for part in name.split("-") if part not in SAY_NOTHING) or name) + start
 
 
 def _rate(value: float) -> str:

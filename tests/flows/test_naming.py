@@ -23,6 +23,7 @@ KEY = "70c15ef49fa3a36b1311abd76a21bf48339ba089"
         ({"model": {"source": "hub", "path": "distilbert/distilbert-base-uncased"}}, "small · distilbert · lr 5e-3"),
         ({"model": {"source": "hub", "path": "google-bert/bert-large-cased"}}, "small · bert-large-cased · lr 5e-3"),
         ({"model": {"source": "folder", "path": f"artifacts/fit/{KEY}/model"}}, "small · 70c15ef49fa3 · lr 5e-3"),
+        ({"model.start_from": "champion"}, "small · bert from champion · lr 5e-3"),
         ({"training.lerning_rate": 1}, "small"),
     ],
 )

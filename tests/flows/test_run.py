@@ -67,7 +67,8 @@ def test_a_run_is_tracked_in_one_mlflow_run_with_curve_figures_and_files(finishe
     assert run.info.run_name == "small · bert from scratch · lr 5e-3"
     note = run.data.tags["mlflow.note.content"].split("\n\n")
     assert note[1] == f"**promote**: {finished.result['verdict']['reason']}"
-    assert any(line.startswith("| **validation** (judged) | accuracy | 0.") for line in "\n".join(note).splitlines())
+    accuracy = finished.result["metrics"]["validation"]["accuracy"]["value"]
+    assert f"| **validation** (judged) | accuracy | {accuracy:.4f} |" in note[-1]
     # The server that lived as long as the run has no page.
     assert note[0] == f"Flow run {finished.result['flow_run_id']} · [small version 1](#/models/small/versions/1)"
     assert run.data.params["training.learning_rate"] == "0.005"

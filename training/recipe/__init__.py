@@ -1,6 +1,6 @@
 """The recipe: what the user writes, and how a file or mapping becomes one.
 
-fields.py                                 its sections, field by field
+fields.py  forms.py                       its sections, field by field; their schema for a form
 overrides.py  files.py                    what is put into it: --set, files of accelerate and DeepSpeed
 rules.py, and one file a room of rules    what contradicts what
 wording.py                                mistakes as sentences

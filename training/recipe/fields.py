@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from training.recipe.forms import any_of
 from training.recipe.wording import LIST, MAPPING, NUMBER, WORD
 
 Split = Literal["train", "validation", "test"]
@@ -33,17 +34,6 @@ ColumnType = Literal["string", "int64", "float64", "bool"]
 Level = Literal["error", "warning", "ignore"]
 
 
-def _for_forms(schema: Any) -> None:
-    """Prefect's form offers the choices of an `anyOf`, one level deep; of a `oneOf` it shows nothing."""
-    for inside in schema.values() if isinstance(schema, dict) else schema:
-        if isinstance(inside, dict | list):
-            _for_forms(inside)
-    if isinstance(schema, dict) and "oneOf" in schema:
-        schema["anyOf"] = schema.pop("oneOf")
-    if isinstance(schema, dict) and "anyOf" in schema:
-        schema["anyOf"] = [deeper for one in schema["anyOf"] for deeper in one.get("anyOf", [one])]
-
-
 class Section(BaseModel):
     """Frozen and closed; strict, so that `true` is no number and `"3"` no whole number."""
 
@@ -53,7 +43,7 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
-        json_schema_extra=_for_forms,
+        json_schema_extra=any_of,
     )
 
 
