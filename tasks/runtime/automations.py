@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 DEAD = "finetune: crash runs that fell silent"
 SILENT_S = 95.0
 """Three signs of life are missed: one may be lost while the server starts again."""
+AT_REST = (
+    "Completed",
+    "Unchanged",
+    "Failed",
+    "TimedOut",
+    "Crashed",
+    "Cancelled",
+    "AwaitingRetry",
+    "Scheduled",
+    "Pending",
+)
+AT_REST += ("Paused", "Suspended")
+"""States of which none is expected to say that it goes on. A run whose end has another name is silent all the same, and
+stays as it ended: the server crashes none that has."""
 NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
 PAGE = 200
 Labels = dict[str, str | list[str]]
@@ -65,10 +79,11 @@ def crash_silent_runs(client: SyncPrefectClient) -> None:
 
     if client.read_automations_by_name(DEAD):
         return
-    # Only runs of this project begin with such an event, so no other run is concerned.
+    # Only runs of this project begin with such an event, so no other run is concerned. By name: Prefect's own heartbeat
+    # is no sign of life, for what follows it would not be waited for.
     silence = EventTrigger(
         after={ALIVE},
-        expect={ALIVE, "prefect.flow-run.*"},
+        expect={ALIVE, *(f"prefect.flow-run.{state}" for state in AT_REST)},
         for_each={RESOURCE},
         posture=Posture.Proactive,
         threshold=1,

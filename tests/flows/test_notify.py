@@ -16,6 +16,7 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.events import emit_event
 from prefect.runtime import flow_run
 from prefect.states import Completed, Running
 
@@ -158,6 +159,8 @@ def test_a_run_that_falls_silent_is_crashed_and_one_that_tells_goes_on(monkeypat
         with events.alive(str(lively.id)):
             with events.alive(str(silent.id)), events.alive(str(ended.id)):
                 time.sleep(2)
+            # Prefect's own, which the process had sent just before it died.
+            emit_event("prefect.flow-run.heartbeat", {events.RESOURCE: f"prefect.flow-run.{silent.id}"})
             client.set_flow_run_state(ended.id, Completed(), force=True)
             wait_until(lambda: client.read_flow_run(silent.id).state_type == StateType.CRASHED)
             told = client.read_flow_run(silent.id).state
