@@ -285,6 +285,19 @@ def test_six_mistakes_give_six_messages_and_store_nothing(tmp_path: Path) -> Non
     assert not list((tmp_path / "home").rglob("*/*"))
 
 
+def test_a_champion_that_mlflow_does_not_tell_of_is_a_failed_result(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"http://127.0.0.1:{closed_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    file, out = write_project(tmp_path / "project"), tmp_path / "out.json"
+    assert main(["run", str(file), "--set", "model.start_from=champion", "--json", str(out)]) == 1
+    result = json.loads(out.read_text())
+    (problem,) = result["problems"]
+    assert (result["state"], problem["where"]) == ("failed", "resolve")
+    assert problem["message"].startswith(f"MLflow at {uri} fails") and problem["message"] in capsys.readouterr().err
+
+
 def test_bad_rows_are_the_users_mistake_told_with_file_and_row(server: dict[str, str], tmp_path: Path) -> None:
     file = write_project(tmp_path / "project")
     rows = tmp_path / "project" / "train.csv"

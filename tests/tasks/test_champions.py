@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
-from tasks.model import require_same_labels
+from tasks.model import load_model, require_same_labels
+from tasks.registry import _origin
+from tasks.reproduction import start_of
 from tasks.resolve import pin
-from tasks.runtime.champions import rows_digest
+from tasks.runtime import settings
+from tasks.runtime.champions import folders_of
 from tasks.runtime.connection import MODEL_TAG, connect
-from tasks.runtime.refs import Champion, Pins
+from tasks.runtime.refs import Champion, Pins, Ref
+from tasks.runtime.stage import Work
 from tasks.runtime.versions import ROWS_TAG, STARTED_FROM_TAG
-from tests.made import LABELS, artifact
+from tests.made import KEY, LABELS, artifact
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
 OTHER = Champion(name="small", version="7", model="o" * 40, max_length=32)
+SCRATCH = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
 
 
 def written(folder: Path, **fields: Any) -> dict[str, Any]:
@@ -61,11 +66,28 @@ def test_training_starts_from_the_champion_and_the_base_model_is_not_looked_at(r
     assert pins.notes == ["training starts from small/1, the champion"] and pins.model_files == {}
 
 
+def test_to_look_for_a_champion_makes_no_database(recipe: Recipe, tracked: Path) -> None:
+    (tracked / "mlflow.db").unlink()
+    with pytest.raises(UserError, match="nowhere is not a folder"):
+        pin(recipe)
+    assert not (tracked / "mlflow.db").exists()
+
+
+def test_a_mistake_in_the_data_is_told_without_one_of_a_base_model_that_the_champion_may_replace(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    crown(**{MODEL_TAG: "m" * 40})
+    (tmp_path / "rows" / "train.csv").unlink()
+    with pytest.raises(UserError) as told:
+        pin(recipe)
+    assert {problem.kind for problem in told.value.problems} == {"data"}
+
+
 def test_a_champion_of_the_same_rows_is_no_change_and_one_of_other_rows_or_unknown_ones_is(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    rows = rows_digest(recipe, pin(parse(written(tmp_path / "rows", model={"source": "scratch", "config": {
-        "model_type": "bert", "vocab_size": 100}}))))  # fmt: skip
+    rows = pin(parse(written(tmp_path / "rows", model=SCRATCH))).rows
+    assert rows is not None
     own = {MODEL_TAG: "m" * 40, ROWS_TAG: rows, STARTED_FROM_TAG: OTHER.model_dump_json()}
     crown(**own)
     pins = pin(recipe)
@@ -87,9 +109,23 @@ def test_rows_are_the_same_wherever_their_files_lie(recipe: Recipe, tmp_path: Pa
     crown(**{MODEL_TAG: "m" * 40})
     there = parse(written(moved))
     (tmp_path / "rows").symlink_to(moved)
-    assert rows_digest(there, pin(there)) == rows_digest(recipe, pin(recipe))
+    assert pin(there).rows == pin(recipe).rows
     other = parse(written(moved), {"data.limit": 1})
-    assert rows_digest(other, pin(other)) != rows_digest(recipe, pin(recipe))
+    assert pin(other).rows != pin(recipe).rows
+
+
+def test_a_version_tells_the_rows_that_it_was_pinned_to_whatever_became_of_their_reader_since(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    reader = tmp_path / "champions_rows.py"
+    reader.write_text("def rows(split):\n    yield {'text': 'a', 'label': 'good'}\n")
+    data = {"source": "python", "path": "champions_rows:rows", "text": ["text"], "label": "label"}
+    recipe = parse(written(tmp_path, model=SCRATCH, data=data))
+    pins = pin(recipe)
+    reader.write_text("def rows(split):\n    yield {'text': 'b', 'label': 'good'}\n")
+    fitted = Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
+    assert _origin(recipe, pins, "run", {"fit": fitted})[ROWS_TAG] == pins.rows != pin(recipe).rows
 
 
 def test_labels_that_the_champion_has_in_another_order_are_told_before_training(home: Path) -> None:
@@ -100,6 +136,32 @@ def test_labels_that_the_champion_has_in_another_order_are_told_before_training(
     with pytest.raises(UserError, match=r"small/7.* gives the labels good, bad, and the rows have bad, good: make"):
         require_same_labels(Pins(started_from=OTHER), data, model)
     require_same_labels(Pins(), data, model)
+    unnamed = Ref(kind="fit", key=KEY, digest="d")
+    with pytest.raises(UserError, match=r"small/7.* names no labels, and the rows have bad, good: set this to base"):
+        require_same_labels(Pins(started_from=OTHER), data, unnamed)
+
+
+def test_a_start_that_is_gone_or_no_tokenizer_is_told_with_its_version(tracked: Path, tmp_path: Path) -> None:
+    recipe = parse(written(tmp_path, model=SCRATCH | {"start_from": "champion"}))
+    with pytest.raises(UserError, match=r"start_from: the version small/7, .* any more: set this to base, and begin a"):
+        folders_of(Work("gone", tmp_path / "gone", "run"), OTHER, "model.start_from")
+    trained = artifact("fit", {"model/config.json": b"{}", "model/model.safetensors": b"weights"})
+    start = OTHER.model_copy(update={"key": trained.key, "model": trained.parts["model"]})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match=r"model.path: small/7 has no tokenizer.json"):
+        load_model.make(Work("k", tmp_path / "out", "run"), recipe, Pins(started_from=start), None)
+
+
+def test_what_a_model_started_from_is_linked_to_while_it_is_made_again(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
+    pins = Pins(started_from=OTHER).model_dump(mode="json")
+    with start_of({"pins": pins, "stages": [{"name": "load_model", "key": KEY}]}) as folder:
+        assert folder is not None and {file.name: file.readlink() for file in folder.iterdir()} == {
+            "model.safetensors": kept.path / "model" / "model.safetensors",
+            "tokenizer.json": kept.path / "tokenizer" / "tokenizer.json",
+        }
+    assert not any((settings.home() / "jobs").iterdir())
 
 
 def test_only_a_recipe_with_a_registry_can_start_from_a_champion(tmp_path: Path) -> None:
