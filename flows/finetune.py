@@ -104,7 +104,7 @@ def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict
         follower.run_ended(done)
     if not away and state != "interrupted":
         champion = finished.champion if finished else None
-        before = f"{champion.name}/{champion.version}" if champion else None
+        before = str(champion) if champion else None
         events.verdict(recipe.name, verdict_event(recipe, done, before))
     if away:
         untold.keep(run, PREFECT_STATE[state])

@@ -74,7 +74,7 @@ def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapp
         part = work.out / str(part_of(name))
         part.mkdir(exist_ok=True)
         shutil.copyfile(path, part / name)
-    need_vocabulary(work.out / "tokenizer", str(recipe.model.path))
+    need_vocabulary(work.out / "tokenizer", str(pins.started_from or recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
 
@@ -91,9 +91,12 @@ def require_same_labels(pins: Pins, data: object, model: object) -> None:
     named = read_json(model.path / "model" / "config.json").get("id2label", {})
     own = [named[number] for number in sorted(named, key=int)]
     if own != labels:
+        told, mend = "names no labels", ""
+        if own:
+            told, mend = f"gives the labels {', '.join(own)}", "make them the same in data.label_names, or "
         message = (
-            f"{pins.started_from}, which training starts from, gives the labels {', '.join(own)}, and the rows have "
-            f"{', '.join(labels)}: make them the same in data.label_names, or set this to base."
+            f"{pins.started_from}, which training starts from, {told}, and the rows have {', '.join(labels)}: "
+            f"{mend}set this to base."
         )
         raise UserError([Problem(kind="model", where="model.start_from", message=message)])
 

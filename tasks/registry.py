@@ -11,7 +11,6 @@ from typing import Any
 
 from tasks.card import description
 from tasks.runtime import lineage, promotions, settings
-from tasks.runtime.champions import rows_digest
 from tasks.runtime.code import git_commit, library_versions
 from tasks.runtime.connection import (
     FLOW_RUN_TAG,
@@ -203,7 +202,6 @@ def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) 
         "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
         FLOW_RUN_TAG: run,
         DATA_TAG: " ".join(filter(None, [recipe.data.path, recipe.data.config])),
-        ROWS_TAG: rows_digest(recipe, pins),
         "finetune.libraries": json.dumps(library_versions(MADE_WITH)),
     }
     if pins.data_hub:
@@ -215,6 +213,8 @@ def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) 
         tags[DATA_FILES_TAG] = told if len(told) <= LONGEST_TAG else json.dumps({s: len(files[s]) for s in files})
     if pins.model_hub:
         tags["finetune.base_model_commit"] = pins.model_hub.commit
+    if pins.rows:
+        tags[ROWS_TAG] = pins.rows
     if pins.started_from:
         tags[STARTED_FROM_TAG] = pins.started_from.model_dump_json()
     if git := git_commit():

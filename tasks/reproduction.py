@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from tasks.resolve import pin
 from tasks.runtime import settings, store
 from tasks.runtime.champions import PARTS, folders_of
 from tasks.runtime.code import code_digests, library_versions
+from tasks.runtime.keeping import in_use
 from tasks.runtime.launch import python_argv, require_finished, run_job
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Row, Work
@@ -54,26 +54,33 @@ class Beside(NamedTuple):
 
 @contextlib.contextmanager
 def start_of(record: Mapping[str, Any]) -> Iterator[Path | None]:
-    """A folder with the registered model that training started from, from the store or else from MLflow, gone after
-    the block; None where that was the base model. Raises UserError where it cannot be read any more."""
+    """A folder of links to the registered model that training started from, in the store or else fetched from MLflow,
+    gone after the block; None where that was the base model. Raises UserError where it cannot be read any more."""
     champion = Pins.model_validate(record["pins"]).started_from
     if champion is None:
         yield None
         return
+    work = Work(key=f"start-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
+    folder = work.job / "start"
+    try:
+        with in_use():  # what is linked to stays in the store
+            parts = _loaded(record) or folders_of(work, champion, "VERSION")
+            folder.mkdir(parents=True)
+            for name, file in {file.name: file for part in parts.values() for file in part.iterdir()}.items():
+                (folder / name).symlink_to(file)
+            yield folder
+    finally:
+        shutil.rmtree(work.job, ignore_errors=True)
+
+
+def _loaded(record: Mapping[str, Any]) -> dict[str, Path] | None:
+    """The folders of the model that training started from, where the store has them as the stage left them."""
     keys = [stage["key"] for stage in record["stages"] if stage["name"] == "load_model"]
     try:
         kept = next(filter(None, (store.find("load_model", key) for key in keys)), None)
     except store.Damaged:
-        kept = None
-    work = Work(key=f"start-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            parts = {part: kept.path / part for part in PARTS} if kept else folders_of(work, champion, "VERSION")
-            for file in (file for part in parts.values() for file in part.iterdir()):
-                shutil.copyfile(file, Path(folder, file.name))
-            yield Path(folder)
-    finally:
-        shutil.rmtree(work.job, ignore_errors=True)
+        return None
+    return {part: kept.path / part for part in PARTS} if kept else None
 
 
 def recipe_of(record: Mapping[str, Any], start: Path | None = None) -> Recipe:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime import settings
-from tasks.runtime.champions import started_from
+from tasks.runtime.champions import rows_digest, started_from
 from tasks.runtime.content import Progress, digests_of
 from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import mixed_precision, visible_gpus
@@ -101,16 +101,19 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
 
 
 def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
-    """Fields of the pins; what is wrong is added to the problems. A base model that nothing starts from is not looked
-    at."""
+    """Fields of the pins; what is wrong is added to the problems. A base model that nothing starts from, as far as is
+    known, is not looked at."""
     last, found = History(recipe.name).last_pins() or Pins(), dict[str, Any](notes=[])
     try:
         found |= _pin_data(recipe, last, found["notes"], progress)
+        found["rows"] = rows_digest(recipe, Pins(**found))
         if recipe.model.start_from == "champion":
             found["started_from"], said = started_from(recipe, Pins(**found))
             found["notes"].append(said)
     except UserError as error:
         problems.extend(error.problems)
+        if recipe.model.start_from == "champion":  # whether there is one was not asked
+            return found
     if found.get("started_from") is None:
         try:
             found |= _pin_model(recipe, last, found["notes"], progress)

@@ -27,6 +27,7 @@ from flows.report import problems
 from flows.tables import problem_line, verdict_lines
 from flows.terminal import Quiet, Terminal, line
 from tasks.runtime import settings
+from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.launch import Machines
 from tasks.runtime.looking import Looking
 from tasks.runtime.machines import Helper, machines_of
@@ -61,7 +62,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Runs it. Raises UserError for mistakes in the file, the options and the names in the recipe."""
+    """Runs it. Raises UserError for mistakes in the file, the options and the names in the recipe, MlflowFailed where
+    the champion that training starts from cannot be asked for."""
     out: Path | None = arguments.json
     try:
         need_folder(out)
@@ -76,8 +78,8 @@ def act(arguments: argparse.Namespace) -> int:
         pipeline(looking, recipe)
         # Whether it is promoted now, MLflow alone knows.
         done = None if force or arguments.require_promotion else nothing_changed(recipe.name, looking.rows)
-    except UserError as error:
-        _write(out, {**_EMPTY, "state": "failed", "problems": problems(error, "recipe")})
+    except (UserError, MlflowFailed) as error:
+        _write(out, {**_EMPTY, "state": "failed", "problems": problems(error, "resolve")})
         raise
     if done is None and helper is not None:
         return _help(recipe, machines, helper, out)

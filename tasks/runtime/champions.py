@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tasks.runtime import settings, store
 from tasks.runtime.code import code_digests, users_code
-from tasks.runtime.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, failures_told
+from tasks.runtime.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, database_there, failures_told
 from tasks.runtime.digests import digest_of
 from tasks.runtime.refs import Champion, Pins
 from tasks.runtime.stage import Work
@@ -34,7 +34,7 @@ class Present(NamedTuple):
 def present(recipe: Recipe) -> Present | None:
     """The version that the champion's alias points to now; None where there is none. Raises MlflowFailed."""
     name = recipe.release.registry
-    if name is None:
+    if name is None or not database_there():  # a plan makes none
         return None
     with failures_told():
         client = connect()
@@ -74,15 +74,16 @@ def rows_digest(recipe: Recipe, pins: Pins) -> str:
 def started_from(recipe: Recipe, pins: Pins) -> tuple[Champion | None, str]:
     """What a training on these rows starts from, None for the base model; and a sentence on why.
 
-    It is the champion; where the champion has learnt from these very rows, it is what the champion started from. So a
-    model that is promoted is no reason to train again on the rows that it was made of, and no row is learnt twice.
-    Raises MlflowFailed.
+    It is the champion; where that was trained on exactly these rows, it is what that training started from. So a model
+    is never trained again on exactly the rows that made it, and its promotion is no reason to train. Rows that stay in
+    data that grows are learnt again by each champion; any other commit of the Hub counts as other rows, and so do those
+    of a version that does not tell its own. Raises MlflowFailed.
     """
     found = present(recipe)
     if found is None:
         return None, f"{recipe.release.registry} has no {recipe.release.champion} yet: training starts from the base"
     champion, tags = found
-    if tags.get(ROWS_TAG) != rows_digest(recipe, pins):
+    if tags.get(ROWS_TAG) != pins.rows:
         return champion, f"training starts from {champion}, the {recipe.release.champion}"
     said = tags.get(STARTED_FROM_TAG)
     earlier = Champion.model_validate_json(said) if said else None
@@ -143,11 +144,19 @@ def _place_of(champion: Champion, where: str) -> str:
 
 
 def _unreadable(champion: Champion, where: str, why: str) -> UserError:
-    return UserError([Problem(kind="release", where=where, message=f"the champion {champion} {why}{_NEXT[where]}")])
+    what, then = _TOLD[where]
+    return UserError([Problem(kind="release", where=where, message=f"{what.format(champion)} {why}{then}")])
 
 
-_NEXT = {
-    "release.registry": ": give its alias to a version that finetune registered, or name another registry.",
-    "model.start_from": ": give its alias to another version (finetune promote NAME VERSION), or set this to base.",
-    "VERSION": ", and training started from it: what it became cannot be made again here.",
+# By the recipe's field: what the version is there, and what to do.
+_TOLD = {
+    "release.registry": (
+        "the champion {}",
+        ": give its alias to a version that finetune registered, or name another registry.",
+    ),
+    "model.start_from": (
+        "the version {}, which training starts from,",
+        ": set this to base, and begin a new run (one that is resumed keeps what it began with).",
+    ),
+    "VERSION": ("the version {}, which training started from,", ": what it became cannot be made again here."),
 }

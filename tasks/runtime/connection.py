@@ -41,10 +41,19 @@ def connect() -> MlflowClient:
     # Two processes that migrate a fresh SQLite file at once both fail; a server does that by itself.
     with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
-            _make_database(settings.home() / "mlflow.db")
+            _make_database(_database())
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def database_there() -> bool:
+    """Whether anything can be in MLflow at all: the database in the home folder is made by whoever connects first."""
+    return not settings.tracking_is_local() or _database().exists()
+
+
+def _database() -> Path:
+    return settings.home() / "mlflow.db"
 
 
 def _make_database(final: Path) -> None:

@@ -97,6 +97,8 @@ class Pins(BaseModel):
     """Split to its files, in reading order."""
     data_fingerprint: str | None = None
     """What a Python callable's own `fingerprint()` said."""
+    rows: str | None = None
+    """Digest of the rows that a model learns from, and of how they are read."""
     model_hub: HubPin | None = None
     model_files: dict[str, FilePin] = Field(default_factory=dict)
     """Name inside the model folder to its file."""

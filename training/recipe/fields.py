@@ -110,7 +110,8 @@ class Model(Section):
     """Draws the weights of a scratch model."""
     start_from: Literal["base", "champion"] = "base"
     """base: the model above. champion: the one of release.registry, with its tokenizer, as long as there is one; where
-    the champion has learnt from these very rows, what that one started from, so that no row is learnt twice."""
+    it was trained on exactly these rows, what that training started from. Rows that stay in data that grows are learnt
+    again by each champion; any other commit of the Hub counts as other rows."""
 
 
 class Tokens(Section):
