@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.absent import absent
 from training.problems import Problem, UserError, nearest
-from training.program import run_program
+from training.program import collect_garbage_as_usual, run_program
 from training.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, read_events
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     model.make_deterministic()
     task = make_task(job_dir, job, events)
     train = engines.load(task.training["engine"])
+    collect_garbage_as_usual()
     estimate.tell_first(task, job_dir)
     trained = train(task)
     require_more_steps(task, trained.steps)

@@ -39,7 +39,14 @@ class Interrupted(KeyboardInterrupt):
     """Somebody asked the program to stop. No `except Exception` on the way may swallow it."""
 
 
+USUAL = gc.get_threshold()
 _stop_requested = False
+
+
+def collect_garbage_as_usual() -> None:
+    """For a program that goes on for long, when all is imported: that stays, and is not looked through again."""
+    gc.freeze()
+    gc.set_threshold(*USUAL)
 
 
 def stop_requested() -> bool:

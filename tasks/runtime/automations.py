@@ -25,17 +25,9 @@ DEAD = "finetune: crash runs that fell silent"
 SILENT_S = 95.0
 """Three signs of life are missed: one may be lost while the server starts again."""
 AT_REST = (
-    "Completed",
-    "Unchanged",
-    "Failed",
-    "TimedOut",
-    "Crashed",
-    "Cancelled",
-    "AwaitingRetry",
-    "Scheduled",
-    "Pending",
+    *("Completed", "Unchanged", "Failed", "TimedOut", "Crashed", "Cancelled"),
+    *("AwaitingRetry", "Scheduled", "Pending", "Paused", "Suspended"),
 )
-AT_REST += ("Paused", "Suspended")
 """States of which none is expected to say that it goes on. A run whose end has another name is silent all the same, and
 stays as it ended: the server crashes none that has."""
 NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
@@ -69,16 +61,13 @@ class Notification(NamedTuple):
 
 
 def crash_silent_runs(client: SyncPrefectClient) -> None:
-    """Has the server crash runs that say no more that they go on: made where it is missing, and else left as it is,
-    for somebody may have disabled it."""
+    """Has the server crash runs that say no more that they go on. One that somebody disabled stays disabled."""
     from datetime import timedelta
 
     from prefect.client.schemas.objects import StateType
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-    if client.read_automations_by_name(DEAD):
-        return
     # Only runs of this project begin with such an event, so no other run is concerned. By name: Prefect's own heartbeat
     # is no sign of life, for what follows it would not be waited for.
     silence = EventTrigger(
@@ -92,24 +81,29 @@ def crash_silent_runs(client: SyncPrefectClient) -> None:
     message = f"No sign of life for {SILENT_S:g} s: its worker or its machine died. `finetune resume` goes on with it."
     crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
     told = "Runs whose worker or machine died are crashed, so that they can be tried again."
-    client.create_automation(AutomationCore(name=DEAD, description=told, trigger=silence, actions=[crash]))
+    _put(client, AutomationCore(name=DEAD, description=told, trigger=silence, actions=[crash]))
 
 
 def notify(client: SyncPrefectClient, called: str, kinds: Collection[str]) -> None:
     """Has the server notify through this block of these kinds, and of no other. Raises UserError for an unknown one."""
     block = _block(client, called)
     for kind in KINDS:
-        made = _notification(Notification(kind, called, enabled=True), block)
-        known = client.read_automations_by_name(made.name)
-        if kind not in kinds:
-            for one in known:
-                client.delete_automation(one.id)
-        elif known:
-            # Set by name, for the client leaves out all else; but the owner the server refuses to be told.
-            whole = {**made.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
-            client.update_automation(known[0].id, type(made).model_validate(whole))
+        one = Notification(kind, called, enabled=True)
+        if kind in kinds:
+            _put(client, _notification(one, block))
         else:
-            client.create_automation(made)
+            for known in client.read_automations_by_name(one.name):
+                client.delete_automation(known.id)
+
+
+def _put(client: SyncPrefectClient, made: AutomationCore) -> None:
+    """Makes it, or changes that of its name to it; whether that is enabled stays."""
+    if known := client.read_automations_by_name(made.name):
+        # Set by name, for the client leaves out all else; but the owner the server refuses to be told.
+        whole = {**made.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
+        client.update_automation(known[0].id, type(made).model_validate(whole))
+    else:
+        client.create_automation(made)
 
 
 def notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
@@ -121,10 +115,11 @@ def notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
     return found
 
 
-def remove(client: SyncPrefectClient, block: str | None) -> list[Notification]:
-    """Ends the notifications through this block, or all of them; gives those. Raises UserError for one without any."""
+def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str]) -> list[Notification]:
+    """Ends the notifications of these kinds through this block, or through all; gives those. Raises UserError for a
+    block without any."""
     found = notifications(client)
-    gone = {id: one for id, one in found.items() if block in (None, one.block)}
+    gone = {id: one for id, one in found.items() if block in (None, one.block) and one.kind in kinds}
     if not gone and block is not None:
         blocks = sorted({one.block for one in found.values()})
         message = f"nothing is sent through {block!r}, only through {', '.join(blocks) or 'no block at all'}."

@@ -79,7 +79,8 @@ class Digests:
     @contextlib.contextmanager
     def _memory(self) -> Iterator[sqlite3.Connection | None]:
         try:
-            memory = sqlite3.connect(self._database, timeout=5)
+            # Each digest is kept at once: another process that hashes gigabytes in between must not hold the rest up.
+            memory = sqlite3.connect(self._database, timeout=5, isolation_level=None)
         except sqlite3.Error:
             yield None
             return
@@ -88,8 +89,6 @@ class Digests:
                 memory.execute("PRAGMA synchronous=OFF")
                 memory.execute("CREATE TABLE IF NOT EXISTS digests (file TEXT PRIMARY KEY, state TEXT, sha256 TEXT)")
             yield memory
-            with contextlib.suppress(sqlite3.Error):
-                memory.commit()
         finally:
             memory.close()
 

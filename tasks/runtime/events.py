@@ -4,7 +4,7 @@
 |---|---|---|
 | finetune.data.updated | finetune.data.NAME | by `finetune data-updated NAME` |
 | finetune.run.alive | prefect.flow-run.ID | by each run, twice a minute |
-| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by each run that judged its model, or failed |
+| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by a run that judged or failed; where a server is |
 """
 
 from __future__ import annotations

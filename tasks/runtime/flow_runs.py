@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from tasks.runtime import settings
 from tasks.runtime.deploying import FLOWS
+from tasks.runtime.locks import held
 from tasks.runtime.outbox import Outbox
 from training.problems import Problem, UserError
 
@@ -39,6 +41,8 @@ def find(called: str | None) -> FlowRun:
     (run,) = found
     if run.state is not None and run.state.is_completed():
         raise _mistake(f"{run.id} is {_state(run)}: a new run is `finetune run`.")
+    if goes_on_here(str(run.id)):
+        raise _mistake(f"{run.id} goes on here, though the server has it as {_state(run)}: wait until it ends.")
     if not _unfinished(run):
         raise _mistake(f"{run.id} is {_state(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`.")
     return run
@@ -67,7 +71,8 @@ def tell_killed() -> None:
             if run.state is not None and was_killed_here(str(run.id)):
                 kind = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
                 message = "It was killed with its worker. `finetune resume` goes on with it."
-                client.set_flow_run_state(run.id, State(type=kind, message=message), force=True)
+                with contextlib.suppress(Exception):  # the others shall be told of all the same
+                    client.set_flow_run_state(run.id, State(type=kind, message=message), force=True)
 
 
 def flow_name(run: FlowRun) -> str:
@@ -105,8 +110,13 @@ def _called(client: SyncPrefectClient, called: str) -> list[FlowRun]:
 def _unfinished(run: FlowRun) -> bool:
     """Whether it ended without completing; or was killed here, so that it is Running for ever."""
     if run.state is not None and run.state.is_final():
-        return not run.state.is_completed()
+        return not run.state.is_completed() and not goes_on_here(str(run.id))
     return run.deployment_id is None and was_killed_here(str(run.id))
+
+
+def goes_on_here(run: str) -> bool:
+    """Whether a process of this home is at the flow run, whatever the server takes it for."""
+    return held(settings.home() / "runs" / run / "lock")
 
 
 def was_killed_here(run: str) -> bool:

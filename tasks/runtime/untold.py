@@ -63,5 +63,6 @@ def _tell(run: str, state: StateType) -> None:
     message = "Told afterwards: the Prefect server was away when the run ended."
     with get_client(sync_client=True) as client:
         known = client.read_flow_run(run).state  # type: ignore[arg-type]
-        if known is None or not known.is_final():
+        # One that fell silent together with the server was taken for dead.
+        if known is None or not known.is_final() or known.is_crashed():
             client.set_flow_run_state(run, State(type=state, message=message), force=True)

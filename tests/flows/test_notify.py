@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from flows.commands.main import main
 from flows.report import verdict_event
 from tasks.runtime import automations, events
 from tests.flows.small import write_project
+from tests.machine import wait_until
 from training.recipe import load
 
 Post = dict[str, str]
@@ -59,13 +60,6 @@ def of_the_session(server: dict[str, str], home: object, monkeypatch: pytest.Mon
         for one in client.read_automations():
             if one.name.startswith("finetune: "):
                 client.delete_automation(one.id)
-
-
-def wait_until(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
 
 
 def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
@@ -132,11 +126,12 @@ def test_notify_ends_as_it_was_told_last_and_leaves_disabled_what_somebody_disab
     with get_client(sync_client=True) as client:
         again = {one.name: (one.id, one.enabled) for one in client.read_automations() if one.name in made}
     assert again == {name: (one.id, False) for name, one in made.items()}
-    assert printed(block, "--on", "verdict") == [f"verdict  {block}"]
+    assert printed("--on", "verdict", block) == [f"verdict  {block}"]
     (wrong,) = printed("custom-webhook/one-taem", code=2)
     assert f"choose from {block}" in wrong and f"Did you mean '{block}'?" in wrong and "prefect block create" in wrong
     assert "is no block that sends notifications" in printed("secret/no-notification", code=2)[0]
     assert "nothing is sent through 'slack-webhook/x'" in printed("slack-webhook/x", "--remove", code=2)[0]
+    assert printed("--on", "failure", "--remove") == ["Nothing was sent."]
     assert printed("--remove") == [f"no more: verdict to {block}"]
     assert printed() == ["Nothing is sent to anybody: name a block."]
 

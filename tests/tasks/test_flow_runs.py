@@ -39,10 +39,14 @@ def test_the_last_that_did_not_complete_is_gone_on_with_and_none_that_runs_here_
         crashed, killed = begun(client, Crashed()), begun(client, None)
         elsewhere, completed = begun(client, None), begun(client, Completed())
         foreign = begun(client, Crashed(), other)
-    with Outbox(str(killed.id)).claimed():
+        taken_for_dead = begun(client, Crashed())
+    with Outbox(str(killed.id)).claimed(), Outbox(str(taken_for_dead.id)).claimed():
         assert find(None).id == crashed.id
-        with pytest.raises(UserError, match=f"{killed.id} is Running, here or elsewhere"):
-            find(str(killed.id))
+        for run, state in ((killed, "Running"), (taken_for_dead, "Crashed")):
+            with pytest.raises(UserError, match=f"{run.id} goes on here, though the server has it as {state}"):
+                find(str(run.id))
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(taken_for_dead.id, Completed(), force=True)
     assert find(None).id == killed.id == find(str(killed.id)[:13]).id
     for run, said in ((elsewhere, "is Running, here or elsewhere"), (completed, "is Completed: a new run")):
         with pytest.raises(UserError, match=f"{run.id} {said}"):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Running
+from prefect.states import Completed, Crashed, Running
 
 from tasks.runtime import untold
 from tasks.runtime.outbox import Outbox
@@ -32,9 +32,14 @@ def state_of(run: FlowRun) -> StateType | None:
         return client.read_flow_run(run.id).state_type
 
 
+@pytest.mark.parametrize("taken_for", [Running(), Crashed()], ids=["running", "crashed"])
 @pytest.mark.parametrize("state", [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
-def test_a_server_that_is_back_is_told_once_how_a_run_ended(home: Path, prefect_server: None, state: StateType) -> None:
+def test_a_server_that_is_back_is_told_once_how_a_run_ended(
+    home: Path, prefect_server: None, state: StateType, taken_for: State
+) -> None:
     run = left_running()
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, taken_for, force=True)
     untold.keep(str(run.id), state)
     assert untold.waits(str(run.id))
     untold.tell()
