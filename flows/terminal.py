@@ -77,7 +77,7 @@ class Terminal:
         more = f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
         more += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
         more += _left(left_s) if left_s is not None else ""
-        return f"{'█' * round(20 * done / total):░<20} {done:,}/{total:,}{more}"
+        return f"{'█' * round(20 * done / max(total, 1)):░<20} {done:,}/{total:,}{more}"
 
     def _lines(self, row: Row, result: Any) -> list[str]:
         """What is told of a stage that ended."""
