@@ -2,6 +2,7 @@
 
 import contextvars
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,8 +67,15 @@ def fine_tune(
         force: Stages to run although their output is stored.
         why: What changed, where that is known; it is told with the result.
     """
-    with in_use():
+    with in_use(_tell_of_removal):
         return _followed(recipe, force, why)
+
+
+def _tell_of_removal() -> None:
+    told = "`finetune store --remove` is at this home: this run waits until what goes is put aside."
+    get_run_logger().info(told)
+    if followers.get():  # a terminal, where Prefect's own lines are not shown
+        print(told, file=sys.stderr)
 
 
 def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict[str, Any] | State[Any]:

@@ -43,10 +43,10 @@ def test_every_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     if (systemd_analyze := shutil.which("systemd-analyze")) is None:
         pytest.skip("systemd-analyze is not here")
     for unit in UNITS:  # where nothing is installed, and nobody is called finetune
-        text = re.sub(r"^ExecStart=\\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
+        text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
     verify = subprocess.run([systemd_analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
-    assert [line for line in verify.stderr.splitlines() if str(tmp_path) in line] == []
+    assert [line for line in verify.stderr.splitlines() if any(unit.stem in line for unit in UNITS)] == []
     assert len(UNITS) == 4 and all(unit.name in README for unit in UNITS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned
 from tasks.runtime import keeping, services, settings
-from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, REMOVED, Piece, bytes_on_disk
+from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, REMOVED, Piece, Sizes
 from tasks.runtime.reports import counted
 from training.problems import Problem, UserError
 
@@ -31,7 +31,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="RUN",
         action="append",
         default=[],
-        help="a run that did not complete, by its id or the beginning of it: nobody will go on with it",
+        help="a run, by its id or the beginning of it, that needs nothing any more: nobody will go on with it, MLflow "
+        "shall not have the rest of it, or its version was deleted",
     )
     return parser
 
@@ -49,22 +50,31 @@ def act(arguments: argparse.Namespace) -> int:
         keeping.need_quiet()
     services.use()  # it has the database open; before anything of MLflow's is imported
     pieces = keeping.look(arguments.give_up)
-    print(*_lines(pieces), sep="\n")
+    sizes = Sizes()
+    print(*_lines(pieces, sizes), sep="\n")
     going = [piece for piece in pieces if not piece.needed_by]
     if not going:
         print("Nothing can go.")
         return COMPLETED
-    frees = size_told(bytes_on_disk((piece.path for piece in going), freed=True))
+    frees = size_told(sizes.of((piece.path for piece in going), freed=True))
     if not arguments.remove:
         runs = ", ".join(run[:8] for run in keeping.going_on())
         print(f"{frees} can go{f', once no run goes on here ({runs})' if runs else ''}: finetune store --remove")
         return COMPLETED
-    if not arguments.yes and input(f"Remove {_named(going)}, and free {frees}? [y/N] ").strip().lower() != "y":
+    if not arguments.yes and not _agreed(f"Remove {_named(going)}, and free {frees}? [y/N] "):
         print("Nothing was removed.")
         return COMPLETED
     removed, freed = keeping.remove({piece.path for piece in going}, arguments.give_up)
     print(f"Removed {removed:,} of {len(going):,}: {size_told(freed)} freed.")
     return COMPLETED
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return input(question).strip().lower() == "y"
+    except EOFError:
+        print()
+        return False
 
 
 def size_told(size_bytes: int) -> str:
@@ -77,42 +87,42 @@ def size_told(size_bytes: int) -> str:
     raise AssertionError
 
 
-def _lines(pieces: Sequence[Piece]) -> Iterator[str]:
+def _lines(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[str]:
     """What there is, by stage; and who needs it."""
     home = settings.home()
-    yield f"{home}: {size_told(bytes_on_disk([home]))}"
+    yield f"{home}: {size_told(sizes.of([home]))}"
     yield ""
-    yield from aligned([["what", "number", "size", "needed", "can go", "frees"], *_rows(pieces)])
+    yield from aligned([["what", "number", "size", "needed", "can go", "frees"], *_rows(pieces, sizes)])
     needing = list(dict.fromkeys(who for piece in pieces for who in piece.needed_by))
     table = [["needed by", "artifacts", "jobs", "size"]]
     for who in needing:
         of_it = [piece for piece in pieces if who in piece.needed_by]
         jobs = sum(piece.sort == JOBS for piece in of_it)
-        table.append([who, f"{len(of_it) - jobs:,}", f"{jobs:,}", _size(of_it)])
+        table.append([who, f"{len(of_it) - jobs:,}", f"{jobs:,}", _size(of_it, sizes)])
     if needing:
         yield ""
         yield from aligned(table)
     yield ""
 
 
-def _rows(pieces: Sequence[Piece]) -> Iterator[list[str]]:
+def _rows(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[list[str]]:
     sorts = [*dict.fromkeys(piece.sort for piece in pieces if piece.sort not in LAST), *LAST]
     for sort in sorts:
         if not (of_it := [piece for piece in pieces if piece.sort == sort]):
             continue
         going = [piece for piece in of_it if not piece.needed_by]
-        frees = bytes_on_disk((piece.path for piece in going), freed=True)
+        frees = sizes.of((piece.path for piece in going), freed=True)
         numbers = (f"{len(of_it) - len(going):,}", f"{len(going):,}", size_told(frees))
-        yield [sort, f"{len(of_it):,}", _size(of_it), *numbers]
+        yield [sort, f"{len(of_it):,}", _size(of_it, sizes), *numbers]
     for name in OTHERS:
         path = settings.home() / name
         if path.exists():
             number = f"{sum(1 for _ in path.iterdir()):,}" if path.is_dir() else ""
-            yield [name, number, size_told(bytes_on_disk([path])), "", "", ""]
+            yield [name, number, size_told(sizes.of([path])), "", "", ""]
 
 
-def _size(pieces: Sequence[Piece]) -> str:
-    return size_told(bytes_on_disk(piece.path for piece in pieces))
+def _size(pieces: Sequence[Piece], sizes: Sizes) -> str:
+    return size_told(sizes.of(piece.path for piece in pieces))
 
 
 def _named(going: Sequence[Piece]) -> str:

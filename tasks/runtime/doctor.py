@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tasks.runtime import services, settings
+from tasks.runtime import connection, services, settings
 from tasks.runtime.hardware import gpus
 from tasks.runtime.locks import held
 from tasks.runtime.services import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
@@ -39,9 +39,17 @@ SHOWN = ("prefect", "mlflow", "torch", "transformers", "accelerate", "datasets")
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 """The versions that are tested together; where this is installed without a checkout they are not there."""
 NETWORK_TIMEOUT_S = 3.0
+MLFLOW_TIMEOUT_S = 10.0
+"""A database is behind what is asked."""
 DATABASE_TIMEOUT_S = 1.0
 TOO_LITTLE_DISK_GB, LITTLE_DISK_GB = 1.0, 10.0
 LITTLE_MEMORY_GB = 2.0
+
+REFUSED = {
+    "HTTP 401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to what its proxy asks for",
+    "HTTP 403": "name its host in MLFLOW_SERVER_ALLOWED_HOSTS, where the server runs, or let this user in",
+}
+"""What to do where MLflow, or the proxy in front of it, says so."""
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -197,11 +205,31 @@ def _server(name: str, url: str) -> Callable[[], Finding]:
     wait = _asked(f"{shown.rstrip('/')}/health")
 
     def finding() -> Finding:
-        if trouble := wait():
-            return Finding("problem", name, f"{shown}: {trouble}", f"start it, or change {VARIABLES[name.lower()]}")
+        # /health says nothing of who may ask, nor of the name that the server goes by.
+        if trouble := wait() or (_mlflow_refuses() if name == "MLflow" else None):
+            do = f"start it, or change {VARIABLES[name.lower()]}"
+            return Finding("problem", name, f"{shown}: {trouble}", REFUSED.get(trouble, do) if name == "MLflow" else do)
         return Finding("ok", name, f"{shown} answers")
 
     return finding
+
+
+def _mlflow_refuses() -> str | None:
+    """Why MLflow's client, with its passwords, is not answered; None where it is."""
+    from mlflow.exceptions import MlflowException  # takes seconds, which are not the server's
+    from requests import RequestException
+
+    def ask() -> str:
+        try:
+            connection.connect()
+        except MlflowException as error:
+            status = f"HTTP {error.get_http_status_code()}"
+            return status if status in REFUSED else connection.told(error)
+        except RequestException as error:
+            return connection.told(error)
+        return ""
+
+    return _in_time(ask, MLFLOW_TIMEOUT_S)()
 
 
 def _database(name: str, url: str) -> Finding:
@@ -296,27 +324,36 @@ def _token() -> Finding:
 
 
 def _asked(url: str, method: str = "GET", fine: tuple[int, ...] = (401,)) -> Callable[[], str | None]:
-    """Asks at once; gives what waits for the answer: None for a good one, or an error that is `fine`, else why not.
+    """Asks at once; gives what waits for the answer: None for a good one, or an error that is `fine`, else why not."""
 
-    In a thread of its own, for looking up a host's name has no time-out.
-    """
-    ends, told = time.monotonic() + NETWORK_TIMEOUT_S, [f"no answer within {NETWORK_TIMEOUT_S:g} s"]
-
-    def ask() -> None:
+    def ask() -> str:
         request = urllib.request.Request(url, method=method)
         try:
             with urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S):
-                told[0] = ""
+                return ""
         except urllib.error.HTTPError as error:
-            told[0] = "" if error.code in fine else f"HTTP {error.code}"
+            return "" if error.code in fine else f"HTTP {error.code}"
         except (OSError, ValueError, http.client.HTTPException) as error:
-            told[0] = settings.without_credentials(str(getattr(error, "reason", error)))
+            return settings.without_credentials(str(getattr(error, "reason", error)))
 
-    thread = threading.Thread(target=ask, daemon=True)
+    return _in_time(ask, NETWORK_TIMEOUT_S)
+
+
+def _in_time(ask: Callable[[], str], timeout_s: float) -> Callable[[], str | None]:
+    """Asks at once; gives what waits for the answer: None for an empty one.
+
+    In a thread of its own, for looking up a host's name has no time-out.
+    """
+    ends, answer = time.monotonic() + timeout_s, [f"no answer within {timeout_s:g} s"]
+
+    def put() -> None:
+        answer[0] = ask()
+
+    thread = threading.Thread(target=put, daemon=True)
     thread.start()
 
     def wait() -> str | None:
         thread.join(max(0.0, ends - time.monotonic()))
-        return told[0] or None
+        return answer[0] or None
 
     return wait

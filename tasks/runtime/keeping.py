@@ -19,7 +19,7 @@ import stat
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,16 +71,17 @@ class Run:
 
 
 @contextlib.contextmanager
-def in_use() -> Iterator[None]:
-    """Around a run: nothing is removed meanwhile. Waits, for moments, while something is being put aside."""
+def in_use(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Around a run: nothing is removed meanwhile. Waits, after `on_wait`, while something is being put aside: as long
+    as a look into MLflow takes."""
     folder = settings.home() / "locks"
     folder.mkdir(mode=0o700, exist_ok=True)
-    with shared(folder / f"{LOCK}.lock"):
+    with shared(folder / f"{LOCK}.lock", on_wait):
         yield
 
 
 def look(given_up: Collection[str] = ()) -> list[Piece]:
-    """All that could ever be removed, with who needs it; `given_up` are runs that nobody will go on with.
+    """All that could ever be removed, with who needs it; `given_up` are runs that need nothing any more.
 
     Raises UserError for one that no such run is, MlflowFailed where MLflow does not tell which versions have an alias.
     """
@@ -99,12 +100,14 @@ def remove(told: Collection[Path], given_up: Collection[str] = ()) -> tuple[int,
     aside = settings.home() / f".removed-{uuid.uuid4().hex[:12]}"
     with _alone():
         going = [piece for piece in look(given_up) if not piece.needed_by and piece.path in told]
-        freed = bytes_on_disk((piece.path for piece in going), freed=True)
         aside.mkdir(mode=0o700)
         for number, piece in enumerate(going):
             if piece.sort != REMOVED:
                 piece.path.rename(aside / str(number))
-    for left in [aside, *(piece.path for piece in going if piece.sort == REMOVED)]:
+    # Runs may begin again: what lies aside is nobody's, whatever takes long with it.
+    left_before = [piece.path for piece in going if piece.sort == REMOVED]
+    freed = bytes_on_disk([*aside.iterdir(), *left_before], freed=True)
+    for left in [aside, *left_before]:
         shutil.rmtree(left, ignore_errors=True)  # another removal may be at it too
     return len(going), freed
 
@@ -120,18 +123,31 @@ def going_on() -> list[str]:
     return [path.parent.name for path in sorted(settings.home().glob("runs/*/lock")) if held(path)]
 
 
+class Sizes:
+    """What files and folders take on the disk. Each is walked once, however often it is asked for."""
+
+    def __init__(self) -> None:
+        self._walked: dict[Path, list[os.stat_result]] = {}
+
+    def of(self, paths: Iterable[Path], freed: bool = False) -> int:
+        """The bytes that they take, or, where `freed`, that removing them would free: a file with several names
+        counts once, and is freed with the last of them."""
+        seen: Counter[tuple[int, int]] = Counter()
+        sizes: dict[tuple[int, int], tuple[int, int]] = {}  # bytes, names
+        for path in paths:
+            if path not in self._walked:
+                self._walked[path] = list(_statuses(path))
+            for status in self._walked[path]:
+                file = (status.st_dev, status.st_ino)
+                seen[file] += 1
+                # A folder has one name: its links are those of the folders in it.
+                sizes[file] = (status.st_blocks * 512, 1 if stat.S_ISDIR(status.st_mode) else status.st_nlink)
+        return sum(size for file, (size, names) in sizes.items() if not freed or seen[file] >= names)
+
+
 def bytes_on_disk(paths: Iterable[Path], freed: bool = False) -> int:
-    """What the files and folders take, or, where `freed`, what removing them would free: a file with several names
-    counts once, and is freed with the last of them."""
-    seen: Counter[tuple[int, int]] = Counter()
-    sizes: dict[tuple[int, int], tuple[int, int]] = {}  # bytes, names
-    for path in paths:
-        for status in _statuses(path):
-            file = (status.st_dev, status.st_ino)
-            seen[file] += 1
-            # A folder has one name: its links are those of the folders in it.
-            sizes[file] = (status.st_blocks * 512, 1 if stat.S_ISDIR(status.st_mode) else status.st_nlink)
-    return sum(size for file, (size, names) in sizes.items() if not freed or seen[file] >= names)
+    """What they take, or free, now: see `Sizes.of`."""
+    return Sizes().of(paths, freed)
 
 
 @contextlib.contextmanager
@@ -176,17 +192,22 @@ def _unfinished(
 ) -> Iterator[tuple[str, frozenset[str]]]:
     """Runs that something is still to be done for, but for those that were given up."""
     completed = [run.keys for run in runs.values() if run.completed]
+    stored = {path.name for place in ("artifacts/*/*", "jobs/*") for path in settings.home().glob(place)}
     registered = {f"{one.name}/{one.version}" for one in every(client.search_model_versions)}
     for run in runs.values():
         if run.id in given_up:
             continue
-        # What another run has completed all the same, nobody goes on with.
-        if not run.completed and not any(run.keys <= done for done in completed):
+        # What another run has completed all the same, nobody goes on with. The keys of actions and of what names meant
+        # change with the recipe, the gate and the time; they keep nothing.
+        if not run.completed and not any(run.keys & stored <= done for done in completed):
             yield f"{run}, to go on", run.keys
         elif not run.delivered:
             yield f"{run}, to tell MLflow", run.keys
         elif run.version is not None and run.version not in registered:
-            yield f"{run}, whose {run.version} is registered elsewhere", run.keys
+            yield (
+                f"{run}, whose {run.version} is registered elsewhere or was deleted; --give-up RUN if it was",
+                run.keys,
+            )
 
 
 def _given_up(runs: Mapping[str, Run], named: Collection[str]) -> set[str]:

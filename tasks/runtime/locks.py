@@ -32,11 +32,16 @@ def held(file: Path) -> bool:
 
 
 @contextlib.contextmanager
-def shared(file: Path) -> Iterator[None]:
-    """Holds the lock that is this file together with all who share it; waits while somebody has it alone."""
+def shared(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Holds the lock that is this file together with all who share it; waits, after `on_wait`, while somebody has it
+    alone."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
         os.close(descriptor)

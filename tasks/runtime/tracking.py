@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tasks.runtime import addresses, machine, settings
 from tasks.runtime.connection import connect, find_or_create_run, first_line, told
@@ -18,9 +18,6 @@ from tasks.runtime.refs import Ref, Verdict, Version
 from tasks.runtime.reports import slice_figures, tracked_figure
 from tasks.runtime.stage import Row
 from training.protocol import EVENTS, read_events
-
-if TYPE_CHECKING:
-    pass
 
 RETRY_S = 3.0
 LAST_RETRY_S = 0.5

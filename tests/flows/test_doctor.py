@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import http.server
 import socket
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,25 @@ def test_a_database_is_whole_damaged_or_without_a_schema_and_stays_as_it_is(home
     file.write_bytes(before[:-4096] + b"\7" * 4096)
     (damaged,) = of("MLflow")
     assert damaged.level == "problem" and "move mlflow.db away" in damaged.do
+
+
+@pytest.mark.parametrize(("status", "does"), [(401, "MLFLOW_TRACKING_PASSWORD"), (403, "MLFLOW_SERVER_ALLOWED_HOSTS")])
+def test_an_mlflow_that_is_well_and_refuses_its_client_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, status: int, does: str
+) -> None:
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else status)
+            self.end_headers()
+
+        do_POST = do_GET
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        (found,) = of("MLflow")
+        server.shutdown()
+    assert found.level == "problem" and found.found.endswith(f": HTTP {status}") and does in found.do
 
 
 def test_what_the_servers_have_not_heard_is_told_but_not_of_a_run_that_goes_on(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from flows.commands.main import main
 from flows.commands.store import size_told
-from tasks.runtime import store
+from tasks.runtime import keeping, store
 from tasks.runtime.keeping import bytes_on_disk
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact
@@ -52,6 +53,19 @@ def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(
     assert main(["store", "--remove"]) == 2
     assert capsys.readouterr().err == "--remove: there is no terminal to ask at: add --yes.\n"
     assert store.find("load_data", KEY) is not None
+
+
+def test_ctrl_d_at_the_question_removes_nothing_and_no_folder_is_walked_twice(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed, walked = io.StringIO(), list[Path]()
+    monkeypatch.setattr(closed, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", closed)
+    statuses = keeping._statuses
+    monkeypatch.setattr(keeping, "_statuses", lambda path: walked.append(path) or statuses(path))
+    assert main(["store", "--remove"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Nothing was removed."
+    assert len(walked) == len(set(walked)) > 10 and store.find("load_data", KEY) is not None
 
 
 def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:

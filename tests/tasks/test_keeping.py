@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tasks.runtime import settings, store
 from tasks.runtime.connection import connect
 from tasks.runtime.history import History
 from tasks.runtime.keeping import Piece, bytes_on_disk, in_use, look, remove
+from tasks.runtime.locks import held
 from tasks.runtime.outbox import Outbox
 from tasks.runtime.tracking import VERSION_TAG
 from training.problems import UserError
@@ -88,6 +90,7 @@ def test_champions_last_runs_and_runs_to_go_on_are_needed_and_nothing_else_is(tr
     ran("33333333-killed", {"load_data": rows, "tokenize": of_killed, "fit": "f1"}, status=None)
     ran("44444444-failed-but-done-since", {"load_data": rows, "fit": new}, status="FAILED")
     ran("55555555-done-before", {"fit": tried})
+    ran("66666666-failed-at-another-gate", {"resolve": "06", "fit": new, "gate": "07"}, status="FAILED")
     client = connect()
     client.create_registered_model("small")
     tags = {"finetune.flow_run_id": "11111111-champion", "finetune.fit.key": old}
@@ -119,8 +122,9 @@ def test_what_mlflow_has_not_got_and_what_another_registry_has_is_needed(tracked
     ran("22222222", {"fit": elsewhere}, version="small/7")
     assert needed(look()) == {
         "a1": ("run 11111111 of small, to tell MLflow",),
-        "b1": ("run 22222222 of small, whose small/7 is registered elsewhere",),
+        "b1": ("run 22222222 of small, whose small/7 is registered elsewhere or was deleted; --give-up RUN if it was",),
     }
+    assert needed(look(["2222"]))["b1"] == ()
 
 
 def test_a_job_that_runs_or_is_of_today_is_kept_though_no_run_tells_of_it(tracked: Path) -> None:
@@ -164,6 +168,29 @@ def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_t
         remove({store.folder("fit", key)})
     assert store.find("fit", key) is not None
     assert remove({store.folder("fit", key)})[0] == 1
+
+
+def test_a_run_that_waits_for_a_removal_says_so_and_what_is_put_aside_is_measured_after_it(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: list[bool] = []
+    monkeypatch.setattr("tasks.runtime.keeping.Sizes.of", lambda *given, **named: free.append(not held(lock)) or 0)
+    lock, said = settings.home() / "locks/home.lock", threading.Event()
+    assert remove({store.folder("fit", made("fit", "a1"))})[0] == 1 and free == [True]
+    with in_use(said.set):
+        assert not said.is_set()
+
+    def run() -> None:
+        with in_use(said.set):
+            pass
+
+    waiting = threading.Thread(target=run, daemon=True)
+    with lock.open("w") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        waiting.start()
+        assert said.wait(20) and waiting.is_alive()
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 def test_what_is_needed_since_it_was_told_stays(tracked: Path) -> None:
