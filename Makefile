@@ -1,5 +1,5 @@
 # make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
-# make drill: kill runs at random instants and compare what comes of them.
+# make drill: the tests that take minutes each; then kill runs at random instants and compare what comes of them.
 # make matrix: every engine with every strategy: trains, goes on after kills, exports; renews the README's table.
 # make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
@@ -22,6 +22,7 @@ test: $(VENV)/.installed
 
 # make drill DRILL="--kills 100 --seed 1"
 drill: $(VENV)/.installed
+	$(if $(DRILL),,$(VENV)/bin/python -m pytest -q -m drill)
 	$(VENV)/bin/python -m tests.drill $(DRILL)
 
 # make matrix MATRIX="--only trainer-fsdp-2"

@@ -81,7 +81,7 @@ def score_told(score: Mapping[str, float | None]) -> str:
 
 def value_told(value: float | None) -> str:
     """A metric's value, `-` where it has none."""
-    return "-" if value is None else f"{value:.4f}"
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def scores_table(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> list[dict[str, str]]:

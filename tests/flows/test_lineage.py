@@ -95,6 +95,7 @@ def test_a_name_that_is_not_there_is_told_with_the_nearest(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.drill
 def test_a_model_is_made_again_to_the_byte_and_nothing_is_left_or_registered(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def assert_groups_told(result: dict[str, Any], printed: str) -> None:
     } < files
 
 
+@pytest.mark.drill
 def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     finished: FinishedRun,
     server: dict[str, str],

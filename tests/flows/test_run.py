@@ -154,6 +154,7 @@ def test_a_forced_stage_and_one_of_new_rows_run_and_what_reads_nothing_new_is_ca
     assert ran == ["load_data", "score"]
 
 
+@pytest.mark.drill
 def test_damage_to_every_artifact_is_rebuilt_to_the_same_bytes(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def made_by(home: Path, result: dict[str, Any], stage: str) -> Path:
     return home / artifact
 
 
+@pytest.mark.drill
 def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no_change(
     finished: FinishedRun,
     tmp_path: Path,

@@ -92,6 +92,7 @@ def longest_silence_s(moments: list[float]) -> float:
     return max(later - earlier for earlier, later in itertools.pairwise(moments))
 
 
+@pytest.mark.drill
 def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_tells_them_all(
     finished: FinishedRun, mlflow: Server, prefect: Server, tmp_path: Path
 ) -> None:

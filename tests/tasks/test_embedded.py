@@ -57,6 +57,7 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.skipif(not LINUX, reason="elsewhere nothing dies with its parent")
+@pytest.mark.drill
 def test_two_runs_start_a_server_each_on_a_fresh_database_and_neither_outlives_its_run(tmp_path: Path) -> None:
     killed, ended = start(tmp_path), start(tmp_path)
     try:
