@@ -98,9 +98,12 @@ def scores_table(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]]
 
 def worst_errors(scores: Path) -> list[dict[str, str]]:
     """The wrong predictions with most confidence, worst first, with their texts; none where all are right."""
-    csv.field_size_limit(2**31 - 1)  # a text may be as long as it likes
-    with (scores / SAMPLE).open(newline="", encoding="utf-8") as file:
-        wrong = [row for row in csv.DictReader(file) if row["label"] != row["prediction"]]
+    limit = csv.field_size_limit(2**31 - 1)  # a text may be as long as it likes
+    try:
+        with (scores / SAMPLE).open(newline="", encoding="utf-8") as file:
+            wrong = [row for row in csv.DictReader(file) if row["label"] != row["prediction"]]
+    finally:
+        csv.field_size_limit(limit)  # the rows of users have another
     wrong.sort(key=lambda row: -float(row["probability"]))
     return [{name: _cut(cell) for name, cell in row.items()} for row in wrong[:MOST_ERRORS]]
 
