@@ -22,6 +22,8 @@ SOMETIMES = {"predict_champion", "compare", "publish"}
 """Stages that not every run has: listed once they begin."""
 STYLES = {"waiting": "dim", "at work": "bold", "failed": "red"}
 REFRESHES_PER_SECOND = 4
+ASIDE, UNDER = 40, 4  # columns before how far a stage is: on the stage's own line, on the next one
+WIDE = 120  # columns of a terminal on which both fit on one line
 
 
 class LiveTable(Terminal):
@@ -32,10 +34,11 @@ class LiveTable(Terminal):
         self._ended: dict[str, tuple[str, list[str]]] = {}  # stage -> its state, and its lines
         self._now: str | None = None  # the stage at work, since when, and how far it is
         self._since, self._far = 0.0, ""
+        self._console = Console(stderr=True, highlight=False)
         # What others print meanwhile comes to stand above the table.
         self._table = Live(
             get_renderable=self._frame,
-            console=Console(stderr=True, highlight=False),
+            console=self._console,
             refresh_per_second=REFRESHES_PER_SECOND,
             transient=True,
         )
@@ -58,22 +61,28 @@ class LiveTable(Terminal):
         """Nothing: the table goes when it is closed."""
 
     def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
-        self._far = self._bar(event)
+        width = self._console.width
+        self._far = self._bar(event, width - (ASIDE if width >= WIDE else UNDER))
 
     def _note(self, text: str) -> None:
-        self._table.console.print(Text(text))
+        self._console.print(Text(text))
 
     def _frame(self) -> Text:
-        told = []
-        for stage in STAGES:
-            if stage in self._ended:
-                state, lines = self._ended[stage]
-            elif stage == self._now:
-                state, seconds = "at work", time.monotonic() - self._since
-                lines = [line(stage, state, f"{seconds:7.1f} s", self._far)]
-            elif stage in SOMETIMES:
-                continue
-            else:
-                state, lines = "waiting", [line(stage, "waiting", "", "")]
-            told += [Text(one, STYLES.get(state, "")) for one in lines]
-        return Text("\n", no_wrap=True, overflow="ellipsis").join(told)
+        told = [Text(one, STYLES.get(state, "")) for state, lines in [*self._ended.values()] for one in lines]
+        told += [Text(one, STYLES["at work"]) for one in self._at_work()]
+        waiting = [stage for stage in STAGES if stage not in {*self._ended, self._now, *SOMETIMES}]
+        waits = [Text(line(stage, "waiting", "", ""), STYLES["waiting"]) for stage in waiting]
+        # A frame as high as the terminal would scroll, and what scrolls away cannot be drawn anew.
+        most = max(2, self._console.height - 1)
+        if len(told) + len(waits) > most:
+            waits = [Text(f"  … {len(waiting)} waiting", STYLES["waiting"])] if waiting else []
+            told = told[len(waits) - most :]
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(told + waits)
+
+    def _at_work(self) -> list[str]:
+        if self._now is None:
+            return []
+        middle = f"{time.monotonic() - self._since:7.1f} s"
+        if self._console.width >= WIDE:
+            return [line(self._now, "at work", middle, self._far)]
+        return [line(self._now, "at work", middle, ""), *([" " * UNDER + self._far] if self._far else [])]

@@ -3,6 +3,7 @@ draws the same as a table."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from training.recipe import Recipe
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.
 TERMINAL_S, FILE_S = 0.2, 15.0
+BAR = 20  # columns
 
 
 class Terminal:
@@ -26,7 +28,7 @@ class Terminal:
     def __init__(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr, recipe: Recipe | None = None) -> None:
         self.result: dict[str, Any] | None = None
         self._out, self._err, self._recipe = out, err, recipe
-        self._live = err.isatty()
+        self._live = draws(err)
         self._shown_at = 0.0
         self._pace = Pace()
 
@@ -70,14 +72,17 @@ class Terminal:
         self._err.write(f"\r\033[K{text}" if self._live else f"{text}\n")
         self._err.flush()
 
-    def _bar(self, event: Mapping[str, Any]) -> str:
-        """`██████░░░░ 280/560  loss 0.754  927 rows/s  16 s left, until 14:05`"""
+    def _bar(self, event: Mapping[str, Any], room: int | None = None) -> str:
+        """`██████░░░░ 280/560  loss 0.754  927 rows/s  16 s left, until 14:05`, the bar shorter where there is little
+        room, in columns."""
         done, total = event["done"], event["total"]
         left_s = self._pace.left_s(done, total)
-        more = f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
+        more = f" {done:,}/{total:,}"
+        more += f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
         more += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
         more += _left(left_s) if left_s is not None else ""
-        return f"{'█' * round(20 * done / max(total, 1)):░<20} {done:,}/{total:,}{more}"
+        length = BAR if room is None else min(BAR, max(0, room - len(more)))
+        return "█" * (full := round(length * done / max(total, 1))) + "░" * (length - full) + more
 
     def _lines(self, row: Row, result: Any) -> list[str]:
         """What is told of a stage that ended."""
@@ -125,6 +130,11 @@ class Quiet(Terminal):
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Not shown."""
+
+
+def draws(stream: TextIO) -> bool:
+    """Whether a line can be drawn anew there: on a terminal, but on none that knows no control sequences."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def _left(seconds: float) -> str:

@@ -25,7 +25,7 @@ from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interr
 from flows.pipeline import STAGES, pipeline
 from flows.report import problems
 from flows.tables import problem_line, verdict_lines
-from flows.terminal import Quiet, Terminal, line
+from flows.terminal import Quiet, Terminal, draws, line
 from tasks.runtime import settings
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.launch import Machines
@@ -248,7 +248,7 @@ def call_flow(
 def _terminal(recipe: Recipe, quiet: bool) -> Terminal:
     if quiet:
         return Quiet()
-    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+    if not (draws(sys.stdout) and draws(sys.stderr)):
         return Terminal(recipe=recipe)
     from flows.live import LiveTable
 

@@ -29,10 +29,10 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
 
 AT_WORK = """
 import sys, time
-from flows.live import LiveTable
+from flows.commands.run import _terminal
 from tasks.runtime.stage import Row
 
-shown = LiveTable()
+shown = _terminal(None, quiet=False)
 try:
     shown.stage_started("resolve", "k")
     shown.stage_ended(Row("resolve", "k", "cached", 0.25), None)
@@ -53,17 +53,8 @@ print("told")
 
 
 def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_interrupted() -> None:
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-    root = Path(__file__).resolve().parents[2]
-    child = subprocess.Popen([sys.executable, "-c", AT_WORK], cwd=root, env=env, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    written = b""
-    while more := _read(ours):
-        written += more
-    os.close(ours)
-    assert child.wait() == 0, written
-    frames, _, left = written.decode().replace("\r\n", "\n").rpartition("\x1b[?25h")  # the cursor, shown again
+    written = _written(TERM="xterm", COLUMNS="120", LINES="40")
+    frames, _, left = written.rpartition("\x1b[?25h")  # the cursor, shown again
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames)
     assert re.search(
         r"  resolve +cached +0.2 s\n  load_data +at work +\d\.\d s +█{10}░{10} 2/4  loss 0.500  1,391 rows/s", plain
@@ -76,6 +67,37 @@ def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_inter
         ["load_data", "failed", "1.5", "s"],
         ["told"],
     ]
+
+
+def test_a_small_terminal_shows_how_far_the_stage_at_work_is_and_no_more_lines_than_it_has() -> None:
+    written = _written(TERM="xterm", COLUMNS="80", LINES="6")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    far = r"█{10}░{10} 2/4  loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d"
+    assert re.search(rf"  resolve +cached +0.2 s\n  load_data +at work +\d\.\d s\n    {far}\n  … \d+ waiting", plain)
+    assert "promote" not in plain
+    assert max(len(ups) // 8 for ups in re.findall(r"(?:\x1b\[1A\x1b\[2K)+", written)) <= 5
+
+
+def test_a_terminal_without_control_sequences_has_a_line_for_each_stage() -> None:
+    written = _written(TERM="dumb")
+    assert "\x1b" not in written and "\r" not in written
+    assert [line for line in written.splitlines() if line.startswith("  resolve")] == [
+        "  resolve          cached       0.2 s"
+    ]
+
+
+def _written(**env: str) -> str:
+    ours, theirs = pty.openpty()
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, **env}
+    child = subprocess.Popen([sys.executable, "-c", AT_WORK], cwd=root, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    while more := _read(ours):
+        written += more
+    os.close(ours)
+    assert child.wait() == 0, written
+    return written.decode().replace("\r\n", "\n")
 
 
 def _read(terminal: int) -> bytes:
