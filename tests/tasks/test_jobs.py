@@ -98,8 +98,11 @@ HANGING_S = 20.0
 
 @pytest.mark.parametrize(
     ("ends", "stall_timeout_s"),
-    [(KILL, 600.0), (LEAVE, 600.0), (HANG, HANGING_S)],
-    ids=["killed", "exit status 0", "hanging"],
+    [
+        pytest.param(KILL, 600.0, id="killed"),
+        pytest.param(LEAVE, 600.0, id="exit status 0"),
+        pytest.param(HANG, HANGING_S, id="hanging", marks=pytest.mark.drill),
+    ],
 )
 def test_a_program_that_ends_early_or_hangs_goes_on_and_each_event_is_told_once(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, stall_timeout_s: float

@@ -243,6 +243,7 @@ def test_what_acts_elsewhere_than_here_arrives(world: Path, tmp_path: Path) -> N
     assert ACCEPTED.keys() == {*extra, *NUMBERS, "torch_compile"}
 
 
+@pytest.mark.drill
 def test_a_compiled_model_trains_and_says_what_is_not_exact(world: Path, tmp_path: Path) -> None:
     extra = {"torch_compile": True, "torch_compile_backend": "eager"}
     job_dir = tiny.fit_job(world, tmp_path / "compiled", max_steps=2, extra=extra)
