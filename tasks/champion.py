@@ -13,7 +13,7 @@ from tasks.runtime.launch import predicting
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Champion, Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, action, stage
-from training.kinds import KINDS
+from training import kinds
 from training.recipe import Recipe
 
 
@@ -54,7 +54,8 @@ def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Cham
                 "labels": data.parts["labels.json"],
             },
         },
-        code=["training.champion", KINDS[recipe.kind]],
+        code=["training.champion", *kinds.code(recipe.kind)],
+        named=kinds.named(recipe.kind),
         libraries=("torch", "transformers", "tokenizers", "pyarrow"),
     )
 

@@ -10,7 +10,7 @@ from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Champion, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
-from training.kinds import KINDS
+from training import kinds
 from training.recipe import Recipe
 from training.recipe.release import METRICS
 
@@ -32,8 +32,8 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref, champion: Champion,
                 "predict_champion": rival.digest,
             },
         },
-        code=["training.compare", KINDS[recipe.kind]],
-        named={f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        code=["training.compare", *kinds.code(recipe.kind)],
+        named=kinds.named(recipe.kind) | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
     )
 

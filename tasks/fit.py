@@ -17,9 +17,8 @@ from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
 from tasks.runtime.uploads import uploading
-from training import strategies
+from training import kinds, strategies
 from training.engines import ENGINES
-from training.kinds import KINDS
 from training.problems import Problem, UserError
 from training.protocol import sha256
 from training.recipe import Recipe
@@ -54,7 +53,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
                 **_named_checkpoint(recipe),
             },
         },
-        code=["training.fit", KINDS[recipe.kind], strategies.STRATEGIES[strategy], *_engine_code(recipe)],
+        code=["training.fit", *kinds.code(recipe.kind), strategies.STRATEGIES[strategy], *_engine_code(recipe)],
         named=_named(recipe),
         libraries=(
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
@@ -98,7 +97,10 @@ def launch(recipe: Recipe, pins: Pins, key: str) -> Launch:
 def _named(recipe: Recipe) -> dict[str, str]:
     """What of the user's may train, by the field that names it; metrics only where one may choose the best model."""
     training = recipe.training
-    named = {f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")}
+    named = kinds.named(recipe.kind)
+    named |= {
+        f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")
+    }
     named |= {f"training.callbacks[{index}]": name for index, name in enumerate(training.callbacks)}
     if training.metric_for_best_model not in (None, "loss"):
         named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}

@@ -10,7 +10,7 @@ from tasks.runtime.launch import predicting
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
-from training.kinds import KINDS
+from training import kinds
 from training.recipe import Recipe
 
 
@@ -28,7 +28,8 @@ def ingredients(recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Ingred
                 **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in splits},
             },
         },
-        code=["training.predict", KINDS[recipe.kind]],
+        code=["training.predict", *kinds.code(recipe.kind)],
+        named=kinds.named(recipe.kind),
         libraries=("torch", "transformers", "pyarrow"),
     )
 

@@ -12,7 +12,7 @@ from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Ref
 from tasks.runtime.reports import need_report
 from tasks.runtime.stage import Ingredients, Work, stage
-from training.kinds import KINDS
+from training import kinds
 from training.problems import Problem, UserError
 from training.recipe import Recipe
 from training.recipe.release import unfitting_metrics
@@ -44,8 +44,8 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
                 "predict": predictions.digest,
             },
         },
-        code=["training.score", KINDS[recipe.kind]],
-        named={f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        code=["training.score", *kinds.code(recipe.kind)],
+        named=kinds.named(recipe.kind) | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
     )
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from training.kinds.base import Kind
 from training.problems import Problem, UserError
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job, rank
@@ -68,11 +68,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     }
 
 
-def need_kind(kind: ModuleType, name: str, folder: Path, champion: str) -> None:
+def need_kind(kind: Kind, name: str, folder: Path, champion: str) -> None:
     """Raises UserError where the model of the folder was made for something else: transformers would load it with a
     head of random weights."""
     architectures = read_json(folder / "config.json").get("architectures") or []
-    if not any(made.endswith(kind.AUTO_CLASS.removeprefix("AutoModel")) for made in architectures):
+    if not any(made.endswith(kind.auto_class.removeprefix("AutoModel")) for made in architectures):
         message = (
             f"{champion} is {', '.join(architectures) or 'of no known kind'}, and a champion of {name} must be a model "
             "for that: name another registry, or give its alias to another version."
@@ -81,7 +81,7 @@ def need_kind(kind: ModuleType, name: str, folder: Path, champion: str) -> None:
 
 
 def by_labels(
-    kind: ModuleType,
+    kind: Kind,
     logits: npt.NDArray[np.float32],
     own: Sequence[str],
     labels: Sequence[str],

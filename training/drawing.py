@@ -13,12 +13,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
+from training.kinds.base import Kind
 from training.named import Place
 
 Collate = Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]
@@ -63,7 +63,7 @@ class TrainingCollator:
         return batch
 
 
-def collator(name: str | None, kind: ModuleType, *settings: Any) -> Collate:
+def collator(name: str | None, kind: Kind, *settings: Any) -> Collate:
     """What makes batches: the kind's own, or what `training.collator` names, both made with the same `settings`: the
     tokenizer and the multiple to pad to.
 

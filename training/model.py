@@ -6,12 +6,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from training.kinds.base import Kind
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -43,7 +44,7 @@ def load_tokenizer(folder: Path, model: Path | None = None) -> PreTrainedTokeniz
 
 
 def load_for_training(
-    kind: ModuleType, folder: Path, labels: Sequence[str], tokenizer: PreTrainedTokenizerBase, seed: int
+    kind: Kind, folder: Path, labels: Sequence[str], tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> PreTrainedModel:
     """The folder's model with a head for these labels, in float32 on the CPU.
 
@@ -57,7 +58,7 @@ def load_for_training(
     return model
 
 
-def load_trained(kind: ModuleType, folder: Path) -> PreTrainedModel:
+def load_trained(kind: Kind, folder: Path) -> PreTrainedModel:
     """A model that `export` wrote, ready to predict: float32, on the CPU, dropout off."""
     return _load(kind, folder).eval()
 
@@ -74,8 +75,8 @@ def export(model: PreTrainedModel, tokenizer: Path, out: Path, weights: dict[str
             shutil.copyfile(file, out / file.name)
 
 
-def _load(kind: ModuleType, folder: Path, **config_fields: Any) -> PreTrainedModel:
-    auto_class = getattr(transformers, kind.AUTO_CLASS)
+def _load(kind: Kind, folder: Path, **config_fields: Any) -> PreTrainedModel:
+    auto_class = getattr(transformers, kind.auto_class)
     model = auto_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **_SAFELY, **config_fields)
     assert isinstance(model, PreTrainedModel)
     return model

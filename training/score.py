@@ -42,9 +42,9 @@ from training.protocol import OUTPUT, Events, Job
 from training.recipe.slices import LABEL, LENGTH
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import evaluate
+
+    from training.kinds.base import Kind
 
 SAMPLE_ROWS = 50
 DRAWS = 1_000
@@ -89,7 +89,7 @@ def _tell(events: Events, split: str, done: int) -> None:
     events.progress(phase="score", split=split, done=done, total=DRAWS)
 
 
-def read(kind: ModuleType, file: Path, labels: Sequence[str]) -> Predicted:
+def read(kind: Kind, file: Path, labels: Sequence[str]) -> Predicted:
     """What training.predict wrote of a split."""
     table = pq.read_table(file)
     logits = table["logits"].combine_chunks().flatten().to_numpy().reshape(len(table), len(labels))

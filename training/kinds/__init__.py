@@ -1,22 +1,45 @@
-"""The kinds of task, each one file. A new kind is a new line here and a file with the same names in it."""
+"""The kinds of task, each one file: a class of training.kinds.base.Kind, here by name, or one of the recipe's author
+as `module:Class`."""
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+from functools import cache
 
+from training.kinds.base import Kind
+from training.named import Place
 from training.problems import Problem, UserError, nearest
 
 KINDS: dict[str, str] = {
-    "sequence-classification": "training.kinds.sequence_classification",
+    "sequence-classification": "training.kinds.sequence_classification:SequenceClassification",
 }
-"""A kind's name in the recipe and the module that says what it is. The modules are imported by `load` only,
-so that a process pays for one kind and a change to one kind's code leaves the artifacts of others valid."""
+"""A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
+kind and a change to one kind's code leaves the artifacts of others valid."""
 
 
-def load(name: str) -> ModuleType:
-    """The module of a kind. Raises UserError for a name that is not in KINDS."""
-    if name not in KINDS:
-        message = f"kind={name!r} is unknown: choose from {', '.join(KINDS)}.{nearest(name, KINDS)}"
-        raise UserError([Problem(kind="recipe", where="kind", message=message)])
-    return importlib.import_module(KINDS[name])
+@cache
+def load(name: str) -> Kind:
+    """The kind of this name, or the author's. Raises UserError where there is none."""
+    if name not in KINDS and ":" not in name:
+        message = f"{name!r} is unknown: choose from {', '.join(KINDS)}, or name a class as module:Class."
+        raise UserError([Problem(kind="recipe", where="kind", message=f"{message}{nearest(name, KINDS)}")])
+    found: type[Kind] = _PLACE.load(KINDS.get(name, name))
+    return found()
+
+
+def code(name: str) -> list[str]:
+    """The module that holds the kind's code, where that is the project's own."""
+    return [KINDS[name].partition(":")[0]] if name in KINDS else []
+
+
+def named(name: str) -> dict[str, str]:
+    """The recipe's field that names the kind's code, where that is its author's."""
+    return {} if name in KINDS else {"kind": name}
+
+
+_PLACE = Place(
+    kind="recipe",
+    where="kind",
+    example="my_kind:ExtractiveQA",
+    accepted="a subclass of training.kinds.base.Kind",
+    fits=lambda found: isinstance(found, type) and issubclass(found, Kind) and found is not Kind,
+)

@@ -11,43 +11,45 @@ B rows, T tokens (those of the longest row, or a few more), L labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+
+from training.kinds.base import Column, Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from training.batching import PadToLongest
 
-AUTO_CLASS = "AutoModelForSequenceClassification"
-"""The class of transformers that loads and creates this kind's models; a name, for scoring needs no torch."""
 
+class SequenceClassification(Kind):
+    """One of the labels a row."""
 
-def config_fields(labels: Sequence[str]) -> dict[str, Any]:
-    """What the model's config says about the labels, given by name in the order of their indices."""
-    return {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: index for index, label in enumerate(labels)},
-        "problem_type": "single_label_classification",
-    }
+    auto_class = "AutoModelForSequenceClassification"
+    columns: ClassVar = {"text": Column("text"), "text_pair": Column("text", optional=True), "label": Column("label")}
 
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Their names both ways, and that a row has one of them."""
+        return {
+            "num_labels": len(labels),
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: index for index, label in enumerate(labels)},
+            "problem_type": "single_label_classification",
+        }
 
-def collator(tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
-    """What makes token features into the tensors that the model takes, T a multiple of this."""
-    from training.batching import PadToLongest
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
+        """Pads to the longest row."""
+        from training.batching import PadToLongest
 
-    return PadToLongest(tokenizer, multiple)
+        return PadToLongest(tokenizer, multiple)
 
+    def predictions(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int64]:
+        """(N, L) logits to (N,) label indices; the lower index where two are equal."""
+        return np.asarray(logits.argmax(axis=-1), dtype=np.int64)
 
-def predictions(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """(N, L) logits to (N,) label indices; the lower index where two are equal."""
-    return np.asarray(logits.argmax(axis=-1), dtype=np.int64)
-
-
-def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """(N, L) logits to (N, L) probabilities, each row adding up to one."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+    def probabilities(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+        """(N, L) logits to (N, L) probabilities, each row adding up to one."""
+        shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))

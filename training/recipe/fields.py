@@ -375,8 +375,9 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """Names the runs of this recipe: lower-case letters, digits and `-`."""
-    kind: Literal["sequence-classification"]
-    """What the model learns to do. sequence-classification: one label a text, or a pair of texts."""
+    kind: Text
+    """What the model learns to do. sequence-classification: one label a text, or a pair of texts. Or a kind of yours, a
+    class as `module:Class`: training/kinds/base.py."""
     data: Data
     """Where the rows come from and which columns count."""
     model: Model

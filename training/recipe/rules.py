@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from training.kinds import KINDS
 from training.problems import Problem, nearest
 from training.recipe.compute import SHARING_RULES
 from training.recipe.data import DATA_RULES, DOTTED, revision
@@ -64,6 +65,13 @@ def broken_rules(written: Written) -> list[Problem]:
         except WrongItself:
             continue
     return problems
+
+
+def _kind(written: Written) -> Iterator[tuple[str, str]]:
+    kind = written["kind"]
+    if kind not in KINDS and not DOTTED.fullmatch(kind):
+        choices = f"choose from {', '.join(KINDS)}, or name a class of yours as module:Class"
+        yield "kind", f"{kind!r} is unknown: {choices}.{nearest(kind, KINDS)}"
 
 
 def _model_source(written: Written) -> Iterator[tuple[str, str]]:
@@ -292,6 +300,7 @@ def _reporters(written: Written) -> Iterator[tuple[str, str]]:
 
 
 _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
+    _kind,
     *DATA_RULES,
     _model_source,
     _start,
