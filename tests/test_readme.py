@@ -22,7 +22,7 @@ from tasks.runtime.reports import worst_groups
 from tasks.runtime.stage import Work
 from tasks.score import require_fitting
 from training.compare import compared as compare
-from training.predicted import Predicted
+from training.predicted import OneLabel
 from training.problems import Problem, UserError
 from training.recipe import load, parse, parse_set
 
@@ -75,11 +75,11 @@ def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from training import metrics
-    from training.predicted import Predicted
+    from training.predicted import OneLabel
 
     module("my_metrics", example("metric"), monkeypatch)
     predictions, references = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
-    predicted = Predicted(references, predictions, np.eye(2)[predictions], ["no", "yes"])
+    predicted = OneLabel(references, predictions, np.eye(2)[predictions], ["no", "yes"])
     found = metrics.compute(["accuracy", "my_metrics:Errors"], predicted)
     assert found == {"accuracy": 0.75, "errors": 0.25}
 
@@ -89,7 +89,7 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
     recipe = load(ROOT / "deployments" / "demo.yaml", {"training.seed": 7})
     labels = np.zeros(1623, dtype=np.int64)
     new, old = (np.repeat([0, a, b, 1], [1280, 79, 69, 195]) for a, b in ((0, 1), (1, 0)))
-    both = [Predicted(labels, predictions, np.eye(2)[predictions], ["a", "b"]) for predictions in (new, old)]
+    both = [OneLabel(labels, predictions, np.eye(2)[predictions], ["a", "b"]) for predictions in (new, old)]
     say = {"figure": recipe.compared_by, "margin": 0.0, "confidence": 0.95, "split": recipe.judged_split}
     compared = Ref(
         kind="compare", key="k", digest="d", figures=compare(*both, {**say, "champion": "demo/1", "warnings": []})

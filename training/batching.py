@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
@@ -59,6 +59,10 @@ class TokenRows(Dataset[dict[str, Any]]):
             offsets, values = columns[chunk]
             features[name] = values[offsets[within] : offsets[within + 1]]
         return features
+
+    def labelled(self, answers: pa.Table) -> pa.Table:
+        """Answers to all of the rows, in order, with the `label` of each in front."""
+        return answers.add_column(0, "label", [self.labels])
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
@@ -203,41 +207,35 @@ def _cut(rows: npt.NDArray[np.int64], size: int, least: int = 1) -> list[npt.NDA
 
 
 class EvaluationBatches(BatchRebalanceSampler):
-    """This rank's batches of row numbers for an evaluation: by falling length, each row once over all ranks.
+    """This rank's batches of row numbers for an evaluation: each row once over all ranks, by falling length, so that
+    what does not fit into memory fails at once.
 
-    The rows of a pass are dealt out to the ranks one by one. Where there are fewer rows than ranks, those without take
-    the first one, for all must compute together; `in_order` drops what comes of it. A BatchRebalanceSampler by name,
-    as above.
+    The batches are dealt out to the ranks one by one. Where they do not come out even, the ranks without one take the
+    first batch again, for all must compute together: these come last, beyond `own`. A BatchRebalanceSampler by name, as
+    above.
     """
 
-    def __init__(self, lengths: npt.NDArray[np.int32], rows_a_pass: int, *, world: int = 1, rank: int = 0) -> None:
-        super().__init__(lengths.tolist(), rows_a_pass, world, 1, rank=rank)
-        self._passes = _cut(np.array(LongestFirst(lengths).order), rows_a_pass)
-        self.sizes = [len(rows) for rows in self._passes]
-        """The rows of each pass, over all ranks."""
+    def __init__(self, lengths: npt.NDArray[np.int32], rows_a_batch: int, *, world: int = 1, rank: int = 0) -> None:
+        super().__init__(lengths.tolist(), rows_a_batch * world, world, 1, rank=rank)
+        self._batches = _cut(np.argsort(-lengths, kind="stable"), rows_a_batch)
+        self.batches = len(self._batches)
+        """Those of all ranks together."""
+        self.sizes = [len(rows) for rows in self._batches]
+        """The rows of each of them."""
+        self.own = len(self._batches[rank::world])
+        """How many are this rank's own."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        for rows in self._passes:
-            mine = rows[self.rank :: self.dp_size]
-            yield (mine if len(mine) else rows[:1]).tolist()
+        for number in range(self.rank, len(self) * self.dp_size, self.dp_size):
+            yield self._batches[number if number < self.batches else 0].tolist()
 
     def __len__(self) -> int:
-        return len(self._passes)
+        return -(-self.batches // self.dp_size)
 
-    def in_order(self, gathered: torch.Tensor, rows: int) -> torch.Tensor:
-        """What came of a pass of so many rows, in their order, from all ranks one after the other, each filled up to
-        the same number of lines."""
-        return gathered.unflatten(0, (self.dp_size, -1)).transpose(0, 1).flatten(0, 1)[:rows]
+    def done(self, number: int) -> int:
+        """The rows of all ranks that are done when each has done so many batches."""
+        return sum(self.sizes[: number * self.dp_size])
 
-
-class LongestFirst(Sampler[int]):
-    """Every row number once, by falling length, for passes whose result does not depend on the order."""
-
-    def __init__(self, lengths: npt.NDArray[np.int32]) -> None:
-        self.order = np.argsort(-lengths, kind="stable").tolist()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.order)
-
-    def __len__(self) -> int:
-        return len(self.order)
+    def order_of_shares(self) -> npt.NDArray[np.int64]:
+        """The row numbers as the ranks' own batches have them, one rank after the other."""
+        return np.concatenate([rows for rank in range(self.dp_size) for rows in self._batches[rank :: self.dp_size]])

@@ -6,19 +6,13 @@ settings   kind, split, labels (today's names, in the order of their indices), c
            (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
 output     SPLIT.parquet, as training.predict writes it, by today's labels
 figures    rows, rows_per_second, unknown (labels that the champion does not know), dropped (those that it alone knows)
-
-N rows, K labels of the champion, L labels of today.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from training.kinds.base import Kind
 from training.problems import Problem, UserError
@@ -54,11 +48,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     batch_size = -(-say["batch_size"] // say["batch_division"])
     began = time.monotonic()
     tell = told_now_and_then(events, split, 0, len(rows))
-    logits = predict(network, rows, collate, batch_size, say["mixed_precision"], tell)
-    own = [network.config.id2label[number] for number in range(logits.shape[1])]
+    answers = predict(kind, network, rows, collate, batch_size, say["mixed_precision"], tell)
+    own = [network.config.id2label[number] for number in range(network.config.num_labels)] if labels else []
     if rank() == 0:
-        predictions, logits = by_labels(kind, logits, own, labels, rows.labels)
-        write(job_dir / OUTPUT / f"{split}.parquet", rows.labels, predictions, logits, rows.lengths)
+        write(job_dir / OUTPUT / f"{split}.parquet", kind.retold(answers, own, labels), rows)
     ranks.part()
     return {
         "rows": len(rows),
@@ -78,37 +71,6 @@ def need_kind(kind: Kind, name: str, folder: Path, champion: str) -> None:
             "for that: name another registry, or give its alias to another version."
         )
         raise UserError([Problem(kind="release", where="release.registry", message=message)])
-
-
-def by_labels(
-    kind: Kind,
-    logits: npt.NDArray[np.float32],
-    own: Sequence[str],
-    labels: Sequence[str],
-    references: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """(N, K) logits of the champion's own labels as (N,) predictions and (N, L) logits by today's labels.
-
-    A label that it does not know gets no probability. What it gives to labels that it alone knows is given to the
-    likeliest of today's that is not the true one (N,): a wrong answer, and as wrong as it was sure.
-    """
-    columns = [place for place, name in enumerate(labels) if name in own]
-    sources = [own.index(labels[place]) for place in columns]
-    dropped = [place for place, name in enumerate(own) if name not in labels]
-    ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
-    if not dropped:
-        ordered[:, columns] = logits[:, sources]
-        return kind.predictions(ordered), ordered
-    rows, given = np.arange(len(logits)), kind.probabilities(logits)
-    shared = np.zeros(ordered.shape)
-    shared[:, columns] = given[:, sources]
-    others = shared.copy()
-    others[rows, references] = -1.0
-    wrong = others.argmax(axis=-1)
-    predictions = np.where(np.isin(kind.predictions(logits), dropped), wrong, kind.predictions(shared))
-    shared[rows, wrong] += given[:, dropped].sum(axis=-1)
-    with np.errstate(divide="ignore"):
-        return predictions, np.log(shared).astype(np.float32)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from training.evidence import Evidence, bootstrap, mcnemar
 from training.predicted import Predicted
@@ -28,7 +27,7 @@ from training.problems import Problem, UserError, nearest
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
 from training.recipe.release import more_is_better
-from training.score import read, write_samples
+from training.score import inputs_of, read, write_samples
 
 SHOWN_ROWS = 50
 EXACT = "accuracy"
@@ -60,10 +59,11 @@ def compared(
     new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
     """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all."""
-    right, was_right = (model.predictions == model.references for model in (new, old))
-    gained, lost = int((right & ~was_right).sum()), int((~right & was_right).sum())
-    exact = say["figure"] == EXACT and say["margin"] == 0
-    if exact:
+    better, worse = differing(new, old)
+    gained, lost = int(better.sum()), int(worse.sum())
+    right, was_right = new.right, old.right
+    exact = say["figure"] == EXACT and say["margin"] == 0 and right is not None and was_right is not None
+    if right is not None and was_right is not None and exact:
         name, values = EXACT, (float(right.mean()), float(was_right.mean()))
         found = mcnemar(gained, lost, len(new), say["confidence"])
     else:
@@ -110,28 +110,34 @@ def resampled(
     return name, (values[name], compute(metrics, old)[name]), found
 
 
+def differing(new: Predicted, old: Predicted) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(N,) the rows that the new model alone gets right, and those that the old one alone does; where answers are not
+    right or wrong, those that got better, and worse."""
+    right, was_right = new.right, old.right
+    if right is None or was_right is None:
+        return new.goodness > old.goodness, new.goodness < old.goodness
+    return right & ~was_right, ~right & was_right
+
+
 def disagreements(new: Predicted, old: Predicted, data: Path) -> list[dict[str, Any]]:
-    """SHOWN_ROWS rows that are lost and as many that are gained, those first whose true label lost or gained most."""
-    right, was_right = (model.predictions == model.references for model in (new, old))
-    every = np.arange(len(new))
-    ours, theirs = (model.probabilities[every, model.references] for model in (new, old))
-    order = np.argsort(ours - theirs, kind="stable")
-    lost = order[(~right & was_right)[order]][:SHOWN_ROWS]
-    gained = order[::-1][(right & ~was_right)[order[::-1]]][:SHOWN_ROWS]
+    """SHOWN_ROWS rows that are lost and as many that are gained, those first whose answer lost or gained most."""
+    better, worse = differing(new, old)
+    order = np.argsort(new.goodness - old.goodness, kind="stable")
+    lost = order[worse[order]][:SHOWN_ROWS]
+    gained = order[::-1][better[order[::-1]]][:SHOWN_ROWS]
     chosen: npt.NDArray[np.int64] = np.concatenate([lost, gained])
-    texts = pa.ipc.open_file(pa.memory_map(str(data))).read_all().drop_columns("label").take(chosen).to_pylist()
     return [
         {
-            "change": "gained" if right[row] else "lost",
+            "change": "gained" if better[row] else "lost",
             "row": int(row),
-            **text,
-            "label": new.labels[new.references[row]],
-            "prediction": new.labels[new.predictions[row]],
-            "champion": new.labels[old.predictions[row]],
-            "probability_of_label": round(float(ours[row]), 4),
-            "champion_probability_of_label": round(float(theirs[row]), 4),
+            **inputs,
+            "label": new.told(row)["label"],
+            "prediction": new.told(row)["prediction"],
+            "champion": old.told(row)["prediction"],
+            new.measure: round(float(new.goodness[row]), 4),
+            f"champion_{new.measure}": round(float(old.goodness[row]), 4),
         }
-        for row, text in zip(chosen, texts, strict=True)
+        for row, inputs in zip(chosen.tolist(), inputs_of(data, chosen), strict=True)
     ]
 
 

@@ -33,14 +33,15 @@ from training.program import Interrupted, stop_requested
 from training.protocol import Events, rank
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import pyarrow as pa
     import torch
     from accelerate import PartialState
     from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
     from training.drawing import Collate
+    from training.evaluating import Batch
     from training.losses import Loss
 
 ENGINES: dict[str, str] = {
@@ -53,7 +54,7 @@ a change to one leaves the artifacts of others valid."""
 
 @dataclass(frozen=True)
 class Task:
-    """All that an engine trains with. B rows of a batch, N rows of a split, L labels."""
+    """All that an engine trains with. B rows of a batch, L labels."""
 
     model: PreTrainedModel
     """The base model with a head for the labels."""
@@ -63,8 +64,10 @@ class Task:
     """Makes a batch of features into tensors; random ones where the recipe's collator draws numbers."""
     loss: Loss | None
     """Of logits (B, L) and labels (B,), the mean over a batch; None: the model's own."""
-    metrics: Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], dict[str, float]]
-    """Of logits (N, L) and labels (N,), the recipe's metrics by name."""
+    answers: Callable[[PreTrainedModel, ModelOutput, Batch], pa.RecordBatch]
+    """Of the model and what its forward pass on a batch gave, what it makes of each row: `Kind.answers`."""
+    metrics: Callable[[pa.Table], dict[str, float]]
+    """Of the answers to all rows of the validation split, in order, the recipe's metrics by name."""
     training: Mapping[str, Any]
     """The recipe's training section, with batches that fit into memory."""
     compute: Mapping[str, Any]

@@ -25,8 +25,7 @@ from training.program import collect_garbage_as_usual, run_program
 from training.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, read_events
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import pyarrow as pa
 
     from training.engines import Task, Trained
 
@@ -81,7 +80,6 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     from training import drawing, dropout, kinds, losses, metrics, model
     from training.batching import TokenRows, require_a_row_each
     from training.engines import Task
-    from training.predicted import Predicted
 
     settings = job.settings
     asked, labels, compute = settings["training"], settings["labels"], settings["compute"]
@@ -92,25 +90,25 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     if not torch.cuda.is_available():
         dropout.cheapen(network)
 
-    metrics.make(settings["metrics"], labels)  # what cannot be computed is told before training, not at its end
+    tokens, named = Path(job.inputs["tokens"]), job.inputs.get("checkpoint")
+    rows, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
+    metrics.make(settings["metrics"], kind.nobody(labels))  # what cannot be computed is told before training, not after
 
-    def computed(logits: npt.NDArray[np.float32], labels_of_rows: npt.NDArray[np.int64]) -> dict[str, float]:
-        predicted = Predicted(labels_of_rows, kind.predictions(logits), kind.probabilities(logits), labels)
-        found = metrics.compute(settings["metrics"], predicted)
+    def computed(answers: pa.Table) -> dict[str, float]:
+        found = metrics.compute(settings["metrics"], kind.predicted(validation.labelled(answers), labels))
         require_metric(asked["metric_for_best_model"], found)
         return found
 
-    tokens, named = Path(job.inputs["tokens"]), job.inputs.get("checkpoint")
-    rows = TokenRows(tokens / "train.arrow")
     require_a_row_each(len(rows), compute["num_processes"])  # on every rank, before any of them waits for the others
     a_pass = asked["per_device_train_batch_size"] * compute["num_processes"]
     return Task(
         model=network,
         train=rows,
-        validation=TokenRows(tokens / "validation.arrow"),
+        validation=validation,
         collate=drawing.collator(asked["collator"], kind, tokenizer, model.padding_multiple()),
         # What a model computes inside is in the lower precision where it is shared, its loss too.
         loss=losses.make(training, labels, rows.labels, outside=compute["strategy"] != "ddp"),
+        answers=kind.answers,
         metrics=computed,
         training=training,
         compute=compute,

@@ -4,7 +4,6 @@
 `Loop.restore`. Optimizer, schedule and loss are transformers' own (training/stepping.py), so a setting means here what
 it means to the Trainer.
 
-B rows of one micro-batch on one rank, N rows of the validation split, L labels.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
@@ -28,15 +28,14 @@ from torch.utils.data import DataLoader
 from transformers import enable_full_determinism, set_seed
 
 from training import checkpoints, drawing, oracle, ranks, strategies
-from training.batching import LengthGroupedBatches, LongestFirst, TokenRows
+from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked
+from training.evaluating import Batch, evaluate
 from training.program import Interrupted, stop_requested
 from training.recipe.release import more_is_better
 from training.reporter import Reporter
 from training.speed import DTYPES, Speed, flops, hardware_limit
 from training.stepping import arguments, loss_function, make_optimizer, make_scheduler
-
-Batch = dict[str, torch.Tensor]
 
 MODEL, STEPPING, PLACE, OF_RANK = "model.safetensors", "stepping.pt", "place.json", "rank{}.pt"
 """The files of a checkpoint: weights, what steps them, the place in training, and what each rank has for itself."""
@@ -172,7 +171,7 @@ class Loop:
             self.oracle.trains(step, batch)
             weight = len(batch["labels"]) * pieces * self.ranks / self.batches.rows_of_step(step)
             with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
-                loss = self.loss_and_logits(self.model, batch)[0] * weight / pieces
+                loss = self.loss_and_outputs(self.model, batch)[0] * weight / pieces
                 self.accelerator.backward(loss)
             self.loss += loss.detach()
         gradient_norm = self.accelerator.clip_grad_norm_(
@@ -185,15 +184,15 @@ class Loop:
         self.optimizer.zero_grad()
         return gradient_norm, learning_rate
 
-    def loss_and_logits(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean loss of a batch, (), and its logits (B, L)."""
+    def loss_and_outputs(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """The mean loss of a batch, (), and what the model gives."""
         batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
         if self.loss_of is None:
             outputs = model(**batch)
-            return outputs["loss"], outputs["logits"]
+            return outputs["loss"], outputs
         labels = batch.pop("labels")
-        logits = model(**batch)["logits"]
-        return self.loss_of(logits, labels), logits
+        outputs = model(**batch)
+        return self.loss_of(outputs["logits"], labels), outputs
 
     # Evaluation
 
@@ -206,24 +205,22 @@ class Loop:
     def evaluate(self) -> dict[str, float]:
         """The loss and the metrics of the validation split, each of its rows counted once over all ranks."""
         split, size = self.task.validation, self.asked["per_device_eval_batch_size"]
-        mine = LongestFirst(split.lengths).order[self.rank :: self.ranks]
-        loss, found = torch.zeros((), dtype=torch.float64, device=self.device), []
-        self.model.eval()
-        for batch in self.loader(split, [mine[start : start + size] for start in range(0, len(mine), size)]):
-            # Not through DDP, in which ranks wait for each other: they need not have equally many batches.
-            mean, logits = self.loss_and_logits(self.task.model, batch)
-            loss += mean * len(logits)
-            found.append(logits.float())
+        plan = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
+
+        def answer(batch: Batch) -> tuple[torch.Tensor, pa.RecordBatch]:
+            loss, outputs = self.loss_and_outputs(self.task.model, batch)
+            return loss, self.task.answers(self.task.model, outputs, batch)
+
+        def tell(done: int) -> None:
             if self.rank == 0:
                 self.reporter.evaluating(self.place.step, self.epoch)
+
+        self.model.eval()
+        found = evaluate(self.loader(split, plan), plan, answer, tell)
         self.model.train()
-        logits = torch.zeros(len(split), self.task.model.config.num_labels, device=self.device)  # (N, L)
-        if found:
-            logits[mine] = torch.cat(found)
-        logits, loss = self.accelerator.reduce((logits, loss), "sum")
-        values = {"loss": loss.item() / len(split)}
+        values = {"loss": found.loss}
         if self.rank == 0:
-            values |= self.task.metrics(logits.cpu().numpy(), split.labels)
+            values |= self.task.metrics(found.answers)
         values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.from_first(values).items()}
         if self.rank == 0:
             self.reporter.figures(self.place.step, self.epoch, values)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.predicted import OneLabel, Predicted
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from training.predicted import Predicted
 
 MOST_LABELS = 30  # the most frequent ones; the others share a bar
 LONGEST_NAME = 28  # characters of a label's name beside its bar
@@ -56,9 +56,11 @@ def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> Non
 
 
 def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
-    """Into the folder: `confusion_SPLIT.png`, how many rows of each true label were given each label;
+    """Into the folder, of a classification: `confusion_SPLIT.png`, how many rows of each true label were given each;
     `calibration_SPLIT.png`, how often predictions of some probability are right, and how many there are of it; and
     `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten."""
+    if not isinstance(predicted, OneLabel):
+        return
     _save(_confusion(predicted), folder / f"confusion_{split}.png")
     if np.isfinite(predicted.probabilities).all():
         _save(_calibration(predicted), folder / f"calibration_{split}.png")
@@ -189,7 +191,7 @@ def _most_frequent(labels: Mapping[str, Mapping[str, int]]) -> tuple[list[str], 
     return shown, table
 
 
-def _confusion(predicted: Predicted) -> Figure:
+def _confusion(predicted: OneLabel) -> Figure:
     from matplotlib.figure import Figure
 
     labels = [_shown(label) for label in predicted.labels]
@@ -207,7 +209,7 @@ def _confusion(predicted: Predicted) -> Figure:
     return figure
 
 
-def _calibration(predicted: Predicted) -> Figure:
+def _calibration(predicted: OneLabel) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -233,7 +235,7 @@ def _calibration(predicted: Predicted) -> Figure:
     return figure
 
 
-def _precision_recall(predicted: Predicted) -> Figure:
+def _precision_recall(predicted: OneLabel) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
     from sklearn.metrics import precision_recall_curve

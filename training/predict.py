@@ -2,13 +2,12 @@
 
 inputs     model (what training.fit put out), tokens (SPLIT.arrow)
 settings   kind, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
-output     SPLIT.parquet, a row for a row of the split, in its order: row, label, prediction, logits, tokens (how many)
+output     SPLIT.parquet, a row for a row of the split, in its order: row, label as the tokens have it, what the kind's
+           `answers` are, tokens (how many)
 figures    rows and rows_per_second of all splits together
 
 The processes take the batches in turns, and which rows make a batch does not hang on their number: one writes the same
 bytes as several, given as many threads each.
-
-N rows, L labels.
 """
 
 from __future__ import annotations
@@ -22,11 +21,14 @@ from training.program import run_program
 from training.protocol import OUTPUT, Events, Job, rank
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import pyarrow as pa
+    import torch
     from transformers import PreTrainedModel
 
-    from training.batching import PadToLongest, TokenRows
+    from training.batching import TokenRows
+    from training.drawing import Collate
+    from training.evaluating import Batch
+    from training.kinds.base import Kind
 
 PROGRESS_EVERY_S = 1.0
 
@@ -48,77 +50,53 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     began = time.monotonic()
     for split, rows in splits.items():
         tell = told_now_and_then(events, split, before, total)
-        logits = predict(network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
+        answers = predict(kind, network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
         if rank() == 0:
-            file = job_dir / OUTPUT / f"{split}.parquet"
-            write(file, rows.labels, kind.predictions(logits), logits, rows.lengths)
+            write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
         before += len(rows)
     ranks.part()
     return {"rows": total, "rows_per_second": round(total / (time.monotonic() - began), 1)}
 
 
 def predict(
+    kind: Kind,
     network: PreTrainedModel,
     rows: TokenRows,
-    collate: PadToLongest,
+    collate: Collate,
     batch_size: int,
     mixed_precision: str,
     tell: Callable[[int], None] = lambda done: None,
-) -> npt.NDArray[np.float32]:
-    """(N, L) logits, row by row as `rows` has them; longest rows first on the way there.
+) -> pa.Table:
+    """The kind's answers and `label`, row by row as `rows` has them.
 
-    Every rank calls it, and rank 0 alone gets them: the others get (0, L). `tell` hears on rank 0 how many are done.
+    Every rank calls it, and rank 0 alone gets them. `tell` hears on rank 0 how many are done.
     """
-    import numpy as np
     import torch
 
     from training import ranks
-    from training.batching import LongestFirst
+    from training.batching import EvaluationBatches
+    from training.evaluating import evaluate
+    from training.speed import DTYPES
 
-    order = LongestFirst(rows.lengths).order
-    starts, world = range(0, len(order), batch_size), ranks.joined()
-    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[mixed_precision]
-    found = [np.empty((0, network.config.num_labels), dtype=np.float32)]
+    plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=rank())
+    dtype = DTYPES[mixed_precision]
+
+    def answer(batch: Batch) -> tuple[torch.Tensor | None, pa.RecordBatch]:
+        inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
+        return None, kind.answers(network, kind.forward(network, inputs), inputs)
+
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
-        for start in starts[rank() :: world]:
-            if rank() == 0:
-                tell(start)
-            batch = collate([rows[number] for number in order[start : start + batch_size]])
-            del batch["labels"]
-            answer = network(**{name: tensor.to(network.device) for name, tensor in batch.items()})
-            found.append(answer.logits.float().cpu().numpy())
-    shares = ranks.to_first(np.concatenate(found))
-    logits = np.empty((len(rows) if shares else 0, network.config.num_labels), dtype=np.float32)
-    for place, share in enumerate(shares):
-        logits[[number for start in starts[place::world] for number in order[start : start + batch_size]]] = share
-    if shares:
-        tell(len(rows))
-    return logits
+        batches = (collate([rows[number] for number in numbers]) for numbers in plan)
+        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
+    return answers if rank() else rows.labelled(answers)
 
 
-def write(
-    file: Path,
-    labels: npt.NDArray[np.int64],
-    predictions: npt.NDArray[np.int64],
-    logits: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int32],
-) -> None:
-    """Store (N,) labels, (N,) predictions, (N, L) logits and (N,) numbers of tokens as Parquet, numbered from 0."""
+def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
+    """Store what `predict` gives of these rows as Parquet, numbered from 0, with the number of tokens of each."""
     import numpy as np
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows, width = logits.shape
-    offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
-    table = pa.table(
-        {
-            "row": np.arange(rows),
-            "label": labels,
-            "prediction": predictions,
-            "logits": pa.ListArray.from_arrays(offsets, logits.reshape(-1)),
-            "tokens": tokens,
-        }
-    )
+    table = answers.add_column(0, "row", [np.arange(len(rows))]).append_column("tokens", [rows.lengths])
     pq.write_table(table, file, compression="zstd")
 
 

@@ -1,29 +1,124 @@
-"""What metrics are computed from: the rows of a split, and what a model makes of them.
+"""What metrics are computed from: the rows of a split, and what a model makes of them; a class for each sort of answer.
 
 N rows, L labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from training.recipe.release import refusal_of_numbers
 
-@dataclass(frozen=True)
-class Predicted:
+Rows = npt.NDArray[np.int64]
+
+
+class Predicted(ABC):
     """Rows of one split, and what a model makes of them."""
 
-    references: npt.NDArray[np.int64]  # (N,) true labels, as places among `labels`
-    predictions: npt.NDArray[np.int64]  # (N,)
+    @property
+    @abstractmethod
+    def config_name(self) -> str:
+        """What metrics are made for, in the words of `evaluate`: binary, multiclass, …"""
+
+    @property
+    @abstractmethod
+    def described(self) -> str:
+        """What it is, in words that follow "which"."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """N"""
+
+    @abstractmethod
+    def of(self, rows: Rows) -> Self:
+        """These rows alone, in this order; a row may come several times."""
+
+    @abstractmethod
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """What this metric is given for a feature of `evaluate`, such as `predictions`, that asks for values of this
+        type, or where `listed` for a list of them a row; None where there is no such thing.
+
+        Raises ValueError, saying why, where there is, and not of these rows.
+        """
+
+    measure: ClassVar[str]
+    """What `goodness` is called."""
+
+    @property
+    @abstractmethod
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """(N,) how good each answer is, more is better: the worst are shown, and those that got better or worse."""
+
+    @property
+    def right(self) -> npt.NDArray[np.bool_] | None:
+        """(N,) which answers are right; None where they are better or worse, but not right or wrong."""
+        return None
+
+    @abstractmethod
+    def told(self, row: int) -> Mapping[str, Any]:
+        """A row for people to read: its `label`, the `prediction`, and whatever tells more."""
+
+
+@dataclass(frozen=True)
+class OneLabel(Predicted):
+    """One of the labels a row."""
+
+    references: Rows  # (N,) true labels, as places among `labels`
+    predictions: Rows  # (N,)
     probabilities: npt.NDArray[np.float64]  # (N, L) each row adds up to one
     labels: Sequence[str]
+
+    measure: ClassVar[str] = "probability_of_label"
+
+    @property
+    def config_name(self) -> str:
+        return "binary" if len(self.labels) == 2 else "multiclass"
+
+    @property
+    def described(self) -> str:
+        return f"a classification with {len(self.labels)} labels"
 
     def __len__(self) -> int:
         return len(self.references)
 
-    def of(self, rows: npt.NDArray[np.int64]) -> Predicted:
-        """These rows alone, in this order; a row may come several times."""
-        return Predicted(self.references[rows], self.predictions[rows], self.probabilities[rows], self.labels)
+    def of(self, rows: Rows) -> OneLabel:
+        return OneLabel(self.references[rows], self.predictions[rows], self.probabilities[rows], self.labels)
+
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """Label indices where a whole number is asked for, the labels' names where a text is, and these as numbers
+        where a number is; of `prediction_scores` the probabilities (N, L), or (N,) that of label 1 where one a row is
+        asked for."""
+        if feature == "prediction_scores":
+            binary = self.probabilities[:, 1] if len(self.labels) == 2 else None
+            return self.probabilities if listed else binary
+        if feature not in ("predictions", "references") or listed:
+            return None
+        indices = self.predictions if feature == "predictions" else self.references
+        if dtype.startswith("float"):
+            if message := refusal_of_numbers(metric, self.labels):
+                raise ValueError(message)
+            return np.array([float(label) for label in self.labels])[indices]
+        return np.array(self.labels)[indices] if dtype == "string" else indices
+
+    @property
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """The probability of the true label."""
+        return self.probabilities[np.arange(len(self)), self.references]
+
+    @property
+    def right(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.predictions == self.references)
+
+    def told(self, row: int) -> Mapping[str, Any]:
+        prediction = self.predictions[row]
+        return {
+            "label": self.labels[self.references[row]],
+            "prediction": self.labels[prediction],
+            "probability": round(float(self.probabilities[row, prediction]), 4),
+        }

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import slices
-from training.predicted import Predicted
+from training.predicted import OneLabel, Predicted
 from training.problems import UserError
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
@@ -91,9 +91,7 @@ def _tell(events: Events, split: str, done: int) -> None:
 
 def read(kind: Kind, file: Path, labels: Sequence[str]) -> Predicted:
     """What training.predict wrote of a split."""
-    table = pq.read_table(file)
-    logits = table["logits"].combine_chunks().flatten().to_numpy().reshape(len(table), len(labels))
-    return Predicted(table["label"].to_numpy(), table["prediction"].to_numpy(), kind.probabilities(logits), labels)
+    return kind.predicted(pq.read_table(file), labels)
 
 
 def scores(names: Sequence[str], predicted: Predicted, tell: Callable[[int], None] = lambda done: None) -> Scores:
@@ -150,7 +148,7 @@ def _tell_groups(events: Events, split: str, done: int, total: int) -> None:
 
 def _groups(name: str, split: str, predicted: Predicted, job: Job) -> dict[str, slices.Rows]:
     if name == LABEL:
-        return slices.of_label(predicted.references, predicted.labels)
+        return slices.of_label(predicted.references, predicted.labels) if isinstance(predicted, OneLabel) else {}
     if name == LENGTH:
         rows = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"), columns=["tokens"])
         return slices.of_length(rows["tokens"].to_numpy())
@@ -169,7 +167,7 @@ def of_groups(
     `tell` hears how many draws are done, and of how many: a group counts as DRAWS with intervals and without."""
     from training import metrics
 
-    made = metrics.make(names, predicted.labels)
+    made = metrics.make(names, predicted)
     found: Slice = []
     for place, (group, rows) in enumerate(groups.items()):
 
@@ -207,21 +205,17 @@ def scores_of_group(
 
 
 def worst_rows(split: str, predicted: Predicted, data: Path) -> list[dict[str, Any]]:
-    """The SAMPLE_ROWS rows whose true label got the least probability, worst first, with their texts."""
-    given = predicted.probabilities[np.arange(len(predicted)), predicted.references]
-    worst = np.argsort(given, kind="stable")[:SAMPLE_ROWS]
-    rows = pa.ipc.open_file(pa.memory_map(str(data))).read_all().drop_columns("label").take(worst).to_pylist()
-    return [
-        {
-            "split": split,
-            "row": int(number),
-            **texts,
-            "label": predicted.labels[predicted.references[number]],
-            "prediction": predicted.labels[predicted.predictions[number]],
-            "probability": round(float(predicted.probabilities[number, predicted.predictions[number]]), 4),
-        }
-        for number, texts in zip(worst, rows, strict=True)
-    ]
+    """The SAMPLE_ROWS rows with the poorest answers, worst first."""
+    worst = np.argsort(predicted.goodness, kind="stable")[:SAMPLE_ROWS]
+    rows = zip(worst.tolist(), inputs_of(data, worst), strict=True)
+    return [{"split": split, "row": number, **inputs, **predicted.told(number)} for number, inputs in rows]
+
+
+def inputs_of(data: Path, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
+    """What the model is given of these rows of a split, as load_data stored it."""
+    every = pa.ipc.open_file(pa.memory_map(str(data))).read_all()
+    names = [name for name in every.column_names if name != "label"]
+    return list(every.select(names).take(rows).to_pylist())
 
 
 def write_samples(samples: Sequence[Mapping[str, Any]], file: Path) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
-from accelerate.utils import recursively_apply
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
@@ -27,9 +26,8 @@ from training import callbacks, checkpoints, oracle, ranks, strategies
 from training.arguments import training_arguments
 from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked, users_mistake
-from training.losses import Loss
+from training.evaluating import Batch, evaluate
 from training.named import Place
-from training.protocol import Events
 from training.reporter import Reporter
 from training.speed import DTYPES, Speed, flops, hardware_limit
 
@@ -69,17 +67,11 @@ def make_trainer(task: Task) -> ExactTrainer:
     given = {
         "model": task.model,
         "args": training_arguments(task),
-        "rows_a_step": task.rows_a_step,
         "train_dataset": task.train,
         "eval_dataset": task.validation,
         "data_collator": task.collate,
-        "compute_metrics": lambda evaluated: task.metrics(evaluated.predictions, evaluated.label_ids),
         "callbacks": callbacks.asked_for(asked),
-        "loss": task.loss,
-        "events": task.events,
-        "compute": task.compute,
-        "checkpoint_interval_s": asked["checkpoint_interval_s"],
-        "written_by": task.circumstances,
+        "task": task,
     }
     try:
         inspect.signature(kind).bind(**given)
@@ -91,10 +83,9 @@ def make_trainer(task: Task) -> ExactTrainer:
 class ExactTrainer(Trainer):
     """Trains on TokenRows in length-grouped batches, with checkpoints that are complete or absent.
 
-    `args.output_dir` is the folder of the checkpoints. One is written at each evaluation and whenever the
-    last is older than `checkpoint_interval_s`. Asked to stop, `train` writes one and raises Interrupted.
-    `rows_a_step` counts the rows of an optimizer step over all ranks. `loss`, of logits and labels, is the mean over
-    a batch, where it is not to be the model's own. Every rank makes one of these; rank 0 alone writes events.
+    `task` is what it trains; the other arguments are the Trainer's. `args.output_dir` is the folder of the checkpoints.
+    One is written at each evaluation and whenever the last is older than `training.checkpoint_interval_s`. Asked to
+    stop, `train` writes one and raises Interrupted. Every rank makes one of these; rank 0 alone writes events.
 
     A recipe may name a subclass, `training.trainer: module:Class`. Whatever that overrides, it calls super() for the
     rest: compute_loss weights the rows, _save_checkpoint keeps checkpoints whole.
@@ -103,20 +94,12 @@ class ExactTrainer(Trainer):
     def __init__(
         self,
         *,
-        events: Events,
-        compute: Mapping[str, Any],
-        checkpoint_interval_s: float,
-        rows_a_step: int,
-        written_by: Callable[[], dict[str, Any]],
-        loss: Loss | None = None,
+        task: Task,
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer | {"data_collator": oracle.marked(trainer["data_collator"])})
-        self._compute = compute
-        self._strategy = strategies.load(compute["strategy"])
-        self._rows_a_step = rows_a_step
-        self._loss = loss
-        self._written_by = written_by
+        self._task, self._events = task, task.events
+        self._strategy = strategies.load(task.compute["strategy"])
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
         torch.manual_seed(self.args.seed + self.args.process_index)
         # Many classification heads accept the number of items of all micro-batches and take no notice of it:
@@ -126,8 +109,7 @@ class ExactTrainer(Trainer):
         if self.is_world_process_zero():
             self.add_callback(callbacks.Reports(self))
             self._arithmetic = flops(self.model)
-        self.add_callback(callbacks.Saves(self, checkpoint_interval_s))
-        self._events = events
+        self.add_callback(callbacks.Saves(self, task.training["checkpoint_interval_s"]))
         self._resumed_from: Path | None = None
         self._divided_anew = False
         """Whether another number of processes wrote the checkpoint."""
@@ -141,7 +123,7 @@ class ExactTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: TokenRows | None = None) -> Sampler[list[int]]:
         self._batches = LengthGroupedBatches(
             self.train_dataset.lengths,
-            self._rows_a_step,
+            self._task.rows_a_step,
             accumulation=self.args.gradient_accumulation_steps,
             world=self.args.world_size,
             rank=self.args.process_index,
@@ -152,30 +134,34 @@ class ExactTrainer(Trainer):
 
     def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
         world, rank = self.args.world_size, self.args.process_index
-        self._evaluated = EvaluationBatches(
-            eval_dataset.lengths, self.args.eval_batch_size * world, world=world, rank=rank
-        )
-        return self._evaluated
+        self._plan = EvaluationBatches(eval_dataset.lengths, self.args.eval_batch_size, world=world, rank=rank)
+        return self._plan
 
-    def evaluation_loop(self, *asked: Any, **named: Any) -> EvalLoopOutput:
-        """As ever, but each row counts once: accelerate fills up the last batches with rows that the loss then counts
-        again."""
-        self._sizes = iter(self._evaluated.sizes)
-        self.gather_function = self._gather_rows
-        return super().evaluation_loop(*asked, **named)
+    def evaluation_loop(
+        self, dataloader: DataLoader[Any], *asked: Any, metric_key_prefix: str = "eval", **named: Any
+    ) -> EvalLoopOutput:
+        """The loss and the metrics of the validation split, by what the programs that predict use, too: the Trainer's
+        own holds the logits of all rows, and counts some twice."""
+        model = self._wrap_model(self.model, training=False)
 
-    def prediction_step(self, *asked: Any, **named: Any) -> Any:
-        """As ever."""
-        self._rows_of_pass = next(self._sizes)
-        return super().prediction_step(*asked, **named)
+        def answer(batch: Batch) -> tuple[torch.Tensor, pa.RecordBatch]:
+            inputs = self._prepare_inputs(batch)
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
+                return loss, self._task.answers(self.model, outputs, inputs)
 
-    def _gather_rows(self, tensors: Any) -> Any:
-        # A batch's mean loss comes as often as the largest batch has rows: what is kept of it is once for each row.
-        def gathered(mine: torch.Tensor) -> torch.Tensor:
-            every = self.accelerator.gather(self.accelerator.pad_across_processes(mine))
-            return self._evaluated.in_order(every, self._rows_of_pass)
+        def tell(done: int) -> None:
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
-        return recursively_apply(gathered, tensors)
+        model.eval()
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+        found = evaluate(dataloader, self._plan, answer, tell)
+        values = {"loss": found.loss}
+        if self.is_world_process_zero():
+            values |= self._task.metrics(found.answers)
+        figures = {f"{metric_key_prefix}_{name.removeprefix('eval_')}": value for name, value in values.items()}
+        return EvalLoopOutput(None, None, ranks.from_first(figures), sum(self._plan.sizes))
 
     def epoch_ends_at(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""
@@ -183,7 +169,7 @@ class ExactTrainer(Trainer):
 
     def reporter(self) -> Reporter:
         """What tells of this try, for rank 0."""
-        limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._compute["mixed_precision"]])
+        limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._task.compute["mixed_precision"]])
         speed = Speed(self._events, self._batches, self._arithmetic, limit)
         return Reporter(self._events, speed, self.state.max_steps)
 
@@ -194,7 +180,7 @@ class ExactTrainer(Trainer):
         where all of these have equally many.
         """
         rows = len(inputs["labels"])
-        own = super().compute_loss if self._loss is None else self._other_loss
+        own = super().compute_loss if self._task.loss is None else self._other_loss
         loss = own(model, inputs, *more, **named)
         if not model.training:
             return loss
@@ -237,9 +223,9 @@ class ExactTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         # Not the Trainer's compute_loss_func: with one, it no longer takes the mean over the micro-batches.
-        assert self._loss is not None
+        assert self._task.loss is not None
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
-        loss = self._loss(outputs["logits"].float(), inputs["labels"])
+        loss = self._task.loss(outputs["logits"].float(), inputs["labels"])
         return (loss, outputs) if return_outputs else loss
 
     def _checkpoint(self, step: int) -> Path:
@@ -258,7 +244,7 @@ class ExactTrainer(Trainer):
         began = time.monotonic()
         first = self.is_world_process_zero()
         aside_only = nullcontext(checkpoints.place_aside(final))
-        with checkpoints.writing(final, needs, self._written_by()) if first else aside_only as aside:
+        with checkpoints.writing(final, needs, self._task.circumstances()) if first else aside_only as aside:
             ranks.wait_for_all()  # the folder is there
             if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
                 self.save_model(str(aside), _internal_call=True)
@@ -357,8 +343,8 @@ class ExactTrainer(Trainer):
     def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
         model, batches = super()._prepare_for_training(*asked)
         wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
-        if wrong := self._strategy.wrong_wrapper(wrapped, self._compute):
-            raise RuntimeError(f"asked for {self._compute['strategy']}, but the model is not shared so: {wrong}")
+        if wrong := self._strategy.wrong_wrapper(wrapped, self._task.compute):
+            raise RuntimeError(f"asked for {self._task.compute['strategy']}, but the model is not shared so: {wrong}")
         return model, batches
 
     def _run_epoch(self, *, epoch: int, **rest: Any) -> None:

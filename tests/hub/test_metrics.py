@@ -14,7 +14,7 @@ from tasks.runtime.stage import Work
 from tests.hub.server import Hub
 from training import metrics
 from training.metrics import hub as metrics_of_the_hub
-from training.predicted import Predicted
+from training.predicted import OneLabel
 from training.problems import UserError
 from training.recipe import parse
 
@@ -34,7 +34,7 @@ class Errors(evaluate.Metric):
 TRAP = "raise SystemExit('the code of the working directory was run')\n"
 ENDPOINT = constants.ENDPOINT
 # Four rows, of which one is wrong.
-ROWS = Predicted(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), np.eye(2)[[0, 1, 0, 0]], ["no", "yes"])
+ROWS = OneLabel(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), np.eye(2)[[0, 1, 0, 0]], ["no", "yes"])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from tests.training import tiny
-from training.batching import EvaluationBatches, LengthGroupedBatches, LongestFirst, PadToLongest, TokenRows
+from training.batching import EvaluationBatches, LengthGroupedBatches, PadToLongest, TokenRows
 from training.problems import UserError
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003).astype(np.int32)
@@ -75,12 +75,6 @@ def test_the_trainer_takes_the_batches_for_its_own_rank_aware_kind() -> None:
     assert isinstance(LengthGroupedBatches(LENGTHS, 4), BatchRebalanceSampler)
 
 
-def test_longest_first_gives_every_row_once() -> None:
-    order = list(LongestFirst(LENGTHS))
-    assert sorted(order) == list(range(len(LENGTHS)))
-    assert (np.diff(LENGTHS[order]) <= 0).all()
-
-
 def test_rows_are_read_across_record_batches_without_a_copy(tmp_path: Path) -> None:
     written = [[row, row + 1, row + 2][: 1 + row % 3] for row in range(25)]
     tiny.write_tokens(tmp_path, written, [row % 2 for row in range(25)], block=10)
@@ -123,19 +117,17 @@ def test_tokenizer_without_a_pad_token_is_the_users_mistake() -> None:
 
 
 @pytest.mark.parametrize(("rows", "each", "world"), [(1, 2, 3), (60, 7, 2), (61, 5, 4), (8, 1, 3), (5, 8, 1)])
-def test_an_evaluation_over_ranks_gives_each_row_once_and_weights_a_ranks_mean_by_its_rows(
+def test_an_evaluation_gives_each_row_once_in_the_same_batches_whatever_the_number_of_ranks(
     rows: int, each: int, world: int
 ) -> None:
-    lengths = np.arange(rows, 0, -1, dtype=np.int32)
-    ranks = [EvaluationBatches(lengths, each * world, world=world, rank=rank) for rank in range(world)]
-    seen: list[int] = []
-    shares: list[float] = []
-    for size, *batches in zip(ranks[0].sizes, *ranks, strict=True):
-        most = max(map(len, batches))
-        assert most <= each
-        filled = torch.tensor([[*batch, *[-1] * (most - len(batch))] for batch in batches]).flatten()
-        seen += ranks[0].in_order(filled, size).tolist()
-        means = torch.tensor([sum(batch) / len(batch) for batch in batches])
-        shares += ranks[0].in_order(means.repeat_interleave(each), size).tolist()
-    assert seen == list(range(rows))  # the longest comes first
-    assert sum(shares) / rows == pytest.approx((rows - 1) / 2)
+    lengths = np.random.default_rng(0).integers(1, 9, rows).astype(np.int32)
+    ranks = [EvaluationBatches(lengths, each, world=world, rank=rank) for rank in range(world)]
+    given = [list(rank) for rank in ranks]
+    assert len({len(batches) for batches in given}) == 1  # all compute together
+    own = [batches[: rank.own] for rank, batches in zip(ranks, given, strict=True)]
+    assert [row for share in own for batch in share for row in batch] == ranks[0].order_of_shares().tolist()
+    dealt = [own[number % world][number // world] for number in range(ranks[0].batches)]
+    assert dealt == list(EvaluationBatches(lengths, each))
+    order = [row for batch in dealt for row in batch]
+    assert sorted(order) == list(range(rows)) and (np.diff(lengths[order]) <= 0).all()
+    assert ranks[0].done(1) == sum(map(len, dealt[:world])) and ranks[0].done(len(given[0])) == rows

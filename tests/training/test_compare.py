@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tasks.runtime.refs import Comparison
-from training import compare, predict
+from tests.training import tiny
+from training import compare
 from training.protocol import Events, Job, read_events
 
 LABELS = ["neg", "pos"]
@@ -37,7 +38,7 @@ def run(
     for folder in ("predictions", "champion", "data", "job/output"):
         (home / folder).mkdir(parents=True)
     for folder, logits in (("predictions", new), ("champion", old)):
-        predict.write(home / folder / "test.parquet", TRUE, logits.argmax(-1), logits, TOKENS)
+        tiny.write_predictions(home / folder / "test.parquet", TRUE, logits, TOKENS)
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
     with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)

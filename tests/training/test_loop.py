@@ -66,14 +66,14 @@ def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int
     from training import drawing
     from training.loop import Loop
 
-    compute, states, calls = Loop.loss_and_logits, drawing.random_states, Counter[str]()
+    compute, states, calls = Loop.loss_and_outputs, drawing.random_states, Counter[str]()
     here: list[Loop] = []
 
     def die(now: str) -> None:
         if now == phase and here[0].place.step == step and rank.get("RANK", "0") == str(victim):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def loss_and_logits(self: Loop, *given: Any) -> Any:
+    def loss_and_outputs(self: Loop, *given: Any) -> Any:
         here[:] = [self]
         found = compute(self, *given)
         now = "train" if torch.is_grad_enabled() else "evaluate"
@@ -86,7 +86,7 @@ def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int
         die("save")
         return states()
 
-    Loop.loss_and_logits, drawing.random_states = loss_and_logits, random_states  # type: ignore[method-assign]
+    Loop.loss_and_outputs, drawing.random_states = loss_and_outputs, random_states  # type: ignore[method-assign]
     run_fit(job_dir, rank)
 
 

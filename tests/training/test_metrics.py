@@ -20,7 +20,7 @@ from sklearn import metrics as sklearn_metrics
 
 from training import metrics
 from training.metrics.resampled import figures
-from training.predicted import Predicted
+from training.predicted import OneLabel
 from training.problems import UserError
 from training.recipe.release import LESS_IS_BETTER, METRICS, OF_NUMBERS
 from training.resampling import draws
@@ -28,18 +28,18 @@ from training.resampling import draws
 ROOT = Path(__file__).parents[2]
 
 
-def sure(predictions: Any, references: Any, labels: list[str]) -> Predicted:
+def sure(predictions: Any, references: Any, labels: list[str]) -> OneLabel:
     """Rows predicted with probability 1."""
-    return Predicted(np.array(references), np.array(predictions), np.eye(len(labels))[predictions], labels)
+    return OneLabel(np.array(references), np.array(predictions), np.eye(len(labels))[predictions], labels)
 
 
-def guessed(labels: list[str], rows: int, seed: int = 1) -> Predicted:
+def guessed(labels: list[str], rows: int, seed: int = 1) -> OneLabel:
     """Rows with some right predictions, some probabilities that are equal, and a label that is rare."""
     draw = np.random.default_rng(seed)
     references = np.minimum(draw.integers(0, 3 * len(labels), rows), len(labels) - 1)[::-1]
     logits = draw.normal(size=(rows, len(labels))).round(1) + 1.5 * np.eye(len(labels))[references]
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    return Predicted(references, probabilities.argmax(axis=1), probabilities, labels)
+    return OneLabel(references, probabilities.argmax(axis=1), probabilities, labels)
 
 
 # two labels: 3 hits of 5; label 1 predicted 3 times, twice rightly, and there 3 times
@@ -50,19 +50,19 @@ NAMES = ["accuracy", "f1", "precision", "recall"]
 # The libraries, called directly
 
 
-def averaged(score: Callable[..., float], average: str, of: Predicted) -> float:
+def averaged(score: Callable[..., float], average: str, of: OneLabel) -> float:
     usual = "binary" if len(of.labels) == 2 else "macro"
     return score(of.references, of.predictions, average=average or usual, zero_division=0)
 
 
-def roc_auc(of: Predicted) -> float:
+def roc_auc(of: OneLabel) -> float:
     if len(of.labels) == 2:
         return sklearn_metrics.roc_auc_score(of.references, of.probabilities[:, 1])
     every = range(len(of.labels))
     return sklearn_metrics.roc_auc_score(of.references, of.probabilities, multi_class="ovr", labels=every)
 
 
-def calibration_error(of: Predicted) -> float:
+def calibration_error(of: OneLabel) -> float:
     """As in Guo et al., On calibration of modern neural networks (2017), a bin at a time."""
     confidence, right = of.probabilities.max(axis=1), of.probabilities.argmax(axis=1) == of.references
     error = 0.0
@@ -73,13 +73,13 @@ def calibration_error(of: Predicted) -> float:
     return error
 
 
-def numbers(score: Callable[..., Any], of: Predicted) -> float:
+def numbers(score: Callable[..., Any], of: OneLabel) -> float:
     as_number = np.array([float(label) for label in of.labels])
     found = score(as_number[of.references], as_number[of.predictions])
     return getattr(found, "statistic", found)
 
 
-DIRECTLY: dict[str, Callable[[Predicted], float]] = {
+DIRECTLY: dict[str, Callable[[OneLabel], float]] = {
     "accuracy": lambda of: sklearn_metrics.accuracy_score(of.references, of.predictions),
     **{
         f"{name}_{average}".rstrip("_"): partial(averaged, getattr(sklearn_metrics, f"{name}_score"), average)
@@ -125,10 +125,10 @@ def test_figures_of_drawn_rows_are_what_the_library_says_of_those_rows(labels: l
     assert unknown > 3  # roc_auc, pearson and spearman of the lone row, and more
 
 
-def on(predictions: Any, references: Any, scores: Any = None) -> Predicted:
+def on(predictions: Any, references: Any, scores: Any = None) -> OneLabel:
     names = [str(n) for n in range(1 + max(*predictions, *references))]
     scores = np.eye(len(names))[predictions] if scores is None else np.array(scores)
-    return Predicted(np.array(references), np.array(predictions), scores, names)
+    return OneLabel(np.array(references), np.array(predictions), scores, names)
 
 
 SIX = on([0, 2, 1, 0, 0, 1], [0, 1, 2, 0, 1, 2])
@@ -136,7 +136,7 @@ FOUR = [[0.1, 0.9], [0.9, 0.1], [0.8, 0.2], [0.35, 0.65]]
 UNSURE = [[0.25, 0.20, 0.55], [0.55, 0.05, 0.40], [0.10, 0.30, 0.60], [0.90, 0.05, 0.05]]
 
 
-def columns(first: list[float], second: list[float]) -> Predicted:
+def columns(first: list[float], second: list[float]) -> OneLabel:
     """Numbers as labels."""
     names = sorted({*first, *second})
     places = [[names.index(number) for number in column] for column in (first, second)]
@@ -169,7 +169,7 @@ def columns(first: list[float], second: list[float]) -> Predicted:
         ("calibration_error", on([2, 0, 2, 0], [0, 1, 2, 0], UNSURE), 0.2),
     ],
 )
-def test_published_examples(name: str, rows: Predicted, value: float) -> None:
+def test_published_examples(name: str, rows: OneLabel, value: float) -> None:
     assert metrics.compute([name], rows)[name] == pytest.approx(value, abs=5e-4 if value == round(value, 3) else 1e-5)
 
 
@@ -190,7 +190,7 @@ def test_label_that_is_never_predicted_counts_as_nothing_found() -> None:
 def test_what_has_no_value_is_no_number_and_no_error() -> None:
     alike = metrics.compute(METRICS, sure([0, 0], [0, 0], ["1", "2"]))
     assert {name for name, value in alike.items() if math.isnan(value)} == {"roc_auc", "pearson", "spearman"}
-    lost = Predicted(TWO.references, TWO.predictions, np.full((5, 2), np.nan), ["1", "2"])
+    lost = OneLabel(TWO.references, TWO.predictions, np.full((5, 2), np.nan), ["1", "2"])
     names = {"roc_auc", "log_loss", "calibration_error"}
     assert {name for name, value in metrics.compute(METRICS, lost).items() if math.isnan(value)} == names
     counts = np.ones((1, 5), np.int32)
@@ -264,15 +264,13 @@ def test_metric_of_the_users_own_gets_the_drawn_rows_themselves() -> None:
 
 
 def test_metric_gets_names_numbers_or_probabilities_as_its_features_ask() -> None:
-    metrics.compute(
-        [f"{__name__}:Given"], Predicted(np.array([1]), np.array([0]), np.array([[0.75, 0.25]]), ["3", "5"])
-    )
-    metrics.compute([f"{__name__}:Given"], Predicted(np.array([1]), np.array([0]), np.eye(3)[:1], ["3", "5", "7"]))
+    metrics.compute([f"{__name__}:Given"], OneLabel(np.array([1]), np.array([0]), np.array([[0.75, 0.25]]), ["3", "5"]))
+    metrics.compute([f"{__name__}:Given"], OneLabel(np.array([1]), np.array([0]), np.eye(3)[:1], ["3", "5", "7"]))
     assert Given.given[-2] == {"predictions": ["3"], "references": [5.0], "prediction_scores": [0.25]}
     assert Given.given[-1] == {"predictions": ["3"], "references": [5.0], "prediction_scores": [[1.0, 0.0, 0.0]]}
 
 
-def refusals(names: list[str], rows: Predicted = TWO) -> list[str]:
+def refusals(names: list[str], rows: OneLabel = TWO) -> list[str]:
     with pytest.raises(UserError) as error:
         metrics.compute(names, rows)
     assert all(problem.where.startswith("evaluation.metrics") for problem in error.value.problems)
@@ -310,7 +308,7 @@ def test_the_table_of_the_reference_page_is_what_the_metrics_say_of_themselves()
 def test_values_lie_in_the_range_that_is_told_and_agreement_is_better() -> None:
     for seed in range(5):
         rows = guessed(["1", "2", "3"], 40, seed)
-        right = Predicted(rows.references, rows.references, np.eye(3)[rows.references], rows.labels)
+        right = OneLabel(rows.references, rows.references, np.eye(3)[rows.references], rows.labels)
         found, best = metrics.compute(METRICS, rows), metrics.compute(METRICS, right)
         for name, value in found.items():
             said = " ".join((metrics.METRICS[name].__doc__ or "").split())

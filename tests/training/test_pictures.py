@@ -11,7 +11,7 @@ import pytest
 
 from training.ipc import Spread
 from training.pictures import draw_rows, draw_scores, draw_tokens
-from training.predicted import Predicted
+from training.predicted import OneLabel
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -80,9 +80,9 @@ def test_scores_are_drawn_whatever_the_labels_and_where_one_is_missing(
 ) -> None:
     probabilities = np.random.default_rng(0).dirichlet(np.ones(len(labels)), 30)
     references = np.arange(30) % (len(labels) - 1)
-    predicted = Predicted(references, probabilities.argmax(axis=1), probabilities, labels)
+    predicted = OneLabel(references, probabilities.argmax(axis=1), probabilities, labels)
     draw_scores(predicted, "test", tmp_path)
     assert drawn(tmp_path) == ["calibration_test.png", "confusion_test.png", "precision_recall_test.png"]
-    lost = Predicted(references, references, probabilities * np.nan, labels)
+    lost = OneLabel(references, references, probabilities * np.nan, labels)
     draw_scores(lost, "lost", tmp_path)
     assert len(drawn(tmp_path)) == 4 and not recwarn.list

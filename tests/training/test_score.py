@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from training import predict, resampling, score
+from tests.training import tiny
+from training import resampling, score
 from training.metrics import LabelMetric
-from training.predicted import Predicted
+from training.predicted import OneLabel
 from training.protocol import Events, Job, read_events
 
 TEXTS = ["good", "bad", 'a "quoted", split\nline', "fine"]
@@ -38,7 +39,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
     home = tmp_path_factory.mktemp("score")
     for folder in ("predictions", "data", "job/output"):
         (home / folder).mkdir(parents=True)
-    predict.write(home / "predictions/validation.parquet", TRUE, LOGITS.argmax(-1), LOGITS, TOKENS)
+    tiny.write_predictions(home / "predictions/validation.parquet", TRUE, LOGITS, TOKENS)
     table = pa.table({"text": TEXTS, "label": TRUE})
     with (
         pa.OSFile(str(home / "data/validation.arrow"), "wb") as file,
@@ -78,7 +79,7 @@ def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_eve
     held = 0
     for _ in range(60):
         right = draw.random(150) < 0.8
-        rows = Predicted(np.ones(150, int), right.astype(int), np.eye(2)[right.astype(int)], ["no", "yes"])
+        rows = OneLabel(np.ones(150, int), right.astype(int), np.eye(2)[right.astype(int)], ["no", "yes"])
         found = score.scores(["accuracy"], rows)["accuracy"]
         held += found["low"] <= 0.8 <= found["high"]  # type: ignore[operator]
     assert 53 <= held <= 60 and score.scores(["accuracy"], rows)["accuracy"] == found

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from tests.kept import write_kept
-from training import predict, score, slices
+from tests.training import tiny
+from training import score, slices
 from training.metrics import METRICS, LabelMetric, make
-from training.predicted import Predicted
+from training.predicted import OneLabel
 from training.protocol import Events, Job, read_events
 
 ROWS = 60
@@ -92,7 +93,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (home / folder).mkdir(parents=True)
     given = np.where(np.arange(ROWS) < 40, TRUE, 1 - TRUE)  # the last third is wrong
     logits = np.eye(2, dtype=np.float32)[given] * 3
-    predict.write(home / "predictions/test.parquet", TRUE, given, logits, TOKENS)
+    tiny.write_predictions(home / "predictions/test.parquet", TRUE, logits, TOKENS, given)
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
     with pa.ipc.new_file(str(home / "data/test.arrow"), table.schema) as writer:
         writer.write_table(table)
@@ -143,10 +144,10 @@ def test_few_rows_and_own_metrics_have_no_interval_and_what_has_no_value_on_a_gr
 
 def test_the_figures_of_a_group_are_those_of_its_rows_alone() -> None:
     draw = np.random.default_rng(3)
-    rows = Predicted(draw.integers(0, 3, 90), draw.integers(0, 3, 90), draw.dirichlet(np.ones(3), 90), ["1", "2", "4"])
+    rows = OneLabel(draw.integers(0, 3, 90), draw.integers(0, 3, 90), draw.dirichlet(np.ones(3), 90), ["1", "2", "4"])
     for part in (rows.of(np.arange(20, 50)), rows.of(np.flatnonzero(rows.references == 1))):
         with np.errstate(all="raise"):
-            found = score.scores_of_group(make([*METRICS], part.labels), part, True)
+            found = score.scores_of_group(make([*METRICS], part), part, True)
         assert found == score.scores([*METRICS], part) and list(found) == [*METRICS]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from training.protocol import Job
 from training.recipe import Compute, Training
@@ -59,6 +60,19 @@ def write_tokens(out: Path, rows: list[list[int]], labels: list[int], split: str
             columns = [pa.array(part, pa.list_(pa.int32())), lengths, labels[start : start + block]]
             writer.write_batch(pa.record_batch(columns, schema=schema))
     return out
+
+
+def write_predictions(file: Path, labels: Any, logits: Any, tokens: Any, predictions: Any = None) -> None:
+    """What training.predict writes of a classification: (N,) labels, (N, L) logits and (N,) numbers of tokens."""
+    given = logits.argmax(-1) if predictions is None else predictions
+    columns = {
+        "row": range(len(labels)),
+        "label": labels,
+        "prediction": given,
+        "logits": list(logits),
+        "tokens": tokens,
+    }
+    pq.write_table(pa.table(columns), file)
 
 
 def make_world(home: Path, **config: Any) -> Path:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    from transformers import PreTrainedTokenizerBase
+    import pyarrow as pa
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
 
     from training.batching import PadToLongest
+    from training.evaluating import Batch
+    from training.predicted import Predicted
 
 Form = Literal["text", "texts", "label", "labels", "number", "value"]
 
@@ -48,10 +50,25 @@ class Kind(ABC):
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         """What makes token features into the tensors that the model takes, T a multiple of this."""
 
-    @abstractmethod
-    def predictions(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int64]:
-        """(N, L) logits to (N,) label indices."""
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        """The forward pass of a prediction, without a loss."""
+        outputs: ModelOutput = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+        return outputs
 
     @abstractmethod
-    def probabilities(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-        """(N, L) logits to (N, L) probabilities."""
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """What the model makes of the B rows of a batch, a line a row, given what came of the forward pass: what is
+        stored of a prediction, under names other than `row`, `label` and `tokens`."""
+
+    @abstractmethod
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predicted:
+        """Rows as metrics want them, from answers and, beside them, `label` as the tokens have it."""
+
+    @abstractmethod
+    def nobody(self, labels: Sequence[str]) -> Predicted:
+        """No rows, as metrics want them."""
+
+    def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+        """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that
+        was made for `labels`."""
+        return answers

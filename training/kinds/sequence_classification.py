@@ -5,7 +5,7 @@ becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 7, "
 and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}
 the model answers with       logits (B, L), and the prediction is the label of the largest one.
 
-B rows, T tokens (those of the longest row, or a few more), L labels.
+B rows of a batch, N rows of a split, T tokens (those of the longest row, or a few more), L labels.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from training.kinds.base import Column, Kind
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
 
     from training.batching import PadToLongest
+    from training.evaluating import Batch
+    from training.predicted import OneLabel
 
 
 class SequenceClassification(Kind):
@@ -45,11 +48,76 @@ class SequenceClassification(Kind):
 
         return PadToLongest(tokenizer, multiple)
 
-    def predictions(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int64]:
-        """(N, L) logits to (N,) label indices; the lower index where two are equal."""
-        return np.asarray(logits.argmax(axis=-1), dtype=np.int64)
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`prediction`, the index of a label, and `logits`, L of them."""
+        return _answers(outputs["logits"].float().cpu().numpy())
 
-    def probabilities(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-        """(N, L) logits to (N, L) probabilities, each row adding up to one."""
-        shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> OneLabel:
+        from training.predicted import OneLabel
+
+        references, predictions = (answers[name].to_numpy() for name in ("label", "prediction"))
+        return OneLabel(references, predictions, probabilities(_logits(answers, len(labels))), labels)
+
+    def nobody(self, labels: Sequence[str]) -> OneLabel:
+        import numpy as np
+
+        from training.predicted import OneLabel
+
+        return OneLabel(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
+
+    def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+        """By the labels' names. One that the model does not know gets no probability. What it gives to labels that it
+        alone knows is given to the likeliest of the others that is not the true one: a wrong answer, and as wrong as it
+        was sure."""
+        import numpy as np
+
+        logits, references = _logits(answers, len(theirs)), answers["label"].to_numpy()
+        columns = [place for place, name in enumerate(labels) if name in theirs]
+        sources = [theirs.index(labels[place]) for place in columns]
+        dropped = [place for place, name in enumerate(theirs) if name not in labels]
+        ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
+        predictions = None
+        if not dropped:
+            ordered[:, columns] = logits[:, sources]
+        else:
+            rows, given = np.arange(len(logits)), probabilities(logits)
+            shared = np.zeros(ordered.shape)
+            shared[:, columns] = given[:, sources]
+            others = shared.copy()
+            others[rows, references] = -1.0
+            wrong = others.argmax(axis=-1)
+            predictions = np.where(np.isin(logits.argmax(axis=-1), dropped), wrong, shared.argmax(axis=-1))
+            shared[rows, wrong] += given[:, dropped].sum(axis=-1)
+            with np.errstate(divide="ignore"):
+                ordered = np.log(shared).astype(np.float32)
+        retold = _answers(ordered, predictions)
+        for name in retold.schema.names:
+            answers = answers.set_column(answers.column_names.index(name), name, retold[name])
+        return answers
+
+
+def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+    """(N, L) logits to (N, L) probabilities, each row adding up to one."""
+    import numpy as np
+
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+
+
+def _answers(logits: npt.NDArray[np.float32], predictions: npt.NDArray[np.int64] | None = None) -> pa.RecordBatch:
+    import numpy as np
+    import pyarrow as pa
+
+    rows, width = logits.shape
+    if predictions is None:
+        predictions = np.asarray(logits.argmax(axis=-1), dtype=np.int64)  # the lower index where two are equal
+    offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
+    return pa.RecordBatch.from_pydict(
+        {"prediction": predictions, "logits": pa.ListArray.from_arrays(offsets, logits.reshape(-1))}
+    )
+
+
+def _logits(answers: pa.Table, labels: int) -> npt.NDArray[np.float32]:
+    found = answers["logits"].combine_chunks().flatten().to_numpy()
+    logits: npt.NDArray[np.float32] = found.reshape(len(answers), labels)
+    return logits

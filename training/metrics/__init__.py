@@ -69,30 +69,29 @@ METRICS: dict[str, type[evaluate.Metric]] = {
 def compute(names: Sequence[str], predicted: Predicted) -> dict[str, float]:
     """The named metrics of predicted rows; nan where one has no value for such rows. Raises UserError as `make` does,
     and where one of the user's gives no numbers."""
-    return computed(make(names, predicted.labels), predicted)
+    return computed(make(names, predicted), predicted)
 
 
 def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predicted) -> dict[str, float]:
-    """The same by metrics that `make` has made for these labels: once, where there are many groups of rows."""
+    """The same by metrics that `make` has made for such rows: once, where there are many groups of them."""
     values: dict[str, float] = {}
     for name, metric in metrics.items():
         values |= numbers_of(name, metric._compute(**inputs_of(name, metric, predicted)))
     return values
 
 
-def make(names: Sequence[str], labels: Sequence[str]) -> dict[str, evaluate.Metric]:
+def make(names: Sequence[str], predicted: Predicted) -> dict[str, evaluate.Metric]:
     """The metrics by their names: one of METRICS, `module:Class` or `hub:owner/name@COMMIT`.
 
-    Raises UserError naming all that cannot be found, made, or used with these labels.
+    Raises UserError naming all that cannot be found, made, or used with rows such as these.
     """
-    config = "binary" if len(labels) == 2 else "multiclass"
-    nobody = Predicted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
+    nobody = predicted.of(np.empty(0, np.int64))
     made: dict[str, evaluate.Metric] = {}
     problems: list[Problem] = []
     with tempfile.TemporaryDirectory() as scratch:  # evaluate makes a folder a metric, used or not
         for index, name in enumerate(names):
             try:
-                made[name] = _class(name)(config_name=config, keep_in_memory=True, cache_dir=scratch)
+                made[name] = _class(name)(config_name=predicted.config_name, keep_in_memory=True, cache_dir=scratch)
                 inputs_of(name, made[name], nobody)
             except UserError as error:
                 where = f"evaluation.metrics[{index}]"

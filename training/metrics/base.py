@@ -11,7 +11,6 @@ import numpy.typing as npt
 from training.absent import absent
 from training.predicted import Predicted
 from training.problems import Problem, UserError
-from training.recipe.release import refusal_of_numbers
 
 # evaluate tries to import it for evaluators that nobody uses here: 5 of the 7 seconds of the import.
 with absent("transformers"):
@@ -58,12 +57,28 @@ class NumberMetric(LabelMetric):
     _format = None
 
 
-def inputs_of(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[str, Any]:
-    """What a metric is given, by the names and types of its features.
+class SumMetric(LabelMetric):
+    """A metric that is made of sums over rows: subclasses define `statistics(**inputs) -> (N, S)`, S numbers a row, and
+    `of_sums` of their sums over D sets of rows, (D, S) to (D,). So its interval costs no pass over the rows a draw."""
 
-    `predictions` and `references` are label indices where a whole number is asked for, the labels' names where a text
-    is, and their names as numbers where a number is; `prediction_scores` are the probabilities (N, L), or (N,) that of
-    label 1 where one number a row is asked for. Raises UserError where that cannot be, naming the metric by `name`.
+    name: ClassVar[str]
+    """Under which it gives its number."""
+
+    def statistics(self, **inputs: Any) -> npt.NDArray[np.float64]:
+        raise NotImplementedError
+
+    def of_sums(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        raise NotImplementedError
+
+    def _compute(self, **inputs: Any) -> dict[str, float]:
+        sums = self.statistics(**inputs).sum(axis=0, keepdims=True)
+        return {self.name: float(self.of_sums(sums)[0])}
+
+
+def inputs_of(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[str, Any]:
+    """What a metric is given, by the names and types of its features, as `Predicted.given` has it.
+
+    Raises UserError where that cannot be, naming the metric by `name`.
     """
     features = metric.features[0] if isinstance(metric.features, list) else metric.features
     inputs = {feature: _input(name, feature, features[feature], predicted) for feature in features}
@@ -73,21 +88,17 @@ def inputs_of(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[
 
 
 def _input(name: str, feature: str, kind: Any, predicted: Predicted) -> npt.NDArray[Any]:
-    single = isinstance(kind, Value)
-    if feature == "prediction_scores":
-        if not single:
-            return predicted.probabilities
-        if len(predicted.labels) == 2:
-            return predicted.probabilities[:, 1]
-    elif feature in ("predictions", "references") and single:
-        indices = predicted.predictions if feature == "predictions" else predicted.references
-        if kind.dtype.startswith("float"):
-            if message := refusal_of_numbers(name, predicted.labels):
-                raise refused(message)
-            return np.array([float(label) for label in predicted.labels])[indices]
-        return np.array(predicted.labels)[indices] if kind.dtype == "string" else indices
-    message = f"{name!r} asks for {feature} as {kind}, which a classification with {len(predicted.labels)} labels has "
-    raise refused(f"{message}not: choose another metric.")
+    innermost, listed = kind, not isinstance(kind, Value)
+    while not isinstance(innermost, Value) and (inside := getattr(innermost, "feature", None)) is not None:
+        innermost = inside
+    try:
+        found = predicted.given(name, feature, getattr(innermost, "dtype", ""), listed)
+    except ValueError as error:
+        raise refused(str(error)) from error
+    if found is None:
+        message = f"{name!r} asks for {feature} as {kind}, which {predicted.described} has not: choose another metric."
+        raise refused(message)
+    return found
 
 
 def numbers_of(name: str, found: Any) -> dict[str, float]:

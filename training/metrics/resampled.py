@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.metrics import METRICS, compute, make
-from training.metrics.base import evaluate, inputs_of, numbers_of
+from training.metrics import compute, make
+from training.metrics.base import SumMetric, evaluate, inputs_of, numbers_of
 from training.metrics.of_probabilities import BINS, calibration
-from training.predicted import Predicted
+from training.predicted import OneLabel, Predicted
 from training.resampling import Figure
 
 Counts = npt.NDArray[np.int32]  # (D, N) how often each row counts in each draw
@@ -30,16 +30,27 @@ def figures(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
     returns. nan where a draw's rows leave a metric undefined, such as correlations where all predictions are alike.
     Raises UserError as `metrics.compute` does.
     """
-    pairs = _Pairs(predicted)
+    known = _of_one_label(names, predicted) if isinstance(predicted, OneLabel) else {}
     found: dict[str, Figure] = {}
-    for name, metric in make(names, predicted.labels).items():
-        if name in _OF_PAIRS:
-            found[name] = partial(_of_pairs, pairs, _OF_PAIRS[name])
-        elif name in _OF_PROBABILITIES:
-            known = bool(np.isfinite(predicted.probabilities).all())
-            found[name] = _OF_PROBABILITIES[name](predicted) if known else _undefined
+    for name, metric in make(names, predicted).items():
+        if name in known:
+            found[name] = known[name]
+        elif isinstance(metric, SumMetric):
+            found[name] = partial(_of_sums, metric, metric.statistics(**inputs_of(name, metric, predicted)))
         else:
             found |= _repeated(name, metric, predicted)
+    return found
+
+
+def _of_sums(metric: SumMetric, statistics: Floats, counts: Counts) -> Floats:
+    return metric.of_sums(counts @ statistics)
+
+
+def _of_one_label(names: Sequence[str], predicted: OneLabel) -> dict[str, Figure]:
+    pairs, known = _Pairs(predicted), bool(np.isfinite(predicted.probabilities).all())
+    found: dict[str, Figure] = {name: partial(_of_pairs, pairs, _OF_PAIRS[name]) for name in names if name in _OF_PAIRS}
+    for name in (name for name in names if name in _OF_PROBABILITIES):
+        found[name] = _OF_PROBABILITIES[name](predicted) if known else _undefined
     return found
 
 
@@ -53,7 +64,7 @@ def _undefined(counts: Counts) -> Floats:
 class _Pairs:
     """The pairs of a true and a predicted label that occur, and how many rows of each are in a draw."""
 
-    def __init__(self, predicted: Predicted) -> None:
+    def __init__(self, predicted: OneLabel) -> None:
         self.labels = predicted.labels
         codes = predicted.references * len(self.labels) + predicted.predictions
         self._order = np.argsort(codes, kind="stable")
@@ -185,20 +196,20 @@ _OF_PAIRS: dict[str, Callable[[_Pairs, Floats], Floats]] = {
 # Metrics of probabilities
 
 
-def _log_loss(predicted: Predicted) -> Figure:
+def _log_loss(predicted: OneLabel) -> Figure:
     given = predicted.probabilities[np.arange(len(predicted)), predicted.references]
     least = np.finfo(np.float64).eps
     losses = -np.log(np.clip(given, least, 1 - least))
     return lambda counts: counts @ losses / counts.sum(axis=1)
 
 
-def _calibration_error(predicted: Predicted) -> Figure:
+def _calibration_error(predicted: OneLabel) -> Figure:
     bins, gaps = calibration(predicted.probabilities, predicted.references)
     of_bin = np.where(bins[:, None] == np.arange(BINS), gaps[:, None], 0.0)  # (N, bins)
     return lambda counts: np.abs(counts @ of_bin).sum(axis=1) / counts.sum(axis=1)
 
 
-def _roc_auc(predicted: Predicted) -> Figure:
+def _roc_auc(predicted: OneLabel) -> Figure:
     labels = [1] if len(predicted.labels) == 2 else range(len(predicted.labels))
     ordered = [_Ordered(predicted.probabilities[:, label], predicted.references == label) for label in labels]
     return lambda counts: np.mean([one.area(counts) for one in ordered], axis=0)
@@ -227,12 +238,11 @@ class _Ordered:
         return np.divide(twice, 2 * pairs, out=np.full(len(counts), np.nan), where=pairs > 0)
 
 
-_OF_PROBABILITIES: dict[str, Callable[[Predicted], Figure]] = {
+_OF_PROBABILITIES: dict[str, Callable[[OneLabel], Figure]] = {
     "log_loss": _log_loss,
     "calibration_error": _calibration_error,
     "roc_auc": _roc_auc,
 }
-assert METRICS.keys() == _OF_PAIRS.keys() | _OF_PROBABILITIES.keys()
 
 
 # Others

@@ -34,8 +34,8 @@ class Written:
         self._recipe, self._values, self.wrong = recipe, values, set(wrong)
 
     def fields(self, section: str) -> dict[str, FieldInfo]:
-        """The section's fields and their definitions."""
-        return section_fields(self._recipe, section) or {}
+        """The section's fields and their definitions; of `""`, the recipe's own."""
+        return (section_fields(self._recipe, section) or {}) if section else self._recipe.model_fields
 
     def __getitem__(self, name: str) -> Any:
         section, _, field = name.rpartition(".")
@@ -43,7 +43,7 @@ class Written:
         if any(place in above or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.wrong):
             raise WrongItself(name)
         written: Any = self._values
-        for part in section.split("."):
+        for part in filter(None, section.split(".")):
             written = (written.get(part) or {}) if isinstance(written, Mapping) else {}
         if field in written:
             return written[field]
