@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from training.kinds.base import Column, Kind
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from transformers import PreTrainedTokenizerBase
 
     from training.batching import PadToLongest
@@ -47,9 +46,11 @@ class SequenceClassification(Kind):
 
     def predictions(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int64]:
         """(N, L) logits to (N,) label indices; the lower index where two are equal."""
-        return np.asarray(logits.argmax(axis=-1), dtype=np.int64)
+        return logits.argmax(axis=-1).astype("int64")
 
     def probabilities(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
         """(N, L) logits to (N, L) probabilities, each row adding up to one."""
+        import numpy as np
+
         shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
         return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
