@@ -56,6 +56,11 @@ class Asked:
         return tuple(column for column in self.columns if not column.is_label)
 
     @property
+    def texts(self) -> list[str]:
+        """What the columns are called that hold texts which the model is shown."""
+        return [column.name for column in self.inputs if column.form != "number"]
+
+    @property
     def labels(self) -> Stored | None:
         """That of labels' names; None for a kind without."""
         return next((column for column in self.columns if column.form in ("label", "labels")), None)

@@ -151,9 +151,7 @@ def _of_other_library(value: Any) -> str | int:
         raise Unfit(f"is of type {type(value).__name__}") from error
 
 
-def _values(
-    number: int, row: Any, asked: Asked, named: Mapping[str, str], sorts: dict[str, str]
-) -> list[Any] | Fault:
+def _values(number: int, row: Any, asked: Asked, named: Mapping[str, str], sorts: dict[str, str]) -> list[Any] | Fault:
     """The values of one row in the order of `named`; `sorts` learns what each column holds."""
     if isinstance(row, Fault):
         return row

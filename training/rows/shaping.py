@@ -36,6 +36,7 @@ ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "b
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
+
 @dataclass(frozen=True)
 class Shaped:
     """A block whose rows are the kind's columns, in the types of AS_WRITTEN, null where missing."""
