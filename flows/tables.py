@@ -96,8 +96,11 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:
-    """A line a label: for each split its rows, its share, and that as a bar; the rarest labels share a line."""
+    """A line a label: for each split its rows, its share, and that as a bar; the rarest labels share a line. None where
+    there are no labels."""
     names = list(dict.fromkeys(name for counts in labels.values() for name in counts))
+    if not names:
+        return []
     total = {name: sum(counts.get(name, 0) for counts in labels.values()) for name in names}
     kept = set(sorted(names, key=lambda name: -total[name])[:MOST_LABELS])
     table = {_shown(name): [counts.get(name, 0) for counts in labels.values()] for name in names if name in kept}

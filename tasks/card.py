@@ -65,7 +65,7 @@ def _facts(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref
 
 
 def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -> str:
-    texts = "pair of texts" if len(recipe.data.text) > 1 else "text"
+    texts = "pair of texts" if len(recipe.data.text or ()) > 1 else "text"
     if champion := pins.started_from:
         base = f"version {champion.version} of `{champion.name}`, which was the champion"
     elif pins.model_hub:

@@ -14,8 +14,10 @@ from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
+from training import kinds
 from training.problems import Problem, UserError
 from training.recipe import Recipe
+from training.rows.asked import Asked
 from training.snapshot import MODEL_FILES, TOKENIZER_FILES, need_parts, need_vocabulary, part_of, read_json
 
 
@@ -59,7 +61,7 @@ def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapp
             settings={
                 "config": recipe.model.config,
                 "seed": recipe.model.seed,
-                "texts": ["text", "text_pair"][: len(recipe.data.text)],
+                "texts": Asked(recipe.data, kinds.load(recipe.kind)).texts,
             },
             inputs={"data": data.path},
         )

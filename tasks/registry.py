@@ -45,8 +45,10 @@ from tasks.runtime.versions import (
     find_model,
     need_model,
 )
+from training import kinds
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
+from training.rows.asked import Asked
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
 MADE_WITH = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "pyarrow", "mlflow", "prefect")
@@ -194,10 +196,11 @@ def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
 
 def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:
     """What the model was made of, as tags: it stays what it is."""
+    inputs = Asked(recipe.data, kinds.load(recipe.kind)).inputs
     tags = {
         MODEL_TAG: artifacts["fit"].parts["model"],
         MAX_LENGTH_TAG: str(recipe.tokens.max_length),
-        TEXT_COLUMNS_TAG: json.dumps(recipe.data.text, ensure_ascii=False),
+        TEXT_COLUMNS_TAG: json.dumps([column.of for column in inputs], ensure_ascii=False),
         RECIPE_TAG: recipe.name,
         "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
         FLOW_RUN_TAG: run,

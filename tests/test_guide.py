@@ -23,6 +23,7 @@ import yaml
 
 from flows.commands.main import main
 from tests.s3 import KEYS, S3
+from training.kinds.sequence_classification import SequenceClassification
 from training.recipe import Data, load, parse
 from training.rows import checks
 from training.rows.load import load as load_rows
@@ -147,7 +148,7 @@ def test_rows_that_are_added_move_no_row_between_the_splits(folder: Path, follow
 def texts(folder: Path, out: Path, *months: str) -> dict[str, set[str]]:
     """The texts of each split, as the guide's recipe cuts them."""
     data = load(folder / "reviews.yaml").data.model_copy(update={"filter": None, "checks": {"blank_text": "warning"}})
-    load_rows(data, {"train": [str(folder / "reviews" / month) for month in months]}, out)
+    load_rows(data, SequenceClassification(), {"train": [str(folder / "reviews" / month) for month in months]}, out)
     return {
         split: set(pa.ipc.open_file(out / f"{split}.arrow").read_all()["text"].to_pylist())
         for split in ("train", "validation")

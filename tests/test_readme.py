@@ -63,12 +63,15 @@ def test_what_is_published_is_part_of_a_valid_recipe() -> None:
 
 
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from training.kinds.sequence_classification import SequenceClassification
     from training.recipe import Data
     from training.rows.load import load
     from training.rows.sources import fingerprint, load_object
 
     module("my_rows", example("rows"), monkeypatch)
-    figures = load(Data(source="python", path="my_rows:rows", text=["text"], label="label"), {}, tmp_path)
+    figures = load(
+        Data(source="python", path="my_rows:rows", text=["text"], label="label"), SequenceClassification(), {}, tmp_path
+    )
     assert figures == {"train_rows": 100, "validation_rows": 20, "labels": 2, "warnings": 0}
     assert fingerprint(load_object("my_rows:rows")) == "one to a hundred, second edition"
 

@@ -30,14 +30,17 @@ COLORS = {"train": "C0", "validation": "C1", "test": "C2"}
 
 def draw_rows(report: Mapping[str, Any], folder: Path) -> None:
     """Into the folder, which is made: `lengths.png`, how long the texts of each split are, in characters; and
-    `labels.png`, which share of each split's rows has which label."""
+    `labels.png`, which share of each split's rows has which label, or of its labels where rows have lists of them."""
     lengths = {
         split: entry for split, entry in report["characters"].items() if entry.get("histogram", {}).get("counts")
     }
     if lengths:
         _save(_lengths(lengths, "characters"), folder / "lengths.png")
     if any(any(counts.values()) for counts in report["labels"].values()):
-        _save(_labels(report["labels"]), folder / "labels.png")
+        # More or fewer labels than rows: those of lists.
+        counted = {split: sum(counts.values()) for split, counts in report["labels"].items()}
+        unit = "rows" if report.get("rows", counted) == counted else "labels"
+        _save(_labels(report["labels"], unit), folder / "labels.png")
 
 
 def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> None:
@@ -150,8 +153,8 @@ def _end(lengths: Mapping[str, Mapping[str, Any]]) -> float | None:
     return max(one[-2] if out else one[-1] for one, out in zip(edges, far, strict=True)) * 1.02 if any(far) else None
 
 
-def _labels(labels: Mapping[str, Mapping[str, int]]) -> Figure:
-    """A panel a split, side by side: they have the labels in common."""
+def _labels(labels: Mapping[str, Mapping[str, int]], unit: str) -> Figure:
+    """A panel a split, side by side: they have the labels in common. `unit` is what is counted."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -163,7 +166,7 @@ def _labels(labels: Mapping[str, Mapping[str, int]]) -> Figure:
         shares = [count / rows if rows else 0.0 for count in counts]
         bars = axes.barh(range(len(names)), shares, color=COLORS.get(split))
         axes.bar_label(bars, [f"{c:,}" for c in counts], padding=3, fontsize=8)
-        axes.set_title(f"{split}: {rows:,} rows", loc="left", fontsize=9)
+        axes.set_title(f"{split}: {rows:,} {unit}", loc="left", fontsize=9)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _plain(axes)
     # A name is no formula, whatever it holds.
@@ -172,7 +175,7 @@ def _labels(labels: Mapping[str, Mapping[str, int]]) -> Figure:
     widest = max(bar.get_width() for axes in panels for bar in axes.patches)
     panels[0].set_xlim(0, 1.25 * widest)  # with room for the numbers beside the bars
     panels[0].set_xticks([tick for tick in panels[0].get_xticks() if tick <= widest * 1.1])
-    figure.supxlabel("share of the rows, and their number", fontsize="medium")
+    figure.supxlabel(f"share of the {unit}, and their number", fontsize="medium")
     return figure
 
 

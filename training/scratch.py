@@ -2,7 +2,7 @@
 
 inputs     data (train.arrow, whose texts the vocabulary is learnt from)
 settings   config (of transformers, with model_type and vocab_size, the most the vocabulary may have), seed,
-           texts (the columns to read: text, and text_pair for pairs)
+           texts (the columns to read: of texts, or of lists of them)
 output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
 figures    vocab_size, parameters
 """
@@ -52,13 +52,16 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
     """The texts of these columns of an Arrow file, a record batch at a time."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
     from training.ipc import ipc_reader
 
     with ipc_reader(file, mapped=False) as reader:
         for index in range(reader.num_record_batches):
             batch = reader.get_batch(index)
-            for column in columns:
-                yield from batch.column(column).to_pylist()
+            for values in map(batch.column, columns):
+                yield from (pc.list_flatten(values) if types.is_list(values.type) else values).to_pylist()
 
 
 def train_wordpiece(rows: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer:

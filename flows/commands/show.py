@@ -111,7 +111,8 @@ def _data(record: Mapping[str, Any]) -> Facts:
             yield from _file(split, file)
     if rows:
         counts = [f"{name.removesuffix('_rows')} {n:,}" for name, n in rows["figures"].items() if name[-5:] == "_rows"]
-        yield "rows", f"{', '.join(counts)}; {counted(len(rows['labels'] or []), 'label')}"
+        labels = f"; {counted(len(rows['labels']), 'label')}" if rows["labels"] else ""
+        yield "rows", f"{', '.join(counts)}{labels}"
         yield "digest", rows["digest"]
 
 

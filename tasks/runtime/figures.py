@@ -41,7 +41,8 @@ def figure(stage: str, result: Any) -> str:
 def _rows(figures: Mapping[str, Any]) -> str:
     splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
     warned = f"; {counted(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
-    return f"rows: {', '.join(splits)}; {figures['labels']} labels{warned}"
+    labels = f"; {figures['labels']} labels" if figures["labels"] else ""
+    return f"rows: {', '.join(splits)}{labels}{warned}"
 
 
 def _size(figures: Mapping[str, Any]) -> str:

@@ -199,7 +199,7 @@ def as_markdown(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None
         head = ["split", "rows", "held out of train", "characters (min, median, max)"]
         head += ["tokens (median, max)", "rows cut"] if tokens else []
         parts.append(_table(head, (_split_line(split, rows, tokens) for split in rows["rows"])))
-        parts.append(_labels(rows["labels"]))
+        parts += [_labels(rows["labels"])] if any(rows["labels"].values()) else []
     return "\n\n".join(parts)
 
 

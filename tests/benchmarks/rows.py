@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from tests.benchmarks.subject import MAX_TOKENS, Subject, peak_mib
 from tests.benchmarks.table import Row
+from training.kinds.sequence_classification import SequenceClassification
 from training.recipe import Data
 from training.rows.load import load
 from training.tokens import tokenize
@@ -106,7 +107,7 @@ def _took(source: str, file: Path, tokenizer: Path) -> dict[str, Any]:
     data = Data(source=source, path=str(file), text=["text"], label="label")  # type: ignore[arg-type]
     with TemporaryDirectory(dir=file.parent) as out:
         began = time.perf_counter()
-        figures = load(data, {"train": [str(file)]}, Path(out, "rows"))
+        figures = load(data, SequenceClassification(), {"train": [str(file)]}, Path(out, "rows"))
         checked = time.perf_counter()
         tokens = tokenize(Path(out, "rows"), tokenizer, Path(out, "tokens"), MAX_TOKENS)
         return {

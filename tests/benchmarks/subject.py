@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.launch import accelerate_argv, accelerate_environment, python_argv, require_finished, run_job
+from training.kinds.sequence_classification import SequenceClassification
 from training.protocol import OUTPUT, Job
 from training.recipe import Compute, Data, Training
 from training.rows.load import load
@@ -58,7 +59,12 @@ class Subject:
     def loaded(self) -> Path:
         """The rows as the stage load_data leaves them."""
         columns = Data(source="parquet", path=str(self.data), text=["text"], label="label")
-        load(columns, {split: [str(self.data / f"{split}.parquet")] for split in ROWS}, self.folder / "data")
+        load(
+            columns,
+            SequenceClassification(),
+            {split: [str(self.data / f"{split}.parquet")] for split in ROWS},
+            self.folder / "data",
+        )
         return self.folder / "data"
 
     @cached_property

@@ -23,7 +23,13 @@ def load(name: str) -> Kind:
         message = f"{name!r} is unknown: choose from {', '.join(KINDS)}, or name a class as module:Class."
         raise UserError([Problem(kind="recipe", where="kind", message=f"{message}{nearest(name, KINDS)}")])
     found: type[Kind] = _PLACE.load(KINDS.get(name, name))
-    return found()
+    try:
+        made = found()
+    except Exception as error:  # it is the author's own, and may lack a method
+        raise _PLACE.refused(f"{name!r} cannot be made: {error}.") from error
+    if not hasattr(made, "columns"):
+        raise _PLACE.refused(f"{name!r} does not say which columns of the rows it wants: give it `columns`.")
+    return made
 
 
 def code(name: str) -> list[str]:

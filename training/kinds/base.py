@@ -6,9 +6,10 @@ Light to import, like every module of a kind at its top: recipes are checked aga
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from training.rows.columns import Column, KindOfRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,28 +20,14 @@ if TYPE_CHECKING:
     from training.evaluating import Batch
     from training.predicted import Predicted
 
-Form = Literal["text", "texts", "label", "labels", "number", "value"]
+__all__ = ["Column", "Kind"]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column that a kind wants of the rows."""
-
-    form: Form
-    """text: a text. texts: a list of them, such as words. label: the name of one of the labels, or a whole number.
-    labels: a list of such names. number: a number. value: anything that JSON can write, such as a list of messages."""
-    optional: bool = False
-    """Whether rows may be without it: the recipe then does not name it."""
-
-
-class Kind(ABC):
-    """A task kind. One without state: every process makes its own."""
+class Kind(KindOfRows, ABC):
+    """A task kind. One without state: every process makes its own. What it wants of its rows: KindOfRows."""
 
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
-    columns: ClassVar[Mapping[str, Column]]
-    """What it wants of the rows, by the names under which load_data stores it. `text`, `text_pair` and `label` are
-    those that data.text and data.label name; data.columns names the others, where the rows call them otherwise."""
 
     @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from training.problems import nearest
+from training.recipe.columns import columns_of, kind_of, labels_are_named, named_columns, one_use_each
 from training.rows.checks import ALWAYS_ERRORS, LEVELS
 from training.rows.filters import parse_filter
 from training.rows.urls import secret_in
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
+    from training.rows.columns import Form
 
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SPLITS = ("train", "validation", "test")
@@ -48,17 +50,6 @@ def revision(written: Written, section: str) -> Iterator[tuple[str, str]]:
     if written[f"{section}.revision"] not in (None, "main"):
         source, revision = written[f"{section}.source"], written[f"{section}.revision"]
         yield f"{section}.revision", f"{revision!r} is for `source: hub` only; with {source}, set it to null."
-
-
-def _columns(written: Written) -> Iterator[tuple[str, str]]:
-    text = written["data.text"]
-    if len(set(text)) < len(text):
-        yield "data.text", f"{text} names a column twice; name one text column, or two different ones."
-    if written["data.label"] in text:
-        yield (
-            "data.label",
-            f"{written['data.label']!r} is also a text column; the label has a column of its own.",
-        )
 
 
 def _filter(written: Written) -> Iterator[tuple[str, str]]:
@@ -128,31 +119,46 @@ def _text_files(written: Written) -> Iterator[tuple[str, str]]:
 
 
 def _renamed(written: Written) -> Iterator[tuple[str, str]]:
-    rename, label, text = written["data.rename"], written["data.label"], written["data.text"]
+    rename = written["data.rename"]
     new = list(rename.values())
     for name in sorted({name for name in new if new.count(name) > 1}):
         old = " and ".join(repr(key) for key, value in rename.items() if value == name)
         yield "data.rename", f"{old} are both renamed to {name!r}: each column has a name of its own."
-    used = [("data.text", text), ("data.label", [label])]
-    used += [(f"data.cast.{name}", [name]) for name in written["data.cast"]]
-    for where, names in used:
-        for name in names:
-            if name in rename and name not in new:
-                yield where, f"{name!r} is renamed to {rename[name]!r} (data.rename): use that name."
+    used = [(column.field, column.of) for column in columns_of(written)]
+    used += [(f"data.cast.{name}", name) for name in written["data.cast"]]
+    for where, name in used:
+        if name in rename and name not in new:
+            yield where, f"{name!r} is renamed to {rename[name]!r} (data.rename): use that name."
 
 
 def _cast(written: Written) -> Iterator[tuple[str, str]]:
-    cast, label = written["data.cast"], written["data.label"]
-    for name in written["data.text"]:
-        if cast.get(name, "string") != "string":
-            yield f"data.cast.{name}", f"{cast[name]!r} is no type for a text column: cast it to string, or not at all."
-    if cast.get(label) == "float64":
-        yield f"data.cast.{label}", "'float64' is no type for the label: cast it to string, int64 or bool."
+    cast = written["data.cast"]
+    for column in columns_of(written):
+        to, where = cast.get(column.of), f"data.cast.{column.of}"
+        if to is None or to in _CASTS[column.form]:
+            continue
+        if column.form == "text":
+            yield where, f"{to!r} is no type for a text column: cast it to string, or not at all."
+        elif column.form == "label":
+            yield where, f"{to!r} is no type for the label: cast it to string, int64 or bool."
+        elif column.form == "number":
+            yield where, f"{to!r} is no type for a column of numbers: cast it to float64 or int64, or not at all."
+        else:
+            yield where, f"{to!r} is no type for a column of lists or objects: it is not cast, so leave it out."
+
+
+_CASTS: dict[Form, tuple[str, ...]] = {
+    "text": ("string",),
+    "label": ("string", "int64", "bool"),
+    "number": ("float64", "int64"),
+    **dict.fromkeys(("texts", "labels", "value"), ()),
+}
+"""The types to which columns of a form may be cast."""
 
 
 def _checks(written: Written) -> Iterator[tuple[str, str]]:
     checks = written["data.checks"]
-    known = list(LEVELS)
+    known = [*LEVELS, *kind_of(written).checks] if checks else []
     for name in checks:
         if name in ALWAYS_ERRORS:
             yield f"data.checks.{name}", "is always an error: there would be nothing to train on or to judge by."
@@ -164,11 +170,13 @@ DATA_RULES = (
     _secrets,
     _data_source,
     _text_files,
-    _columns,
+    named_columns,
+    one_use_each,
     _filter,
     _renamed,
     _cast,
     _label_names,
+    labels_are_named,
     _splits,
     _held_out,
     _checks,

@@ -81,10 +81,13 @@ class Data(Section):
     """Which rows count, such as `stars >= 4 and language in ("en", "de") and not text == ""`."""
     limit: int | None = Field(default=None, ge=1)
     """At most as many rows of each split, the first ones: for trials."""
-    text: list[Text] = Field(min_length=1, max_length=2)
-    """The text column, or the two columns of a pair of texts, in the model's order."""
-    label: Text
-    """The column of labels: names, or whole numbers."""
+    text: list[Text] | None = Field(default=None, min_length=1, max_length=2)
+    """The text column, or the two columns of a pair of texts, in the model's order (null: the kind wants none)."""
+    label: Text | None = None
+    """The column of labels: names, or whole numbers (null: the kind wants none)."""
+    columns: dict[Text, Text] = Field(default_factory=dict)
+    """The columns of the kinds that want others than text and label, by what they are to the kind:
+    `{source: en, target: de}` (where left out, a column of that name)."""
     label_names: list[Text] | None = Field(default=None, min_length=2)
     """The labels in the order of the model's outputs (null: as the data names them, else sorted)."""
     max_file_gb: float = Field(default=20.0, gt=0)

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from training.kinds import KINDS
-from training.problems import Problem, nearest
+from training.kinds import KINDS, load
+from training.problems import Problem, UserError, nearest
 from training.recipe.compute import SHARING_RULES
 from training.recipe.data import DATA_RULES, DOTTED, revision
 from training.recipe.engine import engine_has, engine_name
@@ -34,8 +34,8 @@ class Written:
         self._recipe, self._values, self.wrong = recipe, values, set(wrong)
 
     def fields(self, section: str) -> dict[str, FieldInfo]:
-        """The section's fields and their definitions; of `""`, the recipe's own."""
-        return (section_fields(self._recipe, section) or {}) if section else self._recipe.model_fields
+        """The section's fields and their definitions; "" is the recipe itself."""
+        return (section_fields(self._recipe, section) if section else self._recipe.model_fields) or {}
 
     def __getitem__(self, name: str) -> Any:
         section, _, field = name.rpartition(".")
@@ -72,6 +72,11 @@ def _kind(written: Written) -> Iterator[tuple[str, str]]:
     if kind not in KINDS and not DOTTED.fullmatch(kind):
         choices = f"choose from {', '.join(KINDS)}, or name a class of yours as module:Class"
         yield "kind", f"{kind!r} is unknown: {choices}.{nearest(kind, KINDS)}"
+        return
+    try:
+        load(kind)
+    except UserError as error:  # of a module of the recipe's author
+        yield "kind", error.problems[0].message
 
 
 def _model_source(written: Written) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from training.problems import nearest
+from training.recipe.columns import columns_of
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
@@ -75,7 +76,8 @@ def unknown_slices(
 
 
 def slices_of_any_rows(written: Written) -> Iterator[tuple[str, str]]:
-    slices, texts, label = (written[name] for name in ("evaluation.slices", "data.text", "data.label"))
+    slices, label = written["evaluation.slices"], written["data.label"]
+    used = {column.of: column for column in columns_of(written)} if slices else {}
     for index, name in enumerate(slices):
         where = f"evaluation.slices[{index}]"
         if name in slices[:index]:
@@ -84,7 +86,8 @@ def slices_of_any_rows(written: Written) -> Iterator[tuple[str, str]]:
             continue
         elif name == label:
             yield where, f"{name!r} is the column of labels: write {LABEL}."
-        elif name in texts:
-            yield where, f"{name!r} is a column of texts: choose another, or {LENGTH} for groups by their length."
+        elif name in used:
+            what = "of texts" if used[name].form == "text" else f"that the kind has as {used[name].name}"
+            yield where, f"{name!r} is a column {what}: choose another, or {LENGTH} for groups by their length."
         elif "train" in written["evaluation.splits"]:
             yield where, f"{name!r} is not kept of train: leave that out of evaluation.splits, or slice by {LABEL}."

@@ -14,6 +14,7 @@ from training.rows.filters import parse_filter
 
 if TYPE_CHECKING:
     from training.recipe import Data
+    from training.rows.asked import Asked
 
 SPLITS = ("train", "validation", "test")
 
@@ -50,6 +51,8 @@ class Block:
     """How much of the file has been read with this block, 0 to 1."""
     slices: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
     """What the rows have in the columns that `Slices` asks for, under the recipe's names."""
+    spelt: bool = False
+    """Whether lists and objects are spelt as JSON, rather than Arrow's."""
 
     def taken(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
         """The rows where the mask is true, and no faults."""
@@ -58,22 +61,18 @@ class Block:
         return replace(self, rows=self.rows.filter(rows), numbers=self.numbers[mask], faults=(), slices=slices)
 
 
-def columns(data: Data) -> dict[str, str]:
-    """Our name of each column that is stored, and the recipe's."""
-    return dict(zip(["text", "text_pair"], data.text, strict=False)) | {"label": data.label}
+def wanted(asked: Asked) -> list[str]:
+    """The columns that are read, under the recipe's names: those of the kind, and what the filter asks for."""
+    of_filter = parse_filter(asked.data.filter).columns if asked.data.filter else ()
+    return list(dict.fromkeys([*asked.by_source, *of_filter]))
 
 
-def wanted(data: Data) -> list[str]:
-    """The columns that are read, under the recipe's names: texts, label, and what the filter asks for."""
-    asked = parse_filter(data.filter).columns if data.filter else ()
-    return list(dict.fromkeys([*data.text, data.label, *asked]))
-
-
-def stored_names(data: Data, there: Sequence[str], where: str) -> dict[str, str]:
+def stored_names(asked: Asked, there: Sequence[str], where: str) -> dict[str, str]:
     """The recipe's name of each wanted column, and what the source calls it.
 
     Raises UserError for the columns that the recipe names and the source lacks, or has twice.
     """
+    data = asked.data
     renamed = [data.rename.get(name, name) for name in there]
     found = dict(zip(renamed, there, strict=True))
     problems = []
@@ -82,8 +81,8 @@ def stored_names(data: Data, there: Sequence[str], where: str) -> dict[str, str]
             message = f"{where} has no column {old!r}: it has {', '.join(there)}.{nearest(old, there)}"
             problems.append(Problem(kind="data", where="data.rename", message=message))
     new = {name for old, name in data.rename.items() if old not in there}
-    for name in wanted(data):
-        field = "data.label" if name == data.label else "data.text" if name in data.text else "data.filter"
+    for name in wanted(asked):
+        field = asked.by_source[name].field if name in asked.by_source else "data.filter"
         if renamed.count(name) > 1:
             message = f"{where} has {renamed.count(name)} columns called {name!r}: rename all but one."
             problems.append(Problem(kind="data", where=field, message=message))
@@ -93,7 +92,7 @@ def stored_names(data: Data, there: Sequence[str], where: str) -> dict[str, str]
     problems += _cast_to_nothing(data, renamed, where)
     if problems:
         raise UserError(problems)
-    return {name: found[name] for name in wanted(data)}
+    return {name: found[name] for name in wanted(asked)}
 
 
 def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Problem]:

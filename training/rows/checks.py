@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
-    from training.recipe import Data
+    from training.rows.asked import Asked, Stored
+    from training.rows.columns import Mask
     from training.rows.survey import Survey
     from training.rows.twins import Twins
 
@@ -34,39 +34,68 @@ class Found:
     message: str
 
 
-def blank_text(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
-    """Texts that are empty or white space: the model would learn from nothing."""
-    from training.rows.blocks import columns
+def blank_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
+    """Texts that are empty or white space, and other values that are missing: the model would learn from nothing."""
+    for column in asked.inputs:
+        if not column.blank:
+            yield f"has no {_WORDS.get(column.form, 'value')} in column {column.of!r}", _missing(rows, column)
+        if column.form == "texts":
+            yield f"has an empty text in column {column.of!r}", _with_blank(rows.column(column.name))
 
-    for name, theirs in columns(data).items():
-        if name != "label":
-            yield f"has no text in column {theirs!r}", _blank(rows.column(name))
 
-
-def long_text(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+def long_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
     """Texts that are longer than any that somebody wrote: a whole file behind a quotation mark, or no text at all."""
     import pyarrow.compute as pc
 
-    from training.rows.blocks import columns
+    from training.rows.lists import any_of, each
 
-    for name, theirs in columns(data).items():
-        if name != "label":
-            long = pc.greater(pc.binary_length(rows.column(name)), LONGEST_TEXT_BYTES).fill_null(False)
-            what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column {theirs!r}"
-            yield f"{what} (is a quotation mark never closed?)", long.to_numpy(zero_copy_only=False)
-
-
-def missing_label(rows: pa.RecordBatch, data: Data) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
-    """Labels that are null, empty or white space."""
-    yield f"has no label in column {data.label!r}", _blank(rows.column("label"))
+    for column in asked.inputs:
+        if column.form != "number":
+            values = rows.column(column.name)
+            long = pc.greater(pc.binary_length(each(values)), LONGEST_TEXT_BYTES).fill_null(False)
+            mask = any_of(values, long) if column.form == "texts" else long.to_numpy(zero_copy_only=False)
+            what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column {column.of!r}"
+            yield f"{what} (is a quotation mark never closed?)", mask
 
 
-def _blank(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def missing_label(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
+    """Labels that are null, empty or white space. A list of none is a value like others."""
+    for column in asked.columns:
+        if column.is_label:
+            yield f"has no label in column {column.of!r}", _missing(rows, column)
+        if column.form == "labels":
+            yield f"has an empty label in column {column.of!r}", _with_blank(rows.column(column.name))
+
+
+_WORDS = {"text": "text", "texts": "texts"}
+
+
+def _missing(rows: pa.RecordBatch, column: Stored) -> Mask:
+    """The rows that have nothing in a column."""
     import pyarrow.compute as pc
 
-    blank = pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
-    mask: np.ndarray[Any, np.dtype[np.bool_]] = blank.to_numpy(zero_copy_only=False)
+    values = rows.column(column.name)
+    if column.form in ("text", "label"):
+        nothing = _blank(values)
+    elif column.form == "texts":
+        nothing = pc.equal(pc.list_value_length(values), 0).fill_null(True)
+    else:
+        nothing = values.is_null()
+    mask: Mask = nothing.to_numpy(zero_copy_only=False)
     return mask
+
+
+def _with_blank(lists: pa.Array) -> Mask:
+    """The rows one of whose texts is empty or white space."""
+    from training.rows.lists import any_of, each
+
+    return any_of(lists, _blank(each(lists)))
+
+
+def _blank(column: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
+    return pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
 
 
 def no_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
@@ -103,10 +132,10 @@ def unknown_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> It
 def single_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
     """Training rows that all say the same teach nothing."""
     labels = [label for label in survey.labels if label in places]
-    if survey.split == "train" and survey.rows and len(labels) < 2:
+    if survey.asked.labels and survey.split == "train" and survey.rows and len(labels) < 2:
         has = f"only the label {labels[0]!r}" if labels else "no known label"
         message = f"the train split has {has}: it needs rows of at least two labels."
-        yield Found("data.label", message)
+        yield Found(survey.asked.labels.field, message)
 
 
 def absent_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
@@ -168,7 +197,7 @@ def conflicting_labels(survey: Survey, places: Mapping[str, int], twins: Twins) 
         later, earlier = found.first
         texts = "1 text has" if found.count == 1 else f"{found.count:,} texts have"
         message = (
-            f"{texts} different labels in different rows of {survey.split} ({later.label!r} here, {earlier.label!r} in "
+            f"{texts} different labels in different rows of {survey.split} ({later.label} here, {earlier.label} in "
             f"{earlier.told(later, 'row')}: {found.text}): correct the wrong ones."
         )
         yield Found(str(later), message)
@@ -202,7 +231,7 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-RowCheck = Callable[["pa.RecordBatch", "Data"], Iterator[tuple[str, Any]]]
+RowCheck = Callable[["pa.RecordBatch", "Asked"], Iterator[tuple[str, "Mask"]]]
 SplitCheck = Callable[["Survey", Mapping[str, int], "Twins"], Iterator[Found]]
 
 ROW_CHECKS: dict[str, RowCheck] = {
@@ -257,6 +286,6 @@ ALWAYS_ERRORS = ("no_rows", "single_label")
 """The checks without which nothing can be trained or judged: the recipe cannot change their level."""
 
 
-def level_of(check: str, data: Data) -> Level:
+def level_of(check: str, asked: Asked) -> Level:
     """What becomes of what the check finds."""
-    return data.checks.get(check, LEVELS[check])
+    return asked.data.checks.get(check) or {**LEVELS, **asked.kind.checks}[check]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
     from training.recipe import Data
+    from training.rows.asked import Asked
     from training.rows.slices import Slices
 
 
@@ -32,14 +33,15 @@ def hub_splits(data: Data, pinned: Mapping[str, Any]) -> dict[str, str]:
     return {split: name for split, name in names.items() if not (absent and split == "validation")}
 
 
-def read_hub(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_hub(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """A split of a data set of the Hub, at the commit that was pinned."""
+    data = asked.data
     name, commit = split_names(data)[split], pinned["commit"]
     try:
         found = _builder_of(data, pinned).as_dataset(split=name)
     except ValueError as error:
         raise refused(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
-    yield from from_dataset(found, data, f"{data.path} ({name})", slices)
+    yield from from_dataset(found, asked, f"{data.path} ({name})", slices)
 
 
 def _builder_of(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
@@ -80,10 +82,10 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
     return builder
 
 
-def from_dataset(dataset: Dataset, data: Data, where: str, slices: Slices) -> Iterator[Block]:
+def from_dataset(dataset: Dataset, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
     """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
-    named = stored_names(data, dataset.column_names, where)
-    names = _names(dataset, named[data.label])
+    named = stored_names(asked, dataset.column_names, where)
+    names = _names(dataset, named[asked.labels.of]) if asked.labels else ()
     tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
     blocks = _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
     kinds = dataset.features.arrow_schema
@@ -92,7 +94,8 @@ def from_dataset(dataset: Dataset, data: Data, where: str, slices: Slices) -> It
 
 
 def _names(dataset: Dataset, column: str) -> tuple[str, ...]:
-    return tuple(getattr(dataset.features[column], "names", None) or ())
+    feature = dataset.features[column]
+    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
 def _column(dataset: Dataset, name: str) -> Iterator[pa.Array]:
@@ -102,9 +105,9 @@ def _column(dataset: Dataset, name: str) -> Iterator[pa.Array]:
             yield with_names(values, names)
 
 
-def from_table(table: pa.Table, data: Data, where: str, slices: Slices) -> Iterator[Block]:
+def from_table(table: pa.Table, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
     """The rows of an Arrow table."""
-    named = stored_names(data, table.column_names, where)
+    named = stored_names(asked, table.column_names, where)
     parts = (table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS))
     blocks = _blocks(parts, named, where, (), table.num_rows)
     others = slices.of_file(table.column_names, table.schema.types)

@@ -21,19 +21,23 @@ import pyarrow.compute as pc
 
 from training.ipc import in_blocks, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
-from training.rows.blocks import SPLITS, Block, Numbers, columns
+from training.rows.asked import Asked
+from training.rows.blocks import SPLITS, Block, Numbers
 from training.rows.checks import SPLIT_CHECKS, level_of
 from training.rows.holdout import cut, held_out
 from training.rows.hub import hub_splits
+from training.rows.lists import each, lists_of
 from training.rows.objects import object_splits
+from training.rows.plain import is_list
 from training.rows.reading import READERS
-from training.rows.shaping import Shaped, shaped
+from training.rows.shaping import AS_WRITTEN, Shaped, shaped
 from training.rows.slices import Slices
-from training.rows.survey import Faults, Survey, without_faulty
+from training.rows.survey import Faults, Survey, has_unknown, without_faulty
 from training.rows.twins import Twins, hashes_of
 
 if TYPE_CHECKING:
     from training.recipe import Data
+    from training.rows.columns import KindOfRows
 
 MOST_LABELS = 10_000  # more distinct values than this are no labels but, most likely, the wrong column
 MOST_PROBLEMS = 200
@@ -42,7 +46,11 @@ Progress = Callable[[int, int], None]
 
 
 def load(
-    data: Data, sources: Mapping[str, Any], out: Path, progress: Progress = lambda done, total: None
+    data: Data,
+    kind: KindOfRows,
+    sources: Mapping[str, Any],
+    out: Path,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, int]:
     """Writes the rows of every split to the folder `out`, with their labels and a report; gives the rows a
     split, the number of labels and of warnings.
@@ -51,8 +59,8 @@ def load(
     Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object. `progress` gets the rows read and an
     estimate of all.
 
-    `out` gets `<split>.arrow` with columns `text`, for pairs `text_pair`, and `label` (int64, a place in
-    `labels.json`); `labels.json` (names in order); `log/report.json` (rows, labels, characters and warnings a split).
+    `out` gets `<split>.arrow` with the kind's columns, in the types that KindOfRows.columns tells; `labels.json` (names
+    in order, none for a kind without labels); `log/report.json` (rows, labels, characters and warnings a split).
     For validation and test it gets `<split>.slices.arrow`, row for row with `<split>.arrow`: every other column by
     which rows can be told apart, under the recipe's name, as dictionary<int32, string> (whole numbers and truths as
     `3` and `true`, those of a ClassLabel by their names; null for a missing value and for an empty text); no such file
@@ -61,20 +69,21 @@ def load(
     Raises UserError with every problem of all splits; what `out` holds then is of no use.
     """
     out.mkdir(parents=True, exist_ok=True)
+    asked = Asked(data, kind)
     with TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
-        reading = _Reading(data, sources, Path(kept), progress)
+        reading = _Reading(asked, sources, Path(kept), progress)
         reading.read_all()
         names, places, problems = reading.judged()
         if any(problem.level == "error" for problem in problems):
             raise UserError(problems)
         surveys = reading.surveys
         for split in surveys:
-            gone = _place_labels(Path(kept, split), out / f"{split}.arrow", places)
+            gone = _place_labels(Path(kept, split), out / f"{split}.arrow", asked, places)
             reading.slices.write(split, out / f"{split}.slices.arrow", gone)
     _write_json(out / "labels.json", names)
     _write_json(out / "slices.json", reading.slices.summary())
-    _write_json(out / "log" / "report.json", _report(data, surveys, names, places, problems))
-    rows = {f"{split}_rows": sum(_known(survey, places).values()) for split, survey in surveys.items()}
+    _write_json(out / "log" / "report.json", _report(surveys, names, places, problems))
+    rows = {f"{split}_rows": survey.rows for split, survey in surveys.items()}
     return rows | {"labels": len(names), "warnings": len(problems)}
 
 
@@ -101,7 +110,7 @@ def _bytes(file: str) -> int:
 class _Reading:
     """The first pass."""
 
-    data: Data
+    asked: Asked
     sources: Mapping[str, Any]
     kept: Path
     """Where the rows of each split are held as they are written."""
@@ -112,32 +121,33 @@ class _Reading:
     """Why sources could not be read to their end."""
 
     def __post_init__(self) -> None:
-        self.twins = Twins(self.kept)
-        self.slices = Slices(self.data, self.kept)
+        self.twins = Twins(self.asked, self.kept)
+        self.slices = Slices(self.asked, self.kept)
         self._rows, self._before = 0, 0.0
 
     def read_all(self) -> None:
         """Reads every split, checks its rows, and keeps them; what is to be held out goes to splits of its own."""
         try:
-            splits = _splits(self.data, self.sources)
+            splits = _splits(self.asked.data, self.sources)
         except UserError as error:
             self.broken += error.problems
             return
         for split, share in splits.items():
-            self._read(split, share, held_out(self.data, splits) if split == "train" else {})
+            self._read(split, share, held_out(self.asked.data, splits) if split == "train" else {})
         self.surveys = {split: self.surveys[split] for split in SPLITS if split in self.surveys}
 
     def _read(self, split: str, share: float, cuts: Mapping[str, float]) -> None:
-        into = {split: Survey(split), **{other: Survey(other, size) for other, size in cuts.items()}}
-        schema = pa.schema([(name, pa.string()) for name in columns(self.data)])
+        into = {split: Survey(split, self.asked)}
+        into |= {other: Survey(other, self.asked, size) for other, size in cuts.items()}
+        schema = pa.schema([(column.name, AS_WRITTEN[column.form]) for column in self.asked.columns])
         self.slices.begin(split, [name for name in into if name != "train"])
-        blocks = READERS[self.data.source](self.data, split, self.sources, self.slices)
+        blocks = READERS[self.asked.data.source](self.asked, split, self.sources, self.slices)
         try:
             with ExitStack() as stack:
                 writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
-                for made in shaped(blocks, self.data):
+                for made in shaped(blocks, self.asked):
                     into[split].filtered += made.filtered
-                    block = without_faulty(made.block, self.data, into[split], self.faults)
+                    block = without_faulty(made.block, into[split], self.faults)
                     self._keep(block, into, cuts, writers)
                     self._tell(made, share)
             self.surveys |= into
@@ -148,16 +158,16 @@ class _Reading:
     def _keep(
         self, block: Block, into: Mapping[str, Survey], cuts: Mapping[str, float], writers: Mapping[str, Any]
     ) -> None:
-        hashes = hashes_of(block.rows)
+        hashes = hashes_of(block.rows, self.asked.inputs)
         for name, mask in cut(hashes, cuts, next(iter(into))).items():
             part = block if mask is None else block.taken(mask)
-            into[name].add(part, self.data)
-            if len(into[name].labels) > MOST_LABELS:
+            into[name].add(part)
+            if (column := self.asked.labels) and len(into[name].labels) > MOST_LABELS:
                 message = (
-                    f"column {self.data.label!r} has more than {MOST_LABELS} different values in the {name} "
+                    f"column {column.of!r} has more than {MOST_LABELS} different values in the {name} "
                     "split: is it the column of labels?"
                 )
-                raise UserError([Problem(kind="data", where="data.label", message=message)])
+                raise UserError([Problem(kind="data", where=column.field, message=message)])
             self.twins.add(name, part, hashes if mask is None else hashes[mask])
             self.slices.add(name, part)
             writers[name].write(part.rows)
@@ -170,7 +180,7 @@ class _Reading:
     def judged(self) -> tuple[list[str], dict[str, int], list[Problem]]:
         """The label names in order; the place of each label as rows write it; and everything that was found, each
         once, but for what the recipe ignores."""
-        found = [*self.broken, *self.faults.problems(self.data)]
+        found = [*self.broken, *self.faults.problems(self.asked)]
         if any(problem.level == "error" for problem in found):
             for survey in self.surveys.values():
                 survey.as_if_corrected()
@@ -178,17 +188,18 @@ class _Reading:
         if train is None:
             return [], {}, _told(found)
         parts = [survey for survey in self.surveys.values() if survey is train or survey.held_out is not None]
-        seen = {label: 1 for survey in parts for label in survey.labels}
+        seen = in_order({label for survey in parts for label in survey.labels})
+        stored = train.named or self.asked.kind.order(seen) or ()
         try:
-            names, places = label_places(self.data.label_names, train.named, seen)
+            names, places = label_places(self.asked.data.label_names, stored, seen)
         except UserError as error:
             return [], {}, _told([*found, *error.problems])
-        if level_of("unknown_label", self.data) != "error":
-            for survey in self.surveys.values():
-                survey.leave_out_unknown(places)
+        if level_of("unknown_label", self.asked) != "error":
+            for split, survey in self.surveys.items():
+                survey.leave_out_unknown(places, _written(self.kept / split))
         for survey in self.surveys.values():
             for name, check in SPLIT_CHECKS.items():
-                level = level_of(name, self.data)
+                level = level_of(name, self.asked)
                 if level != "ignore":
                     found += [
                         Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
@@ -207,16 +218,16 @@ def _told(found: Iterable[Problem]) -> list[Problem]:
 
 
 def label_places(
-    wanted: Sequence[str] | None, stored: Sequence[str], seen: Mapping[str, int]
+    wanted: Sequence[str] | None, stored: Sequence[str], seen: Iterable[str]
 ) -> tuple[list[str], dict[str, int]]:
     """The label names in order, and the place of each label as the rows write it.
 
     The order is that of the source where it names its labels, else that of the labels seen in the training
-    rows: by value where all are whole numbers, else by spelling. Names that the recipe wants replace it:
+    rows, as `in_order` has it. Names that the recipe wants replace it:
     rows may spell these names; or whole numbers that count them from 0; or as many other whole numbers, in
     increasing order. Raises UserError where numbers are none of these.
     """
-    natural = list(stored) or sorted(seen, key=int if all(map(_is_number, seen)) else str)
+    natural = list(stored) or in_order(seen)
     if wanted is None:
         return natural, {label: place for place, label in enumerate(natural)}
     names = list(wanted)
@@ -234,41 +245,65 @@ def label_places(
     return names, {name: place for place, name in enumerate(names)}
 
 
+def in_order(labels: Iterable[str]) -> list[str]:
+    """By value where all are whole numbers, else by spelling."""
+    held = list(labels)
+    return sorted(held, key=int if all(map(_is_number, held)) else str)
+
+
 def _is_number(label: str) -> bool:
     """Whether it is spelt as Python spells a whole number: `-1`, but not `01` or `1.0`."""
     digits = label.removeprefix("-")
     return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
 
 
-def _place_labels(as_written: Path, final: Path, places: Mapping[str, int]) -> Numbers:
+def _written(file: Path) -> Iterator[pa.RecordBatch]:
+    """The rows that a pass has written."""
+    with ipc_reader(file, mapped=False) as reader:
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+
+
+def _place_labels(as_written: Path, final: Path, asked: Asked, places: Mapping[str, int]) -> Numbers:
     """The same rows with each label's place in its stead; gives which rows were left out, for an unknown label."""
+    column = asked.labels.name if asked.labels else None
+    types = {one.name: _FINAL.get(one.form, AS_WRITTEN[one.form]) for one in asked.columns}
+    schema = pa.schema(list(types.items()))
     spelt, values = pa.array(list(places), pa.string()), pa.array(list(places.values()), pa.int64())
     gone = [np.zeros(0, np.int64)]
     done = 0
 
-    def placed(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
+    def placed() -> Iterator[pa.RecordBatch]:
         nonlocal done
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            labels = values.take(pc.index_in(batch.column("label"), value_set=spelt))
-            rows = pa.RecordBatch.from_arrays([*batch.columns[:-1], labels], schema=schema)
-            if labels.null_count:
-                gone.append(done + np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)))
-                rows = rows.filter(labels.is_valid())
-            done += len(labels)
-            yield rows
+        for batch in _written(as_written):
+            rows = batch
+            if column is not None:
+                bad = has_unknown(batch.column(column), spelt)
+                gone.append(done + np.flatnonzero(bad))
+                rows = batch.filter(pa.array(~bad)) if bad.any() else batch
+                labels = _placed(rows.column(column), spelt, values)
+                rows = rows.set_column(rows.schema.names.index(column), column, labels)
+            done += batch.num_rows
+            yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
 
-    with ipc_reader(as_written, mapped=False) as reader:
-        texts = [column for column in reader.schema if column.name != "label"]
-        schema = pa.schema([*texts, ("label", pa.int64())])
-        with ipc_writer(final, schema) as writer:
-            for block in in_blocks(placed(reader), schema):
-                writer.write(block)
+    with ipc_writer(final, schema) as writer:
+        for block in in_blocks(placed(), schema):
+            writer.write(block)
     return np.concatenate(gone)
 
 
+_FINAL: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.list_(pa.int64())}
+"""The types of labels once their places are known."""
+
+
+def _placed(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
+    """The place of each label, all of which are known."""
+    found = places.take(pc.index_in(each(labels), value_set=spelt))
+    return lists_of(labels, found) if is_list(labels.type) else found
+
+
 def _known(survey: Survey, places: Mapping[str, int]) -> dict[int, int]:
-    """Rows by the place of their label; those with an unknown one are not there any more."""
+    """Rows, or of lists entries, by the place of their label; those with an unknown one are not there any more."""
     counts: dict[int, int] = {}
     for label, count in survey.labels.items():
         if label in places:
@@ -277,7 +312,6 @@ def _known(survey: Survey, places: Mapping[str, int]) -> dict[int, int]:
 
 
 def _report(
-    data: Data,
     surveys: Mapping[str, Survey],
     names: Sequence[str],
     places: Mapping[str, int],
@@ -285,7 +319,7 @@ def _report(
 ) -> dict[str, Any]:
     counts = {split: _known(survey, places) for split, survey in surveys.items()}
     return {
-        "rows": {split: sum(known.values()) for split, known in counts.items()},
+        "rows": {split: survey.rows for split, survey in surveys.items()},
         "labels": {
             split: {name: known.get(place, 0) for place, name in enumerate(names)} for split, known in counts.items()
         },

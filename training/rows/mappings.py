@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from training.ipc import BLOCK_ROWS
 from training.rows.blocks import Block, Fault, refused, shortly, stored_names, wanted
+from training.rows.lists import NESTED, as_json
 from training.rows.slices import MIXED, MOST_BYTES, MOST_VALUES, NOT_READ, Slices, Unfit
 
 if TYPE_CHECKING:
     from training.recipe import Data
+    from training.rows.asked import Asked
 
 # The sorts of value that a column may hold; the first value of a column decides which of them it holds.
 SORTS: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
@@ -27,7 +29,7 @@ CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
 
 def from_mappings(
     rows: Iterable[tuple[int, Any]],
-    data: Data,
+    asked: Asked,
     where: str,
     slices: Slices,
     total: int | None = None,
@@ -45,25 +47,25 @@ def from_mappings(
         first = next((row for _, row in held if isinstance(row, Mapping)), None)
         if not named and first is not None:
             there = there or list(map(str, first))
-            named = stored_names(data, there, where)
+            named = stored_names(asked, there, where)
             others, known = slices.of_file(there), set(first)
-        names = named or {name: name for name in wanted(data)}
-        read = [_values(number, row, data, names, sorts) for number, row in held]
+        names = named or {name: name for name in wanted(asked)}
+        read = [_values(number, row, asked, names, sorts) for number, row in held]
         faults = tuple(found for found in read if isinstance(found, Fault))
         good = [place for place, found in enumerate(read) if not isinstance(found, Fault)]
         done += len(held)
         by_column = list(zip(*(read[place] for place in good), strict=True)) or [()] * len(names)
-        arrays = {name: _array(column, name, data) for name, column in zip(names, by_column, strict=True)}
+        arrays = {name: _array(column, name, asked) for name, column in zip(names, by_column, strict=True)}
         batch = pa.RecordBatch.from_pydict(arrays)
         share = done / total if total else 0.0
-        beside = _beside([held[place][1] for place in good], others, known, data, slices)
+        beside = _beside([held[place][1] for place in good], others, known, asked.data, slices)
         numbers = np.array([held[place][0] for place in good], np.int64)
-        yield Block(where, batch, numbers, (), faults, share, beside)
+        yield Block(where, batch, numbers, (), faults, share, beside, spelt=True)
 
 
-def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slices) -> Iterator[Block]:
+def from_columns(table: Mapping[str, Any], asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
     """A mapping of columns to as many values each."""
-    named = stored_names(data, list(table), where)
+    named = stored_names(asked, list(table), where)
     lengths = {name: len(table[name]) if isinstance(table[name], Sized) else None for name in named.values()}
     if len(set(lengths.values())) > 1 or None in lengths.values():
         told = ", ".join(f"{name} {'no list' if n is None else n}" for name, n in lengths.items())
@@ -72,12 +74,12 @@ def from_columns(table: Mapping[str, Any], data: Data, where: str, slices: Slice
     there = [name for name in table if isinstance(name, str)]
     others = [name for name in there if slices.reading and name not in named.values()]
     count = next(iter(lengths.values()))
-    beside = [_guarded(table, name, count, data, slices) for name in others]
+    beside = [_guarded(table, name, count, asked.data, slices) for name in others]
     rows = (
         dict(zip([*named.values(), *others], [*row, *more], strict=True))
         for row, *more in zip(zip(*columns, strict=True), *beside, strict=False)
     )
-    yield from from_mappings(enumerate(rows, 1), data, where, slices, count, there)
+    yield from from_mappings(enumerate(rows, 1), asked, where, slices, count, there)
 
 
 def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, slices: Slices) -> Iterator[Any]:
@@ -149,7 +151,7 @@ def _of_other_library(value: Any) -> str | int:
         raise Unfit(f"is of type {type(value).__name__}") from error
 
 
-def _values(number: int, row: Any, data: Data, named: Mapping[str, str], sorts: dict[str, str]) -> list[Any] | Fault:
+def _values(number: int, row: Any, asked: Asked, named: Mapping[str, str], sorts: dict[str, str]) -> list[Any] | Fault:
     """The values of one row in the order of `named`; `sorts` learns what each column holds."""
     if isinstance(row, Fault):
         return row
@@ -160,11 +162,12 @@ def _values(number: int, row: Any, data: Data, named: Mapping[str, str], sorts: 
     for name, theirs in named.items():
         value = row.get(theirs)
         if value is not None:
-            value = _plain(value)
-            if name in data.cast:
-                value = _cast(number, name, value, data.cast[name])
-            elif not isinstance(value, Fault):
-                value = _as_before(number, name, value, data, sorts)
+            if asked.form_of(name) in NESTED:
+                value = _spelt(number, name, value)
+            elif name in asked.casts:
+                value = _cast(number, name, _plain(value), asked.casts[name])
+            else:
+                value = _as_before(number, name, _plain(value), asked, sorts)
             if isinstance(value, Fault):
                 return value
         values.append(value)
@@ -179,6 +182,14 @@ def _plain(value: Any) -> Any:
         return index(value)
     except Exception:  # whatever the value's own code raises, it is no whole number
         return value
+
+
+def _spelt(number: int, name: str, value: Any) -> str | Fault:
+    try:
+        return as_json(value)
+    except Exception as error:  # whatever the value's own code raises
+        what = f"holds what JSON cannot write in column {name!r}"
+        return Fault(number, "type", what, f": {type(error).__name__}: {error}")
 
 
 def _cast(number: int, name: str, value: Any, to: str) -> Any:
@@ -202,13 +213,14 @@ def _cast(number: int, name: str, value: Any, to: str) -> Any:
     return Fault(number, "type", f"holds no {to} in column {name!r}", f": {shortly(value)}")
 
 
-def _as_before(number: int, name: str, value: Any, data: Data, sorts: dict[str, str]) -> Any:
+def _as_before(number: int, name: str, value: Any, asked: Asked, sorts: dict[str, str]) -> Any:
     """The value, where it is of the sort that its column holds; texts belong in text columns."""
     sort = next((sort for sort, kinds in SORTS.items() if isinstance(value, kinds)), type(value).__name__)
     what = f"holds {type(value).__name__} in column {name!r}"
-    if name in data.text:
+    form = asked.form_of(name)
+    if form == "text":
         good, belongs = sort == "text", "where a text belongs"
-    elif name == data.label:
+    elif form == "label":
         held = sorts.setdefault(name, sort)
         fits = sort in SORTS and not isinstance(value, float) and not (sort == "number" and abs(value) >= LARGEST)
         good = fits and sort == held
@@ -220,11 +232,11 @@ def _as_before(number: int, name: str, value: Any, data: Data, sorts: dict[str, 
     return value if good else Fault(number, "type", f"{what} {belongs}", f": {shortly(value)}")
 
 
-def _array(values: tuple[Any, ...], name: str, data: Data) -> pa.Array:
+def _array(values: tuple[Any, ...], name: str, asked: Asked) -> pa.Array:
     if any(isinstance(value, str) for value in values):
         # Through bytes, because a Python string may hold half a surrogate pair, which is no text.
         return pa.array([None if v is None else v.encode("utf-8", "surrogatepass") for v in values], pa.binary())
-    if name in data.text and name not in data.cast:
+    if asked.form_of(name) in ("text", *NESTED) and name not in asked.casts:
         return pa.array(values, pa.string())
     if any(isinstance(value, float) for value in values):
         return pa.array([None if value is None else float(value) for value in values], pa.float64())

@@ -19,6 +19,7 @@ from training.rows.urls import shown
 
 if TYPE_CHECKING:
     from training.recipe import Data
+    from training.rows.asked import Asked
     from training.rows.slices import Slices
 
 _END = object()
@@ -37,8 +38,9 @@ def object_splits(data: Data) -> dict[str, str]:
     return {"train": "train"} if whole else split_names(data)
 
 
-def read_object(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_object(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """The rows that the object `data.path` has for the split; a function is called once for each."""
+    data = asked.data
     found: Any = load_object(data.path)
     name = object_splits(data).get(split, split)
     if _is_splits(found, data):
@@ -51,24 +53,24 @@ def read_object(data: Data, split: str, pinned: Mapping[str, Any], slices: Slice
         where = f"{data.path}({name!r})"
         with _told(where):
             rows = found(name)
-    yield from _blocks(rows, data, where, slices)
+    yield from _blocks(rows, asked, where, slices)
 
 
-def _blocks(rows: Any, data: Data, where: str, slices: Slices) -> Iterator[Block]:
+def _blocks(rows: Any, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
     library = type(rows).__module__.partition(".")[0]
     if library == "pandas" and hasattr(rows, "columns"):
         with _told(where):
             rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
-        yield from from_table(rows, data, where, slices)
+        yield from from_table(rows, asked, where, slices)
     elif library == "datasets" and hasattr(rows, "num_rows"):
-        yield from from_dataset(rows, data, where, slices)
+        yield from from_dataset(rows, asked, where, slices)
     elif isinstance(rows, Mapping):
-        yield from from_columns(rows, data, where, slices)
+        yield from from_columns(rows, asked, where, slices)
     elif isinstance(rows, Iterable) or is_rows(rows):
         with _told(where):
             total = len(rows) if isinstance(rows, Sized) else None
-        yield from from_mappings(_numbered(rows, where, total), data, where, slices, total)
+        yield from from_mappings(_numbered(rows, where, total), asked, where, slices, total)
     else:
         raise refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
 

@@ -10,6 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+_BYTES = (
+    (types.is_string, pa.binary()),
+    (types.is_large_string, pa.large_binary()),
+    (types.is_string_view, pa.binary_view()),
+)
+"""The types of texts, and of as many bytes."""
+
 
 def plain(column: pa.Array) -> pa.Array:
     """The column in a type that all of Arrow's functions know: texts as bytes, which need not be UTF-8, and values in
@@ -24,14 +31,30 @@ def as_bytes(column: pa.Array) -> pa.Array:
     if types.is_dictionary(column.type):
         # Arrow takes no values out of views, so those in a dictionary are decoded.
         return pa.DictionaryArray.from_arrays(column.indices, plain(column.dictionary))
-    for is_text, to in (
-        (types.is_string, pa.binary()),
-        (types.is_large_string, pa.large_binary()),
-        (types.is_string_view, pa.binary_view()),
-    ):
+    for is_text, to in _BYTES:
         if is_text(column.type):
             return column.view(to)
-    return column
+    return column.view(_bytes_within(column.type)) if types.is_nested(column.type) else column
+
+
+def _bytes_within(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes in place of texts, however deep they lie."""
+    for is_text, to in _BYTES:
+        if is_text(kind):
+            return to
+    for is_list, of in (
+        (types.is_list, pa.list_),
+        (types.is_large_list, pa.large_list),
+        (types.is_list_view, pa.list_view),
+        (types.is_large_list_view, pa.large_list_view),
+    ):
+        if is_list(kind):
+            return of(kind.value_field.with_type(_bytes_within(kind.value_type)))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_bytes_within(kind.value_type)), kind.list_size)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_bytes_within(field.type)) for field in kind])
+    return kind
 
 
 def decoded(column: pa.Array) -> pa.Array:
@@ -41,6 +64,12 @@ def decoded(column: pa.Array) -> pa.Array:
     if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
         return column.cast(pa.binary())
     return column
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this type has a list a row."""
+    checks = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(check(kind) for check in (*checks, types.is_list_view, types.is_large_list_view))
 
 
 def with_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
@@ -57,7 +86,7 @@ def sizes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
     sizes = np.full(len(column), 8.0)
     if types.is_dictionary(column.type):
         if len(column.dictionary):
-            of_values = pa.array(sizes_of(column.dictionary))
+            of_values = pa.array(sizes_of(as_bytes(column.dictionary)))
             sizes += of_values.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False)
     elif types.is_binary(column.type) or types.is_large_binary(column.type):
         sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
@@ -65,6 +94,11 @@ def sizes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
         # The first four of the sixteen bytes of a view are the length.
         lengths = np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset : column.offset + len(column)]
         sizes += np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    elif types.is_struct(column.type):
+        sizes += sum(map(sizes_of, column.flatten()))
+    elif is_list(column.type):
+        of_values, rows = sizes_of(pc.list_flatten(column)), pc.list_parent_indices(column)
+        sizes += np.bincount(rows.to_numpy(), of_values, len(column))
     elif len(column):
         sizes += column.nbytes / len(column)
     return sizes

@@ -1,6 +1,6 @@
 """Rows as they stand in files: CSV, JSON, Parquet and Arrow, a block at a time.
 
-A reader is a function `(data, split, pinned, slices) -> Iterator[Block]`; READERS names them all. It raises UserError
+A reader is a function `(asked, split, pinned, slices) -> Iterator[Block]`; READERS names them all. It raises UserError
 when the source as a whole cannot be read (no such column, not a Parquet file) and leaves out single rows that it cannot
 read, each with a Fault that says why. Of columns that the recipe does not name it reads those that `slices` asks for,
 and whatever is wrong with these leaves out no row.
@@ -37,25 +37,27 @@ from training.rows.urls import shown
 
 if TYPE_CHECKING:
     from training.recipe import Data
+    from training.rows.asked import Asked
     from training.rows.slices import Slices
 
 LONGEST_ROW_BYTES = 2 * 2**20
 MOST_RAGGED = 10_000  # with more rows than this that do not fit the header, it is the file that is not as thought
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
-Reader = Callable[["Data", str, Mapping[str, Any], "Slices"], Iterator[Block]]
+Reader = Callable[["Asked", str, Mapping[str, Any], "Slices"], Iterator[Block]]
 
 
-def read_csv(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_csv(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """CSV with a header; every value stays the text it is: `NA`, `1.0`, quoted line breaks. Empty rows do not count."""
     for file in pinned[split]:
-        yield from _csv_file(file, data, slices)
+        yield from _csv_file(file, asked, slices)
 
 
-def _csv_file(file: str, data: Data, slices: Slices) -> Iterator[Block]:
+def _csv_file(file: str, asked: Asked, slices: Slices) -> Iterator[Block]:
+    data = asked.data
     where, delimiter = shown(file), delimiter_of(file, data)
     header, blank = _header(file, data, delimiter)
-    named = _columns_of(header, data, where)
+    named = _columns_of(header, asked, where)
     others = slices.of_file(header)
     read = list(dict.fromkeys([*named.values(), *others.values()]))
     ragged = _Ragged(where, delimiter, first=blank + 2)
@@ -82,16 +84,16 @@ def _csv_file(file: str, data: Data, slices: Slices) -> Iterator[Block]:
                     for start in range(0, batch.num_rows, BLOCK_ROWS):
                         part = batch.slice(start, BLOCK_ROWS)
                         rows = pa.RecordBatch.from_pydict({ours: part.column(named[ours]) for ours in named})
-                        asked = filter(slices.reads, others)
-                        beside = {ours: pa.chunked_array([part.column(others[ours])]) for ours in asked}
-                        block = Block(where, rows, ragged.numbers(rows.num_rows), (), (), raw.share, beside)
+                        sliced = filter(slices.reads, others)
+                        beside = {ours: pa.chunked_array([part.column(others[ours])]) for ours in sliced}
+                        block = Block(where, rows, ragged.numbers(rows.num_rows), (), (), raw.share, beside, spelt=True)
                         empty = _empty(rows)
                         if empty.any():
                             block = block.taken(~empty)
                         yield replace(block, faults=ragged.faults())
         except pa.ArrowInvalid as error:
             raise refused(where, _csv_trouble(error, ragged.last)) from error
-    yield Block(where, _no_rows(list(named)), ragged.numbers(0), (), ragged.faults(), 1.0)
+    yield Block(where, _no_rows(list(named)), ragged.numbers(0), (), ragged.faults(), 1.0, spelt=True)
 
 
 def _empty(rows: pa.RecordBatch) -> Any:
@@ -168,10 +170,10 @@ class _Ragged:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _columns_of(header: list[str], data: Data, where: str) -> dict[str, str]:
+def _columns_of(header: list[str], asked: Asked, where: str) -> dict[str, str]:
     """`stored_names`, with a word on the delimiter where the header is one column that holds another."""
     try:
-        return stored_names(data, header, where)
+        return stored_names(asked, header, where)
     except UserError as error:
         for other, spelt in DELIMITERS.items():
             if len(header) == 1 and other in header[0]:
@@ -186,15 +188,15 @@ def _csv_trouble(error: pa.ArrowInvalid, last: int) -> str:
     return f"is not readable as CSV: {error}"
 
 
-def read_json(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_json(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """JSON lines, one object a line, where blank lines do not count; or one array of objects."""
     for file in pinned[split]:
         where = shown(file)
-        with opened(file, data) as raw:
+        with opened(file, asked.data) as raw:
             lines = io.BufferedReader(raw, 2**20)
             array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
             rows = _elements(_Array(lines, where), where) if array else _lines(lines, where)
-            for block in from_mappings(rows, data, where, slices):
+            for block in from_mappings(rows, asked, where, slices):
                 yield replace(block, share=raw.share)
 
 

@@ -1,4 +1,4 @@
-"""Columns of whichever type become texts and labels: cast, filtered, limited, each row that cannot be named."""
+"""Columns of whichever type become what the kind wants: cast, filtered, limited, each row that cannot be named."""
 
 from __future__ import annotations
 
@@ -12,41 +12,51 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.problems import Problem, UserError
-from training.rows.blocks import Block, Fault, columns, shortly
+from training.rows.asked import Asked, Stored
+from training.rows.blocks import Block, Fault, shortly
+from training.rows.columns import Form
 from training.rows.filters import Filter, parse_filter
+from training.rows.lists import NESTED, Wrong, from_arrow, from_json
 from training.rows.mappings import NUMBERS
-from training.rows.plain import plain, with_names
+from training.rows.plain import is_list, plain, with_names
 
 if TYPE_CHECKING:
-    from training.recipe import Data
+    from collections.abc import Mapping
 
+AS_WRITTEN: Mapping[Form, pa.DataType] = {
+    "text": pa.string(),
+    "texts": pa.list_(pa.string()),
+    "label": pa.string(),
+    "labels": pa.list_(pa.string()),
+    "number": pa.float64(),
+    "value": pa.string(),
+}
+"""The types of columns as long as labels are spelt as they are written."""
 ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
-Wrong = dict[int, tuple[str, str, str]]
-"""The place of each value that is wrong in its block; and the check, the words and the value of its fault."""
-
 
 @dataclass(frozen=True)
 class Shaped:
-    """A block whose rows are `text`, for pairs `text_pair`, and `label`: strings as written, null where missing."""
+    """A block whose rows are the kind's columns, in the types of AS_WRITTEN, null where missing."""
 
     block: Block
     filtered: int
     """Rows that the filter took away."""
 
 
-def shaped(blocks: Iterable[Block], data: Data) -> Iterator[Shaped]:
+def shaped(blocks: Iterable[Block], asked: Asked) -> Iterator[Shaped]:
     """The blocks as the recipe wants them, up to its limit.
 
-    Raises UserError for columns that hold neither text nor, for labels, whole numbers or truths, and for a filter
-    that compares what cannot be compared.
+    Raises UserError for columns whose type is none that the kind wants, and for a filter that compares what cannot be
+    compared.
     """
+    data = asked.data
     wish = parse_filter(data.filter) if data.filter else None
     left = data.limit
     for block in blocks:
-        made = _shape(block, data, wish, left)
+        made = _shape(block, asked, wish, left)
         if left is not None:
             left -= made.block.rows.num_rows
         yield made
@@ -54,21 +64,21 @@ def shaped(blocks: Iterable[Block], data: Data) -> Iterator[Shaped]:
             return
 
 
-def _shape(block: Block, data: Data, wish: Filter | None, left: int | None) -> Shaped:
+def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) -> Shaped:
     plain_columns = [plain(column) for column in block.rows.columns]
     rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
     numbers, faults = block.numbers, list(block.faults)
-    _need_casts(rows.schema, data, block.where)
+    _need_casts(rows.schema, asked, block.where)
     for name in rows.schema.names:
-        for convert in (_decoded, _cast):
-            column, wrong = convert(name, rows.column(name), data)
+        for convert in (_decoded, _cast, _nested):
+            column, wrong = convert(name, rows.column(name), asked, block)
             faults += [Fault(int(numbers[place]), *what) for place, what in wrong.items()]
             rows = rows.set_column(rows.schema.names.index(name), name, column)
             if wrong:
                 good = np.ones(rows.num_rows, bool)
                 good[list(wrong)] = False
                 rows, numbers = rows.filter(pa.array(good)), numbers[good]
-    _need_types(rows.schema, data, block.where)
+    _need_types(rows.schema, asked, block.where)
     mask = np.ones(rows.num_rows, bool) if wish is None else _wished(wish, rows, block.where)
     places = np.flatnonzero(mask)
     if left is not None and len(places) >= left:
@@ -77,16 +87,16 @@ def _shape(block: Block, data: Data, wish: Filter | None, left: int | None) -> S
         faults = [fault for fault in faults if fault.row <= numbers[places[-1]]]
     if len(places) < rows.num_rows:
         rows, numbers = rows.take(pa.array(places)), numbers[places]
-    if data.label in data.cast:  # a cast value is a label of its own, not the place of a name
-        block = replace(block, label_names=())
-    arrays = {ours: _as_string(rows.column(theirs), ours, block) for ours, theirs in columns(data).items()}
+    # A cast value is a label of its own, not the place of a name.
+    names = () if asked.labels is None or asked.labels.of in asked.data.cast else block.label_names
+    arrays = {column.name: _stored(rows.column(column.of), column, names) for column in asked.columns}
     slices = block.slices
     if slices and len(numbers) < len(block.numbers):
         there = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
         slices = {name: values.filter(there) for name, values in slices.items()}
     rows = pa.RecordBatch.from_pydict(arrays)
-    finished = replace(block, rows=rows, numbers=numbers, faults=tuple(faults), slices=slices)
-    return Shaped(finished, len(mask) - len(places))
+    block = replace(block, rows=rows, numbers=numbers, faults=tuple(faults), slices=slices, label_names=names)
+    return Shaped(block, len(mask) - len(places))
 
 
 def _wished(wish: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -97,7 +107,7 @@ def _wished(wish: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, n
     return mask
 
 
-def _decoded(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
+def _decoded(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
     """Bytes as text."""
     if not any(check(column.type) for check in _BYTES):
         return column, {}
@@ -105,15 +115,14 @@ def _decoded(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
     return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
 
 
-def _cast(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
-    """The column in the type that the recipe wants, if it wants one. An empty text is no number but no value."""
-    if name not in data.cast:
+def _cast(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+    """The column in the type that the recipe or the kind wants, if any. An empty text is no number but no value."""
+    if name not in asked.casts or not _is_cast(column.type, to := ARROW[asked.casts[name]]):
         return column, {}
-    to = ARROW[data.cast[name]]
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), to), {}
     given = column
-    if data.cast[name] != "string" and any(check(column.type) for check in _TEXT):
+    if to != pa.string() and any(check(column.type) for check in _TEXT):
         given = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
         if to == pa.int64():  # as rows of JSON are cast; left alone, Arrow takes 0x1F for a number and +5 for none
             spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
@@ -122,8 +131,17 @@ def _cast(name: str, column: pa.Array, data: Data) -> tuple[pa.Array, Wrong]:
     if pa.types.is_temporal(given.type) and to == pa.string():  # where Arrow does not raise but writes that it failed
         failed = pc.starts_with(cast, "<value out of range").fill_null(False)
         bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
-    what = f"holds no {data.cast[name]} in column {name!r}"
+    if asked.form_of(name) == "number":
+        bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
+    what = f"holds no {asked.data.cast.get(name, 'finite number')} in column {name!r}"
     return cast, {place: ("type", what, f": {_told(column[place])}") for place in bad}
+
+
+def _nested(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+    """Lists as such, and values as their JSON."""
+    if (form := asked.form_of(name)) is None or form not in NESTED:
+        return column, {}
+    return from_json(column, name, form) if block.spelt else from_arrow(column, name, form, block.label_names)
 
 
 def _told(value: pa.Scalar) -> str:
@@ -179,10 +197,10 @@ def _is_cast(kind: pa.DataType, to: pa.DataType) -> bool:
     return True
 
 
-def _need_casts(schema: pa.Schema, data: Data, where: str) -> None:
+def _need_casts(schema: pa.Schema, asked: Asked, where: str) -> None:
     """Raises UserError for columns that cannot be cast as the recipe wants."""
     problems = []
-    for name, to in data.cast.items():
+    for name, to in asked.data.cast.items():
         if name in schema.names and to not in (possible := _casts(schema.field(name).type)):
             instead = f"choose {' or '.join(possible)}, or" if possible else "take another column, or"
             message = (
@@ -194,27 +212,46 @@ def _need_casts(schema: pa.Schema, data: Data, where: str) -> None:
         raise UserError(problems)
 
 
-def _as_string(column: pa.Array, ours: str, block: Block) -> pa.Array:
-    """Texts and labels as strings; whole-number labels become the names that the source has for them."""
-    return with_names(column, block.label_names if ours == "label" else ()).cast(pa.string())
+def _stored(values: pa.Array, column: Stored, names: tuple[str, ...]) -> pa.Array:
+    """The column as written; whole-number labels become the names that the source has for them."""
+    if column.form == "label":
+        values = with_names(values, names)
+    values = values.cast(AS_WRITTEN[column.form], safe=False)
+    if column.blank and values.null_count and column.form in ("text", "texts"):
+        values = pc.coalesce(values, pa.scalar("" if column.form == "text" else [], values.type))
+    return values
 
 
-def _need_types(schema: pa.Schema, data: Data, where: str) -> None:
-    """Raises UserError for columns that hold neither text nor, for labels, whole numbers or truths."""
+def _need_types(schema: pa.Schema, asked: Asked, where: str) -> None:
+    """Raises UserError for columns whose type is none that the kind wants."""
     problems = []
-    for name in dict.fromkeys([*data.text, data.label]):
-        kind = schema.field(name).type
-        good = any(check(kind) for check in _TEXT)
-        if name == data.label:
-            good = good or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        if not good:
-            label = name == data.label
-            field, needed = ("data.label", "text or whole numbers") if label else ("data.text", "text")
-            message = f"column {name!r} of {where} is of type {kind}: it must hold {needed}"
+    for column in asked.columns:
+        kind = schema.field(column.of).type
+        if not _fits(kind, column.form):
+            message = f"column {column.of!r} of {where} is of type {kind}: it must hold {_NEEDED[column.form]}"
             number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-            best = "int64" if label and number else "string"
-            if best in _casts(kind):
-                message += f"; to convert it, set data.cast.{name}: {best}"
-            problems.append(Problem(kind="data", where=field, message=f"{message}."))
+            best = "int64" if column.form == "label" and number else "string"
+            if column.form in ("text", "label") and best in _casts(kind):
+                message += f"; to convert it, set data.cast.{column.of}: {best}"
+            problems.append(Problem(kind="data", where=column.field, message=f"{message}."))
     if problems:
         raise UserError(problems)
+
+
+_NEEDED: Mapping[Form, str] = {
+    "text": "text",
+    "texts": "lists of text",
+    "label": "text or whole numbers",
+    "labels": "lists of text or of whole numbers",
+    "number": "numbers",
+    "value": "values that JSON can write",
+}
+
+
+def _fits(kind: pa.DataType, form: Form) -> bool:
+    if form in ("texts", "labels"):
+        return is_list(kind) and pa.types.is_string(kind.value_type)
+    if form == "number":
+        return pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)
+    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    return any(check(kind) for check in _TEXT) or (form == "label" and whole)

@@ -1,4 +1,4 @@
-"""Columns beside texts and label, by which rows of validation and test can be told apart: what slices are made of.
+"""Columns beside those of the kind, by which rows of validation and test can be told apart: what slices are made of.
 
 Kept is every column of text, whole numbers or truths that has few different values, whether a recipe names it or not:
 one that is named later needs no row read anew. Every other column is left out, with the reason; whatever is wrong with
@@ -26,7 +26,7 @@ from training.rows.blocks import Block, Numbers
 from training.rows.plain import as_bytes, decoded, sizes_of
 
 if TYPE_CHECKING:
-    from training.recipe import Data
+    from training.rows.asked import Asked
 
 MOST_VALUES = 1000
 MOST_BYTES = 256  # of a value
@@ -51,8 +51,8 @@ class Slices:
     A column that is left out of one split is left out of all.
     """
 
-    def __init__(self, data: Data, folder: Path) -> None:
-        self._data, self._folder = data, folder
+    def __init__(self, asked: Asked, folder: Path) -> None:
+        self._asked, self._folder = asked, folder
         self._source = ""
         self._splits: tuple[str, ...] = ()
         self._of_files: dict[str, str] | None = None
@@ -76,8 +76,9 @@ class Slices:
 
         To be asked once for each file; `there` is all its columns, `kinds` their types where it knows them.
         """
-        renamed = [self._data.rename.get(name, name) for name in there]
-        found = {ours: theirs for ours, theirs in zip(renamed, there, strict=True) if ours not in self._named()}
+        renamed = [self._asked.data.rename.get(name, name) for name in there]
+        own = self._asked.by_source
+        found = {ours: theirs for ours, theirs in zip(renamed, there, strict=True) if ours not in own}
         self._seen |= dict.fromkeys(found)
         for ours, kind in zip(renamed, kinds, strict=False):
             if not _can_be(kind):
@@ -101,7 +102,7 @@ class Slices:
 
     def leave_out(self, name: str, why: str) -> None:
         """That the column is not kept."""
-        if self.reading and self.reads(name) and name not in self._named():
+        if self.reading and self.reads(name) and name not in self._asked.by_source:
             self._seen[name] = None
             self._left_out[name] = why
             for columns in self._found.values():
@@ -153,9 +154,6 @@ class Slices:
                 why[name] = "holds no value" if found else "is in train only"
         left_out = {_written(name): why[name] for name in self._seen if name in why}
         return {"kept": [name for name in self._seen if name not in why], "left_out": left_out}
-
-    def _named(self) -> Sequence[str]:
-        return (*self._data.text, self._data.label)
 
 
 @dataclass

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,14 @@ import pyarrow.compute as pc
 
 from training.ipc import Spread
 from training.problems import Problem
-from training.rows.blocks import Block, columns
+from training.rows.asked import Asked, Stored
+from training.rows.blocks import Block
 from training.rows.checks import MISSING_WORDS, ROW_CHECKS, level_of
+from training.rows.lists import any_of, each
+from training.rows.plain import is_list
 
 if TYPE_CHECKING:
-    from training.recipe import Data
+    from training.rows.columns import Mask
 
 ROWS_NAMED = 3  # of the rows with the same fault, as many are named in its message
 MENDS = {"encoding": "set data.encoding to what the file is written in, "}
@@ -50,17 +53,17 @@ class Faults:
             self._counts[sort] += len(rows)
             self._value.setdefault(sort, value)
 
-    def problems(self, data: Data) -> Iterator[Problem]:
+    def problems(self, asked: Asked) -> Iterator[Problem]:
         """One problem for each sort of fault in each file, none for what the recipe ignores."""
         for sort, total in self._counts.items():
-            level = level_of(sort.check, data)
+            level = level_of(sort.check, asked)
             if level == "ignore":
                 continue
             rows = self._first[sort]
             more = ", …" if total > len(rows) else ""
             like = f" ({total:,} rows like this: {', '.join(map(str, rows))}{more})" if total > 1 else ""
             them = "them" if total > 1 else "it"
-            mend = MENDS.get(sort.check, "") if data.source in ("csv", "json") else ""
+            mend = MENDS.get(sort.check, "") if asked.data.source in ("csv", "json") else ""
             end = f"{mend}correct or remove {them}, or leave {them} out: data.checks.{sort.check}: warning."
             if level == "warning":
                 end = "left out."
@@ -74,6 +77,7 @@ class Survey:
     """What the pass learns of one split."""
 
     split: str
+    asked: Asked
     held_out: float | None = None
     """The share of train that this split is, where it is cut from it."""
     rows: int = 0
@@ -90,21 +94,25 @@ class Survey:
     missing_words: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     """Column and word: how many texts are that word, and the first row, as a message names it."""
 
-    def add(self, block: Block, data: Data) -> None:
+    def add(self, block: Block) -> None:
         """Counts rows that will be kept."""
         self.rows += block.rows.num_rows
         self.named = self.named or block.label_names
-        texts = {ours: theirs for ours, theirs in columns(data).items() if ours != "label"}
-        lengths = [pc.utf8_length(block.rows.column(name)) for name in texts]
-        self.characters.add(sum(length.to_numpy(zero_copy_only=False) for length in lengths))
-        for value in pc.value_counts(block.rows.column("label")).to_pylist():
+        self.characters.add(_lengths(block.rows, self.asked.inputs))
+        if self.asked.labels:
+            self._count_labels(block, block.rows.column(self.asked.labels.name))
+        for column in self.asked.inputs:
+            if column.form == "text":
+                self._count_missing_words(block, column)
+
+    def _count_labels(self, block: Block, column: pa.Array) -> None:
+        labels = each(column)
+        for value in pc.value_counts(labels).to_pylist():
             self.labels[value["values"]] += value["counts"]
             if value["values"] not in self.first:
-                self.first[value["values"]] = _named(
-                    block, pc.index(block.rows.column("label"), value["values"]).as_py()
-                )
-        for ours, theirs in texts.items():
-            self._count_missing_words(block, ours, theirs)
+                place = pc.index(labels, value["values"]).as_py()
+                row = pc.list_parent_indices(column)[place].as_py() if is_list(column.type) else place
+                self.first[value["values"]] = _named(block, row)
 
     def as_if_corrected(self) -> None:
         """Counts the rows that were left out as well: what follows from a mistake is no second one."""
@@ -114,36 +122,72 @@ class Survey:
         for label in self.labels:
             self.first.setdefault(label, f"the {self.split} split")
 
-    def leave_out_unknown(self, places: Mapping[str, int]) -> None:
-        """Counts rows whose label is none of these as left out."""
-        gone = sum(count for label, count in self.labels.items() if label not in places)
+    def leave_out_unknown(self, places: Mapping[str, int], written: Iterable[pa.RecordBatch]) -> None:
+        """Counts rows with a label that is none of these as left out; `written` are the split's rows."""
+        unknown = {label: count for label, count in self.labels.items() if label not in places}
+        if not unknown or self.asked.labels is None:
+            return
+        gone = 0
+        for batch in written:
+            labels = batch.column(self.asked.labels.name)
+            bad = has_unknown(labels, pa.array(list(places), pa.string()))
+            gone += int(bad.sum())
+            for value in pc.value_counts(each(labels.filter(pa.array(bad)))).to_pylist():
+                self.labels[value["values"]] -= value["counts"]
+        self.labels.update(unknown)  # which are still to be told of
         self.rows -= gone
         self.left_out += gone
 
-    def _count_missing_words(self, block: Block, ours: str, theirs: str) -> None:
-        column = block.rows.column(ours)
+    def _count_missing_words(self, block: Block, of: Stored) -> None:
+        column = block.rows.column(of.name)
         short = pc.indices_nonzero(pc.less_equal(pc.utf8_length(column), max(map(len, MISSING_WORDS))))
         spelt = pc.utf8_lower(pc.utf8_trim_whitespace(column.take(short)))
         for place in short.filter(pc.is_in(spelt, value_set=pa.array(MISSING_WORDS))).to_pylist():
             word = column[place].as_py()
-            count, first = self.missing_words.get((theirs, word), (0, _named(block, place)))
-            self.missing_words[theirs, word] = count + 1, first
+            count, first = self.missing_words.get((of.of, word), (0, _named(block, place)))
+            self.missing_words[of.of, word] = count + 1, first
 
 
-def without_faulty(block: Block, data: Data, survey: Survey, faults: Faults) -> Block:
+def without_faulty(block: Block, survey: Survey, faults: Faults) -> Block:
     """The block without the rows that a check of single rows finds; `faults` learns of them, and of the reader's."""
     for fault in block.faults:
         faults.add(block.where, fault.check, fault.what, [fault.row], fault.value)
+    survey.left_out += len(block.faults)
+    of_all = ((check, *found) for check, find in ROW_CHECKS.items() for found in find(block.rows, survey.asked))
+    block = _without(block, of_all, survey, faults)
+    return _without(block, survey.asked.kind.faults(block.rows), survey, faults)
+
+
+def _without(block: Block, found: Iterable[tuple[str, str, Mask]], survey: Survey, faults: Faults) -> Block:
     bad = np.zeros(block.rows.num_rows, bool)
-    for check, find in ROW_CHECKS.items():
-        for what, wrong in find(block.rows, data):
-            faults.add(block.where, check, what, block.numbers[wrong].tolist())
-            bad |= wrong
-    survey.left_out += len(block.faults) + int(bad.sum())
+    for check, what, wrong in found:
+        faults.add(block.where, check, what, block.numbers[wrong].tolist())
+        bad |= wrong
     if not bad.any():
         return block
-    survey.labels_left_out.update(block.rows.column("label").filter(pa.array(bad)).drop_null().to_pylist())
+    survey.left_out += int(bad.sum())
+    if survey.asked.labels:
+        labels = block.rows.column(survey.asked.labels.name).filter(pa.array(bad))
+        survey.labels_left_out.update(each(labels).drop_null().to_pylist())
     return block.taken(~bad)
+
+
+def has_unknown(labels: pa.Array, known: pa.Array) -> Mask:
+    """The rows whose label, or one of whose labels, is none of these."""
+    unknown = pc.invert(pc.is_in(each(labels), value_set=known))
+    return any_of(labels, unknown) if is_list(labels.type) else unknown.to_numpy(zero_copy_only=False)
+
+
+def _lengths(rows: pa.RecordBatch, columns: Iterable[Stored]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The characters of each row, those of all its texts together."""
+    lengths = np.zeros(rows.num_rows, np.int64)
+    for column in columns:
+        values = rows.column(column.name)
+        if column.form in ("text", "value"):
+            lengths += pc.utf8_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        elif column.form == "texts":
+            np.add.at(lengths, pc.list_parent_indices(values).to_numpy(), pc.utf8_length(each(values)).to_numpy())
+    return lengths
 
 
 def _named(block: Block, place: int) -> str:

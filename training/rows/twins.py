@@ -7,6 +7,7 @@ Two different texts among N have the same hash with a chance of N² / 2⁶⁵: o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,28 @@ import numpy as np
 import pyarrow as pa
 
 from training.ipc import ipc_reader
+from training.rows.asked import Asked, Stored
 from training.rows.blocks import Block, Numbers, shortly
+from training.rows.lists import as_json
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def hashes_of(rows: pa.RecordBatch) -> Hashes:
-    """A hash of each row's text or pair of texts, the same on every machine."""
-    texts = rows.column("text").to_pylist()
-    if "text_pair" in rows.schema.names:
-        pairs = zip(texts, rows.column("text_pair").to_pylist(), strict=True)
-        texts = [f"{len(text)} {text} {pair}" for text, pair in pairs]
+def hashes_of(rows: pa.RecordBatch, inputs: Sequence[Stored]) -> Hashes:
+    """A hash of what each row has in these columns, the same on every machine."""
+    *before, texts = (_spelt(rows.column(column.name)) for column in inputs)
+    if before:
+        texts = [
+            "".join(f"{len(text)} {text} " for text in others) + last
+            for *others, last in zip(*before, texts, strict=True)
+        ]
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def _spelt(column: pa.Array) -> list[str]:
+    values: list[Any] = column.to_pylist()
+    return values if pa.types.is_string(column.type) and not column.null_count else list(map(as_json, values))
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Place:
     where: str
     row: int
     label: str
+    """As messages spell it."""
 
     def __str__(self) -> str:
         return f"{self.where} row {self.row}"
@@ -69,18 +80,16 @@ class _Rows:
 class Twins:
     """The texts of all splits, as hashes. `kept` is where the rows of each split lie, as Arrow, for a look."""
 
-    def __init__(self, kept: Path) -> None:
-        self._kept = kept
+    def __init__(self, asked: Asked, kept: Path) -> None:
+        self._inputs, self._labels, self._kept = asked.inputs, asked.labels, kept
         self._splits: dict[str, _Rows] = {}
-        self._codes: dict[str, int] = {}
         self._sorted: dict[str, tuple[Hashes, Numbers]] = {}
 
     def add(self, split: str, block: Block, hashes: Hashes) -> None:
         """The rows of a block, which has neither texts nor labels missing."""
         rows = self._splits.setdefault(split, _Rows())
-        labels = block.rows.column("label").dictionary_encode()
-        codes = [self._codes.setdefault(label, len(self._codes)) for label in labels.dictionary.to_pylist()]
-        rows.labels.append(np.array(codes, np.int32)[labels.indices.to_numpy()])
+        if self._labels:
+            rows.labels.append(_codes(block.rows.column(self._labels.name)))
         rows.hashes.append(hashes)
         rows.numbers.append(block.numbers)
         if not rows.files or rows.files[-1][1] != block.where:
@@ -103,7 +112,7 @@ class Twins:
     def conflicts(self, split: str) -> Equal | None:
         """Texts that have different labels in different rows of the split."""
         hashes, order = self._order(split)
-        if not len(hashes):
+        if not len(hashes) or not self._labels:
             return None
         labels = np.concatenate(self._splits[split].labels)[order]
         starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
@@ -139,21 +148,33 @@ class Twins:
 
     def _equal(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
         places = self._place(split, int(position)), self._place(other, int(other_position))
-        return Equal(count, places, self._text(split, int(position)))
+        return Equal(count, places, self._shown(split, int(position), self._inputs[0]))
 
     def _place(self, split: str, position: int) -> Place:
-        rows, names = self._splits[split], list(self._codes)
+        rows = self._splits[split]
         where = next(name for start, name in reversed(rows.files) if start <= position)
-        return Place(where, int(_at(rows.numbers, position)), names[int(_at(rows.labels, position))])
+        label = self._shown(split, position, self._labels) if self._labels else ""
+        return Place(where, int(_at(rows.numbers, position)), label)
 
-    def _text(self, split: str, position: int) -> str:
+    def _shown(self, split: str, position: int, column: Stored) -> str:
         with ipc_reader(self._kept / split) as reader:
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 if position < batch.num_rows:
-                    return shortly(batch.column("text")[position].as_py())
+                    value = batch.column(column.name)[position].as_py()
+                    return repr(value) if column.form == "label" else shortly(value)
                 position -= batch.num_rows
         raise IndexError(position)
+
+
+def _codes(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """A number for each row's label or list of labels; two different ones among N have the same with a chance of
+    N² / 2³³."""
+    if pa.types.is_nested(labels.type):
+        labels = pa.array(_spelt(labels), pa.string())
+    coded = labels.dictionary_encode()
+    digests = b"".join(hashlib.blake2b(one.encode(), digest_size=4).digest() for one in coded.dictionary.to_pylist())
+    return np.frombuffer(digests, "<i4").astype(np.int32)[coded.indices.to_numpy()]
 
 
 def _at(pieces: list[Any], position: int) -> Any:

@@ -31,6 +31,7 @@ from training.rows.urls import PIECE_BYTES, shown
 
 if TYPE_CHECKING:
     from training.recipe import Data
+    from training.rows.asked import Asked
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
@@ -38,8 +39,9 @@ LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 
 
-def read_parquet(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_parquet(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
+    data = asked.data
     for name in pinned[split]:
         where = shown(name)
         # The others are read from an opening of their own, so that reading ahead serves both.
@@ -51,9 +53,9 @@ def read_parquet(data: Data, split: str, pinned: Mapping[str, Any], slices: Slic
                 groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
                 unpacked = sum(group.total_byte_size for group in groups)
             _need_room(unpacked, data, where)
-            named = stored_names(data, names, where)
+            named = stored_names(asked, names, where)
             batches = _parquet_batches(file, source, list(dict.fromkeys(named.values())))
-            blocks = _typed(batches, schema, named, data, where, "Parquet", total)
+            blocks = _typed(batches, schema, named, asked, where, "Parquet", total)
             others = slices.of_file(names, schema.types).items()
             of_others = {
                 ours: _sound(_alone(file, aside, theirs), _label_names(schema.metadata, theirs))
@@ -104,8 +106,9 @@ def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaDa
     return size if "DELTA_BYTE_ARRAY" in chunk.encodings else average
 
 
-def read_arrow(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_arrow(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
+    data = asked.data
     for name in pinned[split]:
         where = shown(name)
         with seekable(name) as source:
@@ -114,11 +117,11 @@ def read_arrow(data: Data, split: str, pinned: Mapping[str, Any], slices: Slices
                 schema = _ipc(source).schema
                 names = schema.names
             _need_room(unpacked, data, where)
-            named = stored_names(data, names, where)
+            named = stored_names(asked, names, where)
             others = slices.of_file(names, schema.types)
             held: dict[str, deque[pa.Array]] = {ours: deque() for ours in others}
             batches = _ipc_batches(source, names, list(named.values()), others, held, slices)
-            blocks = _typed(batches, schema, named, data, where, "Arrow", None)
+            blocks = _typed(batches, schema, named, asked, where, "Arrow", None)
             of_others = {
                 ours: _sound(iter(held[ours].popleft, None), _label_names(schema.metadata, theirs))
                 for ours, theirs in others.items()
@@ -165,23 +168,23 @@ def _typed(
     batches: Iterator[pa.RecordBatch],
     schema: pa.Schema,
     named: Mapping[str, str],
-    data: Data,
+    asked: Asked,
     where: str,
     form: str,
     total: int | None,
 ) -> Iterator[Block]:
-    names = _label_names(schema.metadata, named[data.label])
+    names = _label_names(schema.metadata, named[asked.labels.of]) if asked.labels else ()
     kinds = {ours: schema.field(theirs).type for ours, theirs in named.items()}
     rows = pa.RecordBatch.from_pydict({ours: plain(pa.nulls(0, kind)) for ours, kind in kinds.items()})
     empty = Block(where, rows, np.zeros(0, np.int64), names, (), 0.0)
     if any(map(types.is_nested, kinds.values())):
-        yield empty  # nested columns are of no use: that is told before they are read
+        yield empty  # a nested column of no use is told before it is read
     done = size = 0
     for rows in _each(_gathered(_plain_slices(batches, named, where)), where, form):
         numbers = np.arange(done + 1, done + 1 + rows.num_rows, dtype=np.int64)
         done += rows.num_rows
         size += max(rows.nbytes, rows.num_rows)  # a row of nothing but nulls counts, too
-        _need_room(size, data, where)
+        _need_room(size, asked.data, where)
         yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
     if not done:
         yield empty  # its types count all the same
@@ -203,7 +206,11 @@ def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[s
     match stored:
         case {"info": {"features": {**features}}}:
             match features.get(column):
-                case {"_type": "ClassLabel", "names": [*names]} if all(isinstance(name, str) for name in names):
+                case (
+                    {"_type": "ClassLabel", "names": [*names]}
+                    | {"feature": {"_type": "ClassLabel", "names": [*names]}}  # of each entry of a list
+                    | [{"_type": "ClassLabel", "names": [*names]}]
+                ) if all(isinstance(name, str) for name in names):
                     return tuple(names)
     return ()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.training.rows.kinds import CLASSIFICATION
 from training.problems import Problem, UserError
 from training.recipe import Data
 from training.rows.checks import LEAVES_OUT, LEVELS, ROW_CHECKS, SPLIT_CHECKS
@@ -25,7 +26,7 @@ def run(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str, Any
         lines = (json.dumps({"t": t, "y": y, "n": n}) + "\n" for n, (t, y) in enumerate(pairs))
         (folder / f"{split}.jsonl").write_text("".join(lines))
     files = {split: [str(folder / f"{split}.jsonl")] for split in rows}
-    load(Data(source="json", path="-", text=["t"], label="y", **data), files, folder / "out")
+    load(Data(source="json", path="-", text=["t"], label="y", **data), CLASSIFICATION, files, folder / "out")
     report: dict[str, Any] = json.loads((folder / "out" / "log" / "report.json").read_text())
     return report
 
@@ -81,7 +82,7 @@ def test_a_pair_is_repeated_only_as_a_whole(tmp_path: Path) -> None:
         (tmp_path / f"{split}.csv").write_text("\n".join(["s,t,label", *rows]) + "\n")
     files = {split: [str(tmp_path / f"{split}.csv")] for split in ("train", "validation")}
     data = Data(source="csv", path="-", text=["s", "t"], label="label", checks={"blank_text": "warning"})
-    load(data, files, tmp_path / "out")
+    load(data, CLASSIFICATION, files, tmp_path / "out")
     report = json.loads((tmp_path / "out" / "log" / "report.json").read_text())
     found = {problem["check"]: problem["message"] for problem in report["problems"]}
     assert "1 row repeats" in found["duplicates"] and "1 text has" in found["conflicting_labels"]
@@ -168,10 +169,10 @@ def test_columns_are_renamed_and_cast(tmp_path: Path) -> None:
     )
     files = {split: [str(tmp_path / f"{split}.csv")] for split in ("train", "validation")}
     with pytest.raises(UserError, match=r"column 'stars' of .* is of type double"):
-        load(data, files, tmp_path / "out")
+        load(data, CLASSIFICATION, files, tmp_path / "out")
     numbers = data.model_copy(update={"cast": {"stars": "int64"}})
     with pytest.raises(UserError, match=r"holds no int64 in column 'stars': '1\.0' \(3 rows like this: 2, 3, 4\)"):
-        load(numbers, files, tmp_path / "out")
+        load(numbers, CLASSIFICATION, files, tmp_path / "out")
 
 
 def test_doubles_that_are_whole_can_be_labels_by_a_cast(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_doubles_that_are_whole_can_be_labels_by_a_cast(tmp_path: Path) -> None:
         pq.write_table(pa.table({"t": [7, 8], "y": [1.0, 0.0]}), tmp_path / f"{split}.parquet")
     files = {split: [str(tmp_path / f"{split}.parquet")] for split in ("train", "validation")}
     data = Data(source="parquet", path="-", text=["t"], label="y", cast={"y": "int64", "t": "string"})
-    load(data, files, tmp_path / "out")
+    load(data, CLASSIFICATION, files, tmp_path / "out")
     assert pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all().to_pydict() == {
         "text": ["7", "8"],
         "label": [1, 0],

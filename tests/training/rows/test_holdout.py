@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.training.rows.kinds import CLASSIFICATION
 from training.recipe import Data
 from training.rows.load import load
 
@@ -25,7 +26,7 @@ def splits_of(folder: Path, rows: list[Pair], **data: object) -> dict[str, list[
     folder.mkdir()
     (folder / "all.jsonl").write_text("".join(json.dumps({"t": t, "y": y}) + "\n" for t, y in rows))
     recipe = Data(source="json", path="-", text=["t"], label="y", **data)  # type: ignore[arg-type]
-    load(recipe, {"train": [str(folder / "all.jsonl")]}, folder / "out")
+    load(recipe, CLASSIFICATION, {"train": [str(folder / "all.jsonl")]}, folder / "out")
     return {
         file.stem: pa.ipc.open_file(file).read_all()["text"].to_pylist() for file in (folder / "out").glob("*.arrow")
     }

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.training.rows.kinds import CLASSIFICATION
 from training.problems import Problem, UserError
 from training.recipe import Data
+from training.rows.asked import Asked
 from training.rows.hub import from_dataset
 from training.rows.load import label_places, load
 from training.rows.shaping import shaped
@@ -63,7 +65,7 @@ def recipe(source: str, path: Path | str, **more: Any) -> Data:
 
 def run(data: Data, out: Path) -> dict[str, int]:
     pinned = {split: [str(file) for file in files] for split, files in find_files(data).items()}
-    return load(data, pinned, out)
+    return load(data, CLASSIFICATION, pinned, out)
 
 
 def problems(data: Data, out: Path) -> tuple[Problem, ...]:
@@ -117,7 +119,7 @@ def test_the_same_rows_give_the_same_bytes_from_every_source(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    load(mixed["python"], {}, tmp_path / "from-python")
+    load(mixed["python"], CLASSIFICATION, {}, tmp_path / "from-python")
     for source in ("csv", "json", "parquet"):
         run(mixed[source], tmp_path / f"from-{source}")
         assert contents(tmp_path / f"from-{source}") == contents(tmp_path / "from-python"), source
@@ -197,7 +199,8 @@ def test_a_dataset_of_the_hub_brings_its_label_names(tmp_path: Path) -> None:
     )
     rows = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 0], "id": [7, 8]}, features=features)
     data = recipe("hub", "somebody/something")
-    (made,) = shaped(from_dataset(rows, data, "somebody/something (train)", Slices(data, tmp_path)), data)
+    asked = Asked(data, CLASSIFICATION)
+    (made,) = shaped(from_dataset(rows, asked, "somebody/something (train)", Slices(asked, tmp_path)), asked)
     block = made.block
     assert block.rows.to_pydict() == {"text": ["x", "y"], "label": ["good", "bad"]}
     assert block.label_names == ("bad", "good")
@@ -205,7 +208,7 @@ def test_a_dataset_of_the_hub_brings_its_label_names(tmp_path: Path) -> None:
 
 def test_a_folder_is_never_taken_for_a_dataset_of_the_hub(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="choose the source csv, json, parquet or arrow"):
-        load(recipe("hub", tmp_path), {"commit": "0" * 40}, tmp_path / "out")
+        load(recipe("hub", tmp_path), CLASSIFICATION, {"commit": "0" * 40}, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from tests.training.rows.kinds import CLASSIFICATION
 from training.problems import UserError
 from training.recipe import Data
+from training.rows.asked import Asked
 from training.rows.load import load
 from training.rows.slices import MOST_COLUMNS, Slices
 
@@ -103,7 +105,7 @@ def read(folder: Path, source: str, file: Path, splits: Mapping[str, Path] | Non
         next(write for name, (kind, write) in WRITERS.items() if kind == source)(train, TRAIN)
     out = folder / f"out-{file.name}"
     data = recipe(source, folder, **more)
-    load(data, {"train": [str(train)], "validation": [str(file)], **(splits or {})}, out)
+    load(data, CLASSIFICATION, {"train": [str(train)], "validation": [str(file)], **(splits or {})}, out)
     return out
 
 
@@ -112,7 +114,7 @@ def from_object(monkeypatch: pytest.MonkeyPatch, out: Path, validation: Any, **m
     module = type(sys)("rows_of_slices")
     module.splits = {"train": TRAIN, "validation": validation}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rows_of_slices", module)
-    load(recipe("python", "rows_of_slices:splits", **more), {}, out)
+    load(recipe("python", "rows_of_slices:splits", **more), CLASSIFICATION, {}, out)
     return out
 
 
@@ -235,7 +237,7 @@ def test_they_stay_beside_their_rows_through_casts_filters_limits_cuts_and_label
         checks = {"type": "warning", "unknown_label": "warning"}
         more = {"cast": {"stars": "int64"}, "filter": "stars != 3", "limit": 11_000, "test_size": 0.2, "checks": checks}
         pinned = {split: [str(folder / f"{split}.{suffix}")] for split in ("train", "validation")}
-        load(recipe(source, folder, **more), pinned, folder / "out")
+        load(recipe(source, folder, **more), CLASSIFICATION, pinned, folder / "out")
         for split, fewest in (("validation", 5_000), ("test", 2_000)):
             found, numbers = (
                 slices(folder / "out", split),
@@ -446,7 +448,7 @@ def test_a_column_of_some_files_of_a_split_only_is_left_out_and_one_of_some_spli
         write(folder / f"test.{suffix}", {**rows, "test": ["x", "y"], "both": ["x", "y"], "text": ["five", "six"]})
         files = {"train": ["train"], "validation": ["first", "second"], "test": ["test"]}
         pinned = {split: [str(folder / f"{name}.{suffix}") for name in names] for split, names in files.items()}
-        load(recipe(source, folder), pinned, folder / "out")
+        load(recipe(source, folder), CLASSIFICATION, pinned, folder / "out")
         assert slices(folder / "out") == {"both": ["1", "2", "1", "2"]}
         assert slices(folder / "out", "test") == {"test": ["x", "y"], "both": ["x", "y"]}
         only = "is in some files of validation only"
@@ -459,9 +461,9 @@ def test_of_train_no_column_is_read_that_the_recipe_does_not_name(
     module = type(sys)("rows_of_slices")
     module.splits = {"train": {**TRAIN, "broken": Hostile()}, "validation": JUDGED}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rows_of_slices", module)
-    load(recipe("python", "rows_of_slices:splits"), {}, tmp_path / "out")
+    load(recipe("python", "rows_of_slices:splits"), CLASSIFICATION, {}, tmp_path / "out")
     assert summary(tmp_path / "out")["left_out"] == {"broken": "is in train only", **LEFT_OUT}
-    asked = Slices(recipe("csv", "-"), tmp_path)
+    asked = Slices(Asked(recipe("csv", "-"), CLASSIFICATION), tmp_path)
     asked.begin("train", [])
     assert asked.of_file(["text", "label", "genre"]) == {}
     asked.begin("train", ["validation"])

@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.training.rows.kinds import CLASSIFICATION
 from training.problems import Problem, UserError
 from training.recipe import Data
+from training.rows.asked import Asked
 from training.rows.load import load
 from training.rows.shaping import Shaped, shaped
 from training.rows.slices import Slices
@@ -60,7 +62,8 @@ def read(folder: Path, name: str, content: bytes, **more: Any) -> list[Shaped]:
     (folder / name).write_bytes(content)
     data = recipe(name, **more)
     reader = read_parquet if data.source == "parquet" else read_arrow
-    return list(shaped(reader(data, "train", {"train": [str(folder / name)]}, Slices(data, folder)), data))
+    asked = Asked(data, CLASSIFICATION)
+    return list(shaped(reader(asked, "train", {"train": [str(folder / name)]}, Slices(asked, folder)), asked))
 
 
 def refused(folder: Path, name: str, content: bytes, **more: Any) -> Problem:
@@ -116,7 +119,8 @@ def test_a_damaged_file_is_told_or_read_but_never_a_traceback(name: str, tmp_pat
 def test_what_the_taker_of_the_rows_raises_is_not_blamed_on_the_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FORMS[name](pa.table(GOOD)))
     reader = read_parquet if name.endswith("parquet") else read_arrow
-    blocks = reader(recipe(name), "train", {"train": [str(tmp_path / name)]}, Slices(recipe(name), tmp_path))
+    asked = Asked(recipe(name), CLASSIFICATION)
+    blocks = reader(asked, "train", {"train": [str(tmp_path / name)]}, Slices(asked, tmp_path))
     next(blocks)
     with pytest.raises(ValueError, match="of my own"):
         blocks.throw(ValueError("of my own"))  # type: ignore[attr-defined]
@@ -153,7 +157,8 @@ def test_blocks_are_bounded_by_bytes_as_well_as_rows(tmp_path: Path) -> None:
     content = parquet(dictionary(60), store_schema=False)
     (tmp_path / "long.parquet").write_bytes(content)
     data, pinned = recipe("long.parquet"), {"train": [str(tmp_path / "long.parquet")]}
-    blocks = list(read_parquet(data, "train", pinned, Slices(data, tmp_path)))
+    asked = Asked(data, CLASSIFICATION)
+    blocks = list(read_parquet(asked, "train", pinned, Slices(asked, tmp_path)))
     assert sum(block.rows.num_rows for block in blocks) == 60
     assert max(block.rows.nbytes for block in blocks) <= BLOCK_BYTES
     assert [block.numbers[0] for block in blocks] == [1, *(block.numbers[-1] + 1 for block in blocks[:-1])]
@@ -270,7 +275,7 @@ def test_names_of_labels_do_not_apply_once_the_labels_are_cast(tmp_path: Path) -
     (tmp_path / "train.parquet").write_bytes(with_metadata(NAMES))
     data = recipe("train.parquet", cast={"label": "string"})
     files = {split: [str(tmp_path / "train.parquet")] for split in ("train", "validation")}
-    load(data, files, tmp_path / "out")
+    load(data, CLASSIFICATION, files, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["0", "1"]
 
 

@@ -1,0 +1,100 @@
+"""What a recipe asks of its source: which column is which to the kind of task."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from training.rows.columns import Column, Form, KindOfRows
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+
+TEXTS = ("text", "text_pair")
+"""What the columns of data.text are to the kind, in turn."""
+OWN_FIELDS = {"text": "data.text", "text_pair": "data.text", "label": "data.label"}
+"""The columns that have a field of their own in the recipe; data.columns has the others."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A column that is stored."""
+
+    name: str
+    """What it is to the kind, and what it is called where it is stored."""
+    of: str
+    """What the recipe calls it: the name of the source's column, once it is renamed."""
+    form: Form
+    field: str
+    """The recipe's field for it."""
+    blank: bool = False
+    """Whether rows may have nothing in it."""
+
+    @property
+    def is_label(self) -> bool:
+        """Whether it is what the model shall say, rather than what it is shown."""
+        return self.name == "label" or self.form in ("label", "labels")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of the source of rows."""
+
+    data: Data
+    kind: KindOfRows
+
+    @cached_property
+    def columns(self) -> tuple[Stored, ...]:
+        """The columns that are stored, in order."""
+        return stored(self.kind, named(self.data.text, self.data.label, self.data.columns))
+
+    @property
+    def inputs(self) -> tuple[Stored, ...]:
+        """Those that are no label."""
+        return tuple(column for column in self.columns if not column.is_label)
+
+    @property
+    def texts(self) -> list[str]:
+        """What the columns are called that hold texts which the model is shown."""
+        return [column.name for column in self.inputs if column.form != "number"]
+
+    @property
+    def labels(self) -> Stored | None:
+        """That of labels' names; None for a kind without."""
+        return next((column for column in self.columns if column.form in ("label", "labels")), None)
+
+    @cached_property
+    def by_source(self) -> dict[str, Stored]:
+        """The columns that are stored, by what the recipe calls them."""
+        return {column.of: column for column in self.columns}
+
+    @cached_property
+    def casts(self) -> dict[str, str]:
+        """The types of columns that are to be other than they are stored in the source, by the recipe's names."""
+        return {column.of: "float64" for column in self.columns if column.form == "number"} | self.data.cast
+
+    def form_of(self, of: str) -> Form | None:
+        """The form of a column by the recipe's name; None for one that is read for the filter alone."""
+        return self.by_source[of].form if of in self.by_source else None
+
+
+def named(text: Sequence[str] | None, label: str | None, columns: Mapping[str, str]) -> dict[str, str]:
+    """The columns that a recipe names, by what they are to the kind."""
+    found = dict(zip(TEXTS, text or (), strict=False))
+    return found | ({} if label is None else {"label": label}) | dict(columns)
+
+
+def chosen(kind: KindOfRows, names: Collection[str]) -> Mapping[str, Column] | None:
+    """The first of the kind's sets of columns that has all of these; None where there is none."""
+    return next((one for one in kind.column_sets() if one.keys() >= set(names)), None)
+
+
+def stored(kind: KindOfRows, given: Mapping[str, str]) -> tuple[Stored, ...]:
+    """The columns that are stored where the recipe names `given`, which go together."""
+    return tuple(
+        Stored(name, given.get(name, name), column.form, OWN_FIELDS.get(name, f"data.columns.{name}"), column.blank)
+        for name, column in (chosen(kind, given) or {}).items()
+        if name in given or not column.optional
+    )

@@ -1,0 +1,68 @@
+"""What a task kind says of its rows: the part of training.kinds.base.Kind that load_data works by.
+
+It stands apart, and imports neither rows nor kinds: so rows stay valid whatever else a kind learns to do, and models
+whatever is done to the readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from training.recipe import Level
+
+    Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+
+Form = Literal["text", "texts", "label", "labels", "number", "value"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that a kind wants of the rows."""
+
+    form: Form
+    """text: a text. texts: a list of them, such as words. label: the name of one of the labels, or a whole number.
+    labels: a list of such names. number: a finite number. value: anything that JSON can write, such as a list of
+    messages. Of a kind's columns one at most is of labels."""
+    optional: bool = False
+    """Whether rows may be without it: it is read where the recipe names it."""
+    blank: bool = False
+    """Whether a row may have nothing in it: an empty text or list is stored then, and no number or value (null)."""
+
+
+class KindOfRows:
+    """What a task kind wants of its rows, and knows of them."""
+
+    columns: ClassVar[Mapping[str, Column]]
+    """What it wants of the rows, by the names under which load_data stores it: a text as string, texts as list<string>,
+    a label as int64 and labels as list<int64> (places in labels.json), a number as float64, a value as string (its
+    JSON). `text`, `text_pair` and `label` are those that data.text and data.label name; data.columns names the others,
+    where the rows call them otherwise. What is of labels, or called `label`, is what the model shall say; the others
+    are what it is shown: by these equal rows are found, and rows held out."""
+    checks: ClassVar[Mapping[str, Level]] = {}
+    """The checks of single rows that `faults` makes beside those of all kinds, and what becomes of what they find
+    unless `data.checks` says else."""
+
+    def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        """The columns that go together, where rows may come in several ways: of these sets, each made of `columns`, the
+        first counts that has all columns which the recipe names. By default there is one: all of them."""
+        return (self.columns,)
+
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+        """What is wrong with rows that passed all other checks: one of `checks`, words that follow "row 7", such as
+        "has fewer tags than words in column 'tags'", and a truth for each row.
+
+        `rows` has what is to be stored, but for labels, which are still the names that the rows have (string, and
+        list<string>). It may be called with no rows.
+        """
+        return iter(())
+
+    def order(self, labels: Sequence[str]) -> list[str] | None:
+        """All these labels of the training rows in the order of the model's outputs, where neither the recipe nor the
+        source names them. None for the order they come in: by value where all are whole numbers, else by spelling."""
+        return None
