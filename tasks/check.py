@@ -94,7 +94,7 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
     from training.tokens import tokenize
 
     level = recipe.data.checks.get("truncated", "warning")
-    tokenize(rows, tokenizer, out, recipe.tokens.max_length, level, progress)
+    tokenize(kinds.load(recipe.kind), rows, tokenizer, out, recipe.tokens.max_length, level, progress)
     return need_report(out)
 
 

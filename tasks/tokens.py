@@ -11,6 +11,7 @@ from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Ref
 from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
+from training import kinds
 from training.recipe import Level, Recipe
 from training.snapshot import as_the_file_says, read_json
 
@@ -29,6 +30,7 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
     Where the tokenizer's class has a say, also the model's type, from which it may follow, and transformers.
     """
     values = {
+        "kind": recipe.kind,
         "tokens": recipe.tokens.model_dump(),
         "data": {"checks": {"truncated": _level(recipe)}},
         "upstream": {
@@ -39,12 +41,13 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
         },
     }
     libraries: tuple[str, ...] = ("tokenizers", "pyarrow")
+    code, named = kinds.code(recipe.kind), kinds.named(recipe.kind)
     if _in_process(model):
-        return Ingredients(values, code=["training.tokens"], libraries=libraries)
+        return Ingredients(values, code=["training.tokens", *code], named=named, libraries=libraries)
     config = read_json(model.path / "model" / "config.json")
     values["model"] = {"config": {name: config.get(name) for name in KIND}}
     libraries = (*libraries, "transformers", *(name for name in MAY_READ if importlib.util.find_spec(name)))
-    return Ingredients(values, code=["training.slow_tokens"], libraries=libraries)
+    return Ingredients(values, code=["training.slow_tokens", *code], named=named, libraries=libraries)
 
 
 @stage(ingredients)
@@ -59,6 +62,7 @@ def _here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any
     from training.tokens import tokenize as to_tokens
 
     return to_tokens(
+        kinds.load(recipe.kind),
         data.path,
         model.path / "tokenizer",
         work.out,
@@ -73,7 +77,7 @@ def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str,
         work,
         "training.slow_tokens",
         python_argv("training.slow_tokens"),
-        settings={"max_length": recipe.tokens.max_length, "level": _level(recipe)},
+        settings={"kind": recipe.kind, "max_length": recipe.tokens.max_length, "level": _level(recipe)},
         inputs={"data": data.path, "tokenizer": model.path / "tokenizer", "model": model.path / "model"},
         env={"TOKENIZERS_PARALLELISM": "true"},  # which other programs are better off without
     )

@@ -31,8 +31,8 @@ MEGABATCH = 50
 class TokenRows(Dataset[dict[str, Any]]):
     """The rows of one split's Arrow file, read where they lie in the memory map.
 
-    `lengths` is (N,) int32. A row is {"input_ids": (length,) int32, "label": int}, for pairs also
-    {"token_type_ids": (length,) int8}; the arrays are views of the file and must not be written to.
+    `lengths` is (N,) int32, the column `length`. A row has the others: {"input_ids": (length,) int32, "label": int},
+    for pairs also {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to.
     Raises pyarrow.ArrowInvalid where the file is not an Arrow file.
     """
 
@@ -40,29 +40,38 @@ class TokenRows(Dataset[dict[str, Any]]):
         table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
         chunks = table.to_batches()
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
-        self.labels: npt.NDArray[np.int64] = table["label"].to_numpy()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
-        self._tokens = {
-            name: [_flat(chunk.column(name)) for chunk in chunks]
-            for name in ("input_ids", "token_type_ids")
-            if name in table.column_names
-        }
+        self._label = table["label"] if "label" in table.column_names else None
+        listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
+        self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
+        single = [name for name in table.column_names if name not in ("length", *listed)]
+        self._values: dict[str, npt.NDArray[Any]] = {name: table[name].to_numpy() for name in single}
 
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def targets(self) -> npt.NDArray[np.int32]:
+        """(N,) how many of each row's tokens are targets of the loss, the column `targets`; 1 where there is none."""
+        return self._values.get("targets", np.ones(len(self), np.int32))
+
+    @property
+    def labels(self) -> npt.NDArray[Any]:
+        """(N,) the label of each row, where rows have one label or number."""
+        return self._values["label"]
+
     def __getitem__(self, row: int) -> dict[str, Any]:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
         within = row - self._starts[chunk]
-        features: dict[str, Any] = {"label": self.labels[row]}
-        for name, columns in self._tokens.items():
+        features: dict[str, Any] = {name: values[row] for name, values in self._values.items()}
+        for name, columns in self._lists.items():
             offsets, values = columns[chunk]
             features[name] = values[offsets[within] : offsets[within + 1]]
         return features
 
     def labelled(self, answers: pa.Table) -> pa.Table:
-        """Answers to all of the rows, in order, with the `label` of each in front."""
-        return answers.add_column(0, "label", [self.labels])
+        """Answers to all of the rows, in order, with the `label` of each in front, where rows have one."""
+        return answers if self._label is None else answers.add_column(0, "label", self._label)
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
@@ -70,7 +79,7 @@ class TokenRows(Dataset[dict[str, Any]]):
         return Numbered(features, rows.draws_from, rows) if isinstance(rows, Numbered) else features
 
 
-def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.integer[Any]]]:
+def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """A list column as the offsets of its rows in one array of values, nothing copied."""
     return column.offsets.to_numpy(), column.values.to_numpy()
 
@@ -140,10 +149,13 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         world: int = 1,
         rank: int = 0,
         seed: int = 0,
+        targets: npt.NDArray[np.int32] | None = None,
     ) -> None:
         require_a_row_each(len(lengths), world)
         super().__init__(lengths.tolist(), rows_a_step, world, accumulation, seed=seed, rank=rank)
         self._lengths = lengths
+        self._targets = np.ones(len(lengths), np.int32) if targets is None else targets
+        self._targets_of_epoch: tuple[int, list[int]] = (-1, [])
         self._micro = -(-rows_a_step // accumulation)  # the most rows of a micro-batch on all ranks together
         self.steps = steps_an_epoch(len(lengths), rows_a_step, world)
         """Optimizer steps an epoch."""
@@ -161,6 +173,13 @@ class LengthGroupedBatches(BatchRebalanceSampler):
     def rows_of_step(self, step: int) -> int:
         """The rows of an optimizer step, counted from 0 and on through the epochs, over all ranks."""
         return self._last if (step + 1) % self.steps == 0 else self.effective_batch_size
+
+    def targets_of_step(self, step: int) -> int:
+        """The targets of the loss in such a step."""
+        epoch, place = divmod(step, self.steps)
+        if self._targets_of_epoch[0] != epoch:
+            self._targets_of_epoch = epoch, [int(self._targets[rows].sum()) for rows in self._steps(epoch)]
+        return self._targets_of_epoch[1][place]
 
     def tokens_of_steps(self, epoch: int) -> tuple[list[int], list[int]]:
         """The tokens of each of an epoch's optimizer steps over all ranks, and the pairs of tokens within its rows."""

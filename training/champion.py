@@ -40,7 +40,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     if rank() == 0:
         encoder = load_encoder(tokenizer, folder, say["max_length"])
-        tokens.write(Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split])
+        tokens.write(kind, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split])
     ranks.wait_for_all()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
     collate = kind.collator(model.load_tokenizer(tokenizer, folder), model.padding_multiple())

@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     import torch
     from accelerate import PartialState
     from transformers import PreTrainedModel
-    from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
     from training.drawing import Collate
-    from training.evaluating import Batch
+    from training.kinds.base import Kind
     from training.losses import Loss
 
 ENGINES: dict[str, str] = {
@@ -64,8 +63,9 @@ class Task:
     """Makes a batch of features into tensors; random ones where the recipe's collator draws numbers."""
     loss: Loss | None
     """Of logits (B, L) and labels (B,), the mean over a batch; None: the model's own."""
-    answers: Callable[[PreTrainedModel, ModelOutput, Batch], pa.RecordBatch]
-    """Of the model and what its forward pass on a batch gave, what it makes of each row: `Kind.answers`."""
+    kind: Kind
+    """Says what the model makes of each row of a batch (`answers`), and how many targets its loss is the mean of
+    (`targets`)."""
     metrics: Callable[[pa.Table], dict[str, float]]
     """Of the answers to all rows of the validation split, in order, the recipe's metrics by name."""
     training: Mapping[str, Any]

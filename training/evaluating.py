@@ -27,7 +27,7 @@ class Evaluated:
     """What came of the rows of a split."""
 
     loss: float
-    """The mean over all rows; nan where nobody computed it."""
+    """The mean over all targets; nan where nobody computed it."""
     answers: pa.Table
     """A line a row, in the order of the rows, on rank 0; what the others hold is of no use."""
 
@@ -36,24 +36,26 @@ def evaluate(
     batches: Iterable[Batch],
     plan: EvaluationBatches,
     answer: Answer,
+    targets: Callable[[Batch], int],
     tell: Callable[[int], None] = lambda done: None,
 ) -> Evaluated:
     """Has all of them answered; every rank calls it with the batches of its plan.
 
-    `tell` hears how many rows are done, about.
+    `targets` says how many a batch's loss is the mean of. `tell` hears how many rows are done, about.
     """
     found, losses = [], []
     for number, batch in enumerate(batches):
+        weight = targets(batch)
         loss, answers = answer(batch)
         if number < plan.own:  # those beyond only keep the others company
             found.append(answers)
-            losses.append(math.nan if loss is None else float(loss))
+            losses.append((math.nan if loss is None else float(loss), weight))
         tell(plan.done(number + 1))
     shares = ranks.to_first((found, losses))
-    sums = np.full(plan.batches, math.nan)
+    of_batches = np.full((plan.batches, 2), math.nan)  # in their order, so that the sum does not hang on the ranks
     for place, (_, of_share) in enumerate(shares):
-        sums[place :: len(shares)] = of_share
-    mean = float(np.dot(sums, plan.sizes) / sum(plan.sizes))
+        of_batches[place :: len(shares)] = of_share
+    mean = float(of_batches.prod(axis=1).sum() / of_batches[:, 1].sum())
     if not shares:
         return Evaluated(ranks.from_first(mean), pa.table({}))
     everything = pa.Table.from_batches([one for of_share, _ in shares for one in of_share])

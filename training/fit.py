@@ -77,7 +77,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     """What the job's engine trains with. Raises UserError for what the recipe names and is not there."""
     import torch
 
-    from training import drawing, dropout, kinds, losses, metrics, model
+    from training import drawing, dropout, kinds, metrics, model
     from training.batching import TokenRows, require_a_row_each
     from training.engines import Task
 
@@ -107,8 +107,8 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         validation=validation,
         collate=drawing.collator(asked["collator"], kind, tokenizer, model.padding_multiple()),
         # What a model computes inside is in the lower precision where it is shared, its loss too.
-        loss=losses.make(training, labels, rows.labels, outside=compute["strategy"] != "ddp"),
-        answers=kind.answers,
+        loss=kind.loss(training, labels, rows, outside=compute["strategy"] != "ddp"),
+        kind=kind,
         metrics=computed,
         training=training,
         compute=compute,

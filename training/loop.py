@@ -84,6 +84,7 @@ class Loop:
             world=self.ranks,
             rank=self.rank,
             seed=seed,
+            targets=task.train.targets,
         )
         self.oracle = oracle.Oracle(task.checkpoints.parent, self.batches, self.watched)
         self.collate = oracle.marked(task.collate)
@@ -161,15 +162,15 @@ class Loop:
     def step(self, batches: Iterator[Batch]) -> tuple[torch.Tensor, float]:
         """One optimizer step; gives the norm of its gradient, on the device, and its learning rate.
 
-        Backward and DDP take means over micro-batches and ranks: weighted by their shares of the step's rows, each row
-        counts alike.
+        Backward and DDP take means over micro-batches and ranks: weighted by their shares of the step's targets, each
+        of these counts alike.
         """
         step = self.place.step
         pieces = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
         for piece in range(1, pieces + 1):
             batch = next(batches)
             self.oracle.trains(step, batch)
-            weight = len(batch["labels"]) * pieces * self.ranks / self.batches.rows_of_step(step)
+            weight = self.task.kind.targets(batch) * pieces * self.ranks / self.batches.targets_of_step(step)
             with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
                 loss = self.loss_and_outputs(self.model, batch)[0] * weight / pieces
                 self.accelerator.backward(loss)
@@ -209,14 +210,14 @@ class Loop:
 
         def answer(batch: Batch) -> tuple[torch.Tensor, pa.RecordBatch]:
             loss, outputs = self.loss_and_outputs(self.task.model, batch)
-            return loss, self.task.answers(self.task.model, outputs, batch)
+            return loss, self.task.kind.answers(self.task.model, outputs, batch)
 
         def tell(done: int) -> None:
             if self.rank == 0:
                 self.reporter.evaluating(self.place.step, self.epoch)
 
         self.model.eval()
-        found = evaluate(self.loader(split, plan), plan, answer, tell)
+        found = evaluate(self.loader(split, plan), plan, answer, self.task.kind.targets, tell)
         self.model.train()
         values = {"loss": found.loss}
         if self.rank == 0:

@@ -87,7 +87,7 @@ def predict(
 
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
+        answers = evaluate(batches, plan, answer, kind.targets, tell if rank() == 0 else lambda done: None).answers
     return answers if rank() else rows.labelled(answers)
 
 

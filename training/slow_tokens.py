@@ -4,7 +4,7 @@ For tokenizers that exist only in Python, and for those whose class builds anoth
 The latter lose nothing but the seconds in which transformers is imported: they encode with all cores, like any other.
 
 inputs     data (SPLIT.arrow), tokenizer and model (the folders of a snapshot)
-settings   max_length, level (what it is that rows are cut: error, warning or ignore)
+settings   kind, max_length, level (what it is that rows are cut: error, warning or ignore)
 output     what `training.tokens.write` writes
 figures    rows, tokens, truncated and lost of all splits together
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training import kinds
 from training.problems import Problem, UserError
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
@@ -31,6 +32,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     events.progress(phase="tokenizer")
     encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), job.settings["max_length"])
     return write(
+        kinds.load(job.settings["kind"]),
         Path(job.inputs["data"]),
         encoder,
         job_dir / OUTPUT,

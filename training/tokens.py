@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from training.features import Features
 from training.ipc import BLOCK_ROWS, Spread, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
+from training.rows.plain import as_bytes, sizes_of
 from training.snapshot import SPECIAL_TOKENS, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
+    from training.kinds.base import Kind
     from training.recipe import Level
 
 BYTES_AT_ONCE = 2**19
@@ -54,6 +56,7 @@ class Encoder(Protocol):
 
 
 def tokenize(
+    kind: Kind,
     data: Path,
     tokenizer: Path,
     out: Path,
@@ -66,11 +69,17 @@ def tokenize(
 
     Raises UserError where there is no usable tokenizer.json, and as `write` does.
     """
-    return write(data, load_encoder(tokenizer, max_length), out, level, progress)
+    return write(kind, data, load_encoder(tokenizer, max_length), out, level, progress)
 
 
 def write(
-    data: Path, encoder: Encoder, out: Path, level: Level, progress: Progress, splits: Sequence[str] = SPLITS
+    kind: Kind,
+    data: Path,
+    encoder: Encoder,
+    out: Path,
+    level: Level,
+    progress: Progress,
+    splits: Sequence[str] = SPLITS,
 ) -> dict[str, int]:
     """Writes the token ids of the splits that `data` has to `out`; gives the rows, tokens, truncated rows and lost
     tokens of all of them.
@@ -78,10 +87,9 @@ def write(
     The encoder's `max_length` counts tokens, special ones included; of a pair the longer text is cut first. `level`
     says what it is that rows are cut. `progress` gets rows done and rows in all, of all splits.
 
-    `out` gets `<split>.arrow` with columns `input_ids` (list of int32), for pairs `token_type_ids` (list of int8),
-    `length` (int32) and `label` (int64), unpadded; and `log/report.json` (rows, tokens, truncated rows, lost tokens
-    and lengths a split, and the problems that are warnings). Raises UserError where there is no room for any text, or
-    where rows are cut and that is an error.
+    `out` gets `<split>.arrow` with the columns of the kind's features, unpadded; and `log/report.json` (rows, tokens,
+    truncated rows, lost tokens and lengths a split, and the problems that are warnings). Raises UserError where there
+    is no room for any text, or where rows are cut and that is an error.
     """
     out.mkdir(parents=True, exist_ok=True)
     files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]
@@ -91,13 +99,14 @@ def write(
         tally = tallies[path.stem] = Tally()
         # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
         with ipc_reader(path, mapped=False) as reader:
-            pairs = "text_pair" in reader.schema.names
-            _need_room(encoder, pairs)
-            with ipc_writer(out / path.name, _schema(pairs)) as writer:
-                for block in _blocks(reader):
-                    writer.write(_tokens(encoder, block, tally))
-                    done += block.num_rows
-                    progress(done, total)
+            _need_room(encoder, "text_pair" in reader.schema.names)
+            blocks = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
+            first = next(blocks)
+            with ipc_writer(out / path.name, first.schema) as writer:
+                for block in chain([first], blocks):
+                    writer.write(block)
+                    progress(done + tally.rows, total)
+        done += tally.rows
     problems = [] if level == "ignore" else list(_cut(tallies, encoder.max_length, level))
     if level == "error" and problems:
         raise UserError(problems)
@@ -123,13 +132,14 @@ class Tally:
     """Tokens of the longest row without a limit."""
     lengths: Spread = field(default_factory=Spread)
 
-    def add(self, encoded: Encoded) -> None:
-        self.rows += len(encoded.lengths)
-        self.tokens += len(encoded.ids)
-        self.truncated += int(np.count_nonzero(encoded.lost))
-        self.lost += int(encoded.lost.sum())
-        self.longest = max(self.longest, int((encoded.lengths + encoded.lost).max(initial=0)))
-        self.lengths.add(encoded.lengths)
+    def add(self, features: Features) -> None:
+        lengths = features.rows.column("length").to_numpy()
+        self.rows += len(lengths)
+        self.tokens += int(lengths.sum())
+        self.truncated += int(np.count_nonzero(features.lost))
+        self.lost += int(features.lost.sum())
+        self.longest = max(self.longest, int((lengths + features.lost).max(initial=0)))
+        self.lengths.add(lengths)
 
 
 class FastEncoder:
@@ -230,31 +240,20 @@ def _blocks(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, BLOCK_ROWS)
 
 
-def _tokens(encoder: Encoder, block: pa.RecordBatch, tally: Tally) -> pa.RecordBatch:
+def _tokens(kind: Kind, encoder: Encoder, block: pa.RecordBatch, tally: Tally) -> pa.RecordBatch:
     """The token features of a block, in memory of its own: a slice of a larger one would be written with up to 63
     bytes of whatever follows it there."""
-    pairs = "text_pair" in block.schema.names
     pieces = []
     for start, stop in _pieces(block):
-        rows = block.slice(start, stop - start)
-        second = rows.column("text_pair").to_pylist() if pairs else None
-        pieces.append(encoder.encode(rows.column("text").to_pylist(), second))
-        tally.add(pieces[-1])
-    lengths = np.concatenate([piece.lengths for piece in pieces])
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    flat = [np.concatenate([piece.ids for piece in pieces])]
-    if pairs:
-        flat.append(np.concatenate([piece.types for piece in pieces if piece.types is not None]))
-    columns = [pa.ListArray.from_arrays(offsets, pa.array(values)) for values in flat]
-    labels = pa.array(np.array(block.column("label")))
-    return pa.RecordBatch.from_arrays([*columns, pa.array(lengths), labels], schema=_schema(pairs))
+        features = kind.features(encoder, block.slice(start, stop - start))
+        tally.add(features)
+        pieces.append(features.rows)
+    return pa.concat_batches(pieces)
 
 
 def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     """Stretches of rows, from one up to another, of about BYTES_AT_ONCE of text."""
-    sizes = sum(
-        pc.binary_length(block.column(name)).to_numpy() for name in ("text", "text_pair") if name in block.schema.names
-    )
+    sizes = sum(sizes_of(as_bytes(column)) for column in block.columns)
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1
     bounds = [0, *ends.tolist(), block.num_rows]
     return pairwise(bounds)
@@ -288,12 +287,6 @@ def _write_report(path: Path, tallies: Mapping[str, Tally], problems: list[Probl
         "problems": [problem.model_dump() for problem in problems],
     }
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-def _schema(pairs: bool) -> pa.Schema:
-    ids = [("input_ids", pa.list_(pa.int32()))]
-    types = [("token_type_ids", pa.list_(pa.int8()))] if pairs else []
-    return pa.schema([*ids, *types, ("length", pa.int32()), ("label", pa.int64())])
 
 
 def _count_rows(path: Path) -> int:

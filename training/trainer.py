@@ -128,6 +128,7 @@ class ExactTrainer(Trainer):
             world=self.args.world_size,
             rank=self.args.process_index,
             seed=self.args.seed,
+            targets=self.train_dataset.targets,
         )
         self._oracle = oracle.Oracle(Path(self.args.output_dir).parent, self._batches, self._watched)
         return self._batches
@@ -148,7 +149,7 @@ class ExactTrainer(Trainer):
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
-                return loss, self._task.answers(self.model, outputs, inputs)
+                return loss, self._task.kind.answers(self.model, outputs, inputs)
 
         def tell(done: int) -> None:
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -156,7 +157,7 @@ class ExactTrainer(Trainer):
         model.eval()
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
-        found = evaluate(dataloader, self._plan, answer, tell)
+        found = evaluate(dataloader, self._plan, answer, self._task.kind.targets, tell)
         values = {"loss": found.loss}
         if self.is_world_process_zero():
             values |= self._task.metrics(found.answers)
@@ -174,18 +175,18 @@ class ExactTrainer(Trainer):
         return Reporter(self._events, speed, self.state.max_steps)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
-        """The loss; while training, weighted so that every row of an optimizer step counts alike.
+        """The loss; while training, weighted so that every target of an optimizer step counts alike.
 
-        The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's rows only
+        The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's targets only
         where all of these have equally many.
         """
-        rows = len(inputs["labels"])
+        targets = self._task.kind.targets(inputs)
         own = super().compute_loss if self._task.loss is None else self._other_loss
         loss = own(model, inputs, *more, **named)
         if not model.training:
             return loss
         shares = self.current_gradient_accumulation_steps * self.args.world_size
-        weight = rows * shares / self._batches.rows_of_step(self.state.global_step)
+        weight = targets * shares / self._batches.targets_of_step(self.state.global_step)
         if weight == 1.0:
             return loss
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight

@@ -109,7 +109,7 @@ def _took(source: str, file: Path, tokenizer: Path) -> dict[str, Any]:
         began = time.perf_counter()
         figures = load(data, SequenceClassification(), {"train": [str(file)]}, Path(out, "rows"))
         checked = time.perf_counter()
-        tokens = tokenize(Path(out, "rows"), tokenizer, Path(out, "tokens"), MAX_TOKENS)
+        tokens = tokenize(SequenceClassification(), Path(out, "rows"), tokenizer, Path(out, "tokens"), MAX_TOKENS)
         return {
             "rows": figures["train_rows"] + figures["validation_rows"],
             "bytes": file.stat().st_size,

@@ -81,7 +81,7 @@ class Subject:
     @cached_property
     def tokens(self) -> Path:
         """The token rows as the stage tokenize leaves them."""
-        tokenize(self.loaded, self.base["tokenizer"], self.folder / "tokens", MAX_TOKENS)
+        tokenize(SequenceClassification(), self.loaded, self.base["tokenizer"], self.folder / "tokens", MAX_TOKENS)
         return self.folder / "tokens"
 
     @cached_property

@@ -22,6 +22,7 @@ import pyarrow as pa
 from tests.benchmarks.subject import MAX_TOKENS, Subject, peak_mib
 from tests.benchmarks.table import Row
 from training.ipc import BLOCK_ROWS, ipc_reader, ipc_writer
+from training.kinds.sequence_classification import SequenceClassification
 from training.tokens import load_encoder, tokenize
 
 FEW = 100_000
@@ -86,7 +87,11 @@ def _rates(tokenizer: Path, data: Path) -> list[list[float]]:
             alone.encode_batch_fast(texts[start : start + BATCH_ROWS])
 
     with TemporaryDirectory(dir=data) as out:
-        ways = [lambda: tokenize(data, tokenizer, Path(out), MAX_TOKENS), by_itself, _map(tokenizer, data, Path(out))]
+        ways = [
+            lambda: tokenize(SequenceClassification(), data, tokenizer, Path(out), MAX_TOKENS),
+            by_itself,
+            _map(tokenizer, data, Path(out)),
+        ]
         return [[len(texts) / _seconds(way) for way in ways] for _ in range(ROUNDS)]
 
 
@@ -116,7 +121,7 @@ def _seconds(way: Callable[[], Any]) -> float:
 
 def _peak_mib(tokenizer: Path, data: Path) -> float:
     with TemporaryDirectory(dir=data) as out:
-        tokenize(data, tokenizer, Path(out), MAX_TOKENS)
+        tokenize(SequenceClassification(), data, tokenizer, Path(out), MAX_TOKENS)
     return peak_mib()
 
 

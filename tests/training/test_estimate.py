@@ -46,9 +46,7 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
 
     model = Normed().eval()
     task = Task(
-        **dict.fromkeys(
-            ("validation", "answers", "metrics", "rows_a_step", "checkpoints", "named_checkpoint", "events")
-        ),
+        **dict.fromkeys(("validation", "kind", "metrics", "rows_a_step", "checkpoints", "named_checkpoint", "events")),
         model=model,  # type: ignore[arg-type]
         train=Rows(),  # type: ignore[arg-type]
         collate=lambda rows: {"inputs": torch.ones(len(rows), 2), "labels": torch.zeros(len(rows))},

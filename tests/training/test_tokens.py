@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.training.vocabularies import PAIRS, TEXTS, WORD_PIECES, word_pieces
 from training.ipc import ipc_writer
+from training.kinds.sequence_classification import SequenceClassification
 from training.problems import UserError
 from training.tokens import tokenize
 
@@ -39,7 +40,7 @@ def rows_of(out: Path) -> pa.Table:
 
 def test_columns_have_their_types(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer")
-    tokenize(save_rows(tmp_path / "data", pairs=PAIRS), folder, tmp_path / "out", 32)
+    tokenize(SequenceClassification(), save_rows(tmp_path / "data", pairs=PAIRS), folder, tmp_path / "out", 32)
     assert {column.name: str(column.type) for column in rows_of(tmp_path / "out").schema} == {
         "input_ids": "list<item: int32>",
         "token_type_ids": "list<item: int8>",
@@ -50,12 +51,12 @@ def test_columns_have_their_types(tmp_path: Path) -> None:
 
 def test_lengths_that_the_tokenizer_was_saved_with_do_not_leak(tmp_path: Path) -> None:
     data, folder = save_rows(tmp_path / "data"), save_tokenizer(tmp_path / "tokenizer")
-    tokenize(data, folder, tmp_path / "plain", 64)
+    tokenize(SequenceClassification(), data, folder, tmp_path / "plain", 64)
     used = Tokenizer.from_file(str(folder / "tokenizer.json"))
     used.enable_padding(length=100)
     used.enable_truncation(5, strategy="only_first")
     used.save(str(folder / "tokenizer.json"))
-    tokenize(data, folder, tmp_path / "used", 64)
+    tokenize(SequenceClassification(), data, folder, tmp_path / "used", 64)
     assert (tmp_path / "used" / "train.arrow").read_bytes() == (tmp_path / "plain" / "train.arrow").read_bytes()
 
 
@@ -69,6 +70,7 @@ def report_of(out: Path) -> Any:
 def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     figures = tokenize(
+        SequenceClassification(),
         save_rows(tmp_path / "data", ROWS),
         save_tokenizer(tmp_path / "tokenizer"),
         tmp_path / "out",
@@ -90,7 +92,7 @@ def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
 
 def test_what_is_cut_is_told_for_each_split_with_what_would_keep_all(tmp_path: Path) -> None:
     data, folder = save_rows(tmp_path / "data", ROWS), save_tokenizer(tmp_path / "tokenizer")
-    tokenize(data, folder, tmp_path / "warned", 8)
+    tokenize(SequenceClassification(), data, folder, tmp_path / "warned", 8)
     report = report_of(tmp_path / "warned")
     whole = report["tokens"]["train"] + 3
     assert [(p["where"], p["check"], p["level"]) for p in report["problems"]] == [
@@ -100,16 +102,16 @@ def test_what_is_cut_is_told_for_each_split_with_what_would_keep_all(tmp_path: P
         f"8 cuts 1 of 4 rows of train (25.0%) and loses 3 of {whole} tokens ({3 / whole:.1%}): 11 would keep all, "
         "if the model takes as many. Where the cut is meant, set data.checks.truncated to ignore."
     )
-    tokenize(data, folder, tmp_path / "ignored", 8, "ignore")
+    tokenize(SequenceClassification(), data, folder, tmp_path / "ignored", 8, "ignore")
     assert report_of(tmp_path / "ignored") == {**report, "problems": []}
-    tokenize(data, folder, tmp_path / "enough", 11, "error")
+    tokenize(SequenceClassification(), data, folder, tmp_path / "enough", 11, "error")
     assert report_of(tmp_path / "enough")["problems"] == []
 
 
 def test_rows_that_are_cut_can_be_an_error_that_names_every_split(tmp_path: Path) -> None:
     data, folder = save_rows(tmp_path / "data", ROWS), save_tokenizer(tmp_path / "tokenizer")
     with pytest.raises(UserError) as raised:
-        tokenize(data, folder, tmp_path / "out", 8, "error")
+        tokenize(SequenceClassification(), data, folder, tmp_path / "out", 8, "error")
     assert [(p.check, p.level) for p in raised.value.problems] == [("truncated", "error")] * 2
     assert "of train (" in str(raised.value) and "of validation (" in str(raised.value)
 
@@ -119,9 +121,9 @@ def test_the_same_rows_give_the_same_bytes_however_they_are_batched(
 ) -> None:
     data = save_rows(tmp_path / "data", [f"the fox {i} " * (i % 7 + 1) for i in range(5_003)])
     folder = save_tokenizer(tmp_path / "tokenizer")
-    tokenize(data, folder, tmp_path / "one", 16)
+    tokenize(SequenceClassification(), data, folder, tmp_path / "one", 16)
     monkeypatch.setattr("training.tokens.BYTES_AT_ONCE", 999)
-    tokenize(data, folder, tmp_path / "two", 16)
+    tokenize(SequenceClassification(), data, folder, tmp_path / "two", 16)
     for file in ("train.arrow", "validation.arrow", "log/report.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
@@ -130,17 +132,17 @@ def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "vocab.txt").touch()
     with pytest.raises(UserError, match=r"no tokenizer\.json: there is vocab\.txt"):
-        tokenize(save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
+        tokenize(SequenceClassification(), save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
 
 
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer\.json is not readable"):
-        tokenize(save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
+        tokenize(SequenceClassification(), save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
 
 
 def test_a_length_without_room_for_text_is_refused(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer")
     with pytest.raises(UserError, match=r"^tokens\.max_length: 3 leaves no room beside the 3 special tokens"):
-        tokenize(save_rows(tmp_path / "data", pairs=PAIRS), folder, tmp_path / "out", 3)
+        tokenize(SequenceClassification(), save_rows(tmp_path / "data", pairs=PAIRS), folder, tmp_path / "out", 3)

@@ -6,7 +6,7 @@ Light to import, like every module of a kind at its top: recipes are checked aga
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.rows.columns import Column, KindOfRows
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
-    from training.batching import PadToLongest
+    from training.batching import PadToLongest, TokenRows
     from training.evaluating import Batch
+    from training.features import Features
+    from training.losses import Loss
     from training.predicted import Predicted
+    from training.tokens import Encoder
 
 __all__ = ["Column", "Kind"]
 
@@ -33,9 +36,26 @@ class Kind(KindOfRows, ABC):
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """What the model's config says about the labels, given by name in the order of their indices."""
 
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """The token features of rows as load_data stores them. By default those of their texts."""
+        from training.features import of_texts
+
+        return of_texts(encoder, rows)
+
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         """What makes token features into the tensors that the model takes, T a multiple of this."""
+
+    def loss(
+        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+    ) -> Loss | None:
+        """The loss that the recipe's training section asks for; None for the model's own. What a model computes inside
+        may be in a lower precision where it is shared: then it is `outside`, if it can be."""
+        return None
+
+    def targets(self, batch: Batch) -> int:
+        """How many targets a batch's loss is the mean of: by default a row has one."""
+        return len(batch["labels"])
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
         """The forward pass of a prediction, without a loss."""

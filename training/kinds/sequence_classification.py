@@ -10,7 +10,7 @@ B rows of a batch, N rows of a split, T tokens (those of the longest row, or a f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.kinds.base import Column, Kind
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
-    from training.batching import PadToLongest
+    from training.batching import PadToLongest, TokenRows
     from training.evaluating import Batch
+    from training.losses import Loss
     from training.predicted import OneLabel
 
 
@@ -47,6 +48,14 @@ class SequenceClassification(Kind):
         from training.batching import PadToLongest
 
         return PadToLongest(tokenizer, multiple)
+
+    def loss(
+        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+    ) -> Loss | None:
+        """Cross entropy, focal or the author's own, perhaps weighted by label."""
+        from training import losses
+
+        return losses.make(training, labels, train.labels, outside=outside)
 
     def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a label, and `logits`, L of them."""

@@ -1,0 +1,44 @@
+"""Token features of rows as Arrow: what most kinds make of texts, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from training.tokens import Encoded, Encoder
+
+
+@dataclass(frozen=True)
+class Features:
+    """The token features of some rows."""
+
+    rows: pa.RecordBatch
+    """`length` (int32), the tokens of each, by which rows are batched; lists as long as that, such as `input_ids`
+    (list<int32>); `label`, where there is one; and whatever else the kind's collator takes."""
+    lost: npt.NDArray[np.int64]
+    """(N,) tokens of each row that did not fit."""
+
+
+def of_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:
+    """Of `text`, or of the pair of it and `text_pair`: input_ids, for pairs token_type_ids (list<int8>), length; and
+    the label as the rows have it, where they have one."""
+    pairs = rows.column("text_pair").to_pylist() if "text_pair" in rows.schema.names else None
+    encoded = encoder.encode(rows.column("text").to_pylist(), pairs)
+    columns: dict[str, Any] = {"input_ids": lists(encoded, encoded.ids)}
+    if encoded.types is not None:
+        columns["token_type_ids"] = lists(encoded, encoded.types)
+    columns["length"] = encoded.lengths
+    if "label" in rows.schema.names:
+        columns["label"] = rows.column("label")
+    return Features(pa.RecordBatch.from_pydict(columns), encoded.lost)
+
+
+def lists(encoded: Encoded, values: npt.NDArray[Any]) -> pa.ListArray:
+    """Values of all tokens, (T,), as a list a row."""
+    offsets = np.concatenate([[0], np.cumsum(encoded.lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
