@@ -75,6 +75,10 @@ class Asked:
         """The types of columns that are to be other than they are stored in the source, by the recipe's names."""
         return {column.of: "float64" for column in self.columns if column.form == "number"} | self.data.cast
 
+    def cast_to(self, of: str) -> str:
+        """What a cast column is to hold, in words."""
+        return self.data.cast.get(of, "finite number")
+
     def form_of(self, of: str) -> Form | None:
         """The form of a column by the recipe's name; None for one that is read for the filter alone."""
         return self.by_source[of].form if of in self.by_source else None

@@ -16,7 +16,7 @@ from pyarrow import types
 
 from training.rows.blocks import shortly
 from training.rows.columns import Form
-from training.rows.plain import as_bytes, decoded, is_list, with_names
+from training.rows.plain import is_list, plain, with_names
 
 NESTED = ("texts", "labels", "value")
 """The forms of such columns."""
@@ -81,12 +81,12 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
     """The same of Arrow's lists and objects; whole numbers become the label names whose places they are. A column that
     cannot be of the form stays as it is."""
     if form == "value":
-        return _each_made(as_bytes(column), lambda value: _fitted(_of_scalar(value, name), name, form), form)
+        return _each_made(plain(column), lambda value: _fitted(_of_scalar(value, name), name, form), form)
     if types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.string())), {}
     if not is_list(column.type):
         return column, {}
-    values = with_names(decoded(as_bytes(each(column))), names if form == "labels" else ())
+    values = with_names(plain(each(column)), names if form == "labels" else ())
     fits = [types.is_binary, types.is_large_binary, types.is_string, types.is_null]
     if form == "labels":
         fits += [types.is_integer, types.is_boolean]

@@ -165,7 +165,7 @@ def _values(number: int, row: Any, asked: Asked, named: Mapping[str, str], sorts
             if asked.form_of(name) in NESTED:
                 value = _spelt(number, name, value)
             elif name in asked.casts:
-                value = _cast(number, name, _plain(value), asked.casts[name])
+                value = _cast(number, name, _plain(value), asked)
             else:
                 value = _as_before(number, name, _plain(value), asked, sorts)
             if isinstance(value, Fault):
@@ -192,7 +192,8 @@ def _spelt(number: int, name: str, value: Any) -> str | Fault:
         return Fault(number, "type", what, f": {type(error).__name__}: {error}")
 
 
-def _cast(number: int, name: str, value: Any, to: str) -> Any:
+def _cast(number: int, name: str, value: Any, asked: Asked) -> Any:
+    to = asked.casts[name]
     if isinstance(value, str) and to != "string":
         # As Arrow reads it: an empty text is no value, and Python's 1_000 no number.
         if not value.strip():
@@ -210,7 +211,7 @@ def _cast(number: int, name: str, value: Any, to: str) -> Any:
             return CASTS[to](value)
     except (ValueError, KeyError, OverflowError):
         pass
-    return Fault(number, "type", f"holds no {to} in column {name!r}", f": {shortly(value)}")
+    return Fault(number, "type", f"holds no {asked.cast_to(name)} in column {name!r}", f": {shortly(value)}")
 
 
 def _as_before(number: int, name: str, value: Any, asked: Asked, sorts: dict[str, str]) -> Any:

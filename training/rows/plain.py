@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,18 @@ _BYTES = (
     (types.is_string_view, pa.binary_view()),
 )
 """The types of texts, and of as many bytes."""
+_LISTS = (
+    (types.is_list, pa.list_),
+    (types.is_large_list, pa.large_list),
+    (types.is_list_view, pa.list_view),
+    (types.is_large_list_view, pa.large_list_view),
+)
+"""The types of lists of any length, and what makes them."""
 
 
 def plain(column: pa.Array) -> pa.Array:
     """The column in a type that all of Arrow's functions know: texts as bytes, which need not be UTF-8, and values in
-    the place of dictionaries, views and extensions. Nested columns stay as they are."""
+    the place of dictionaries, views and extensions, within lists and objects, too."""
     return decoded(as_bytes(column))
 
 
@@ -34,27 +41,7 @@ def as_bytes(column: pa.Array) -> pa.Array:
     for is_text, to in _BYTES:
         if is_text(column.type):
             return column.view(to)
-    return column.view(_bytes_within(column.type)) if types.is_nested(column.type) else column
-
-
-def _bytes_within(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in place of texts, however deep they lie."""
-    for is_text, to in _BYTES:
-        if is_text(kind):
-            return to
-    for is_list, of in (
-        (types.is_list, pa.list_),
-        (types.is_large_list, pa.large_list),
-        (types.is_list_view, pa.list_view),
-        (types.is_large_list_view, pa.large_list_view),
-    ):
-        if is_list(kind):
-            return of(kind.value_field.with_type(_bytes_within(kind.value_type)))
-    if types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_bytes_within(kind.value_type)), kind.list_size)
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(_bytes_within(field.type)) for field in kind])
-    return kind
+    return column.view(_within(column.type, _of_bytes)) if types.is_nested(column.type) else column
 
 
 def decoded(column: pa.Array) -> pa.Array:
@@ -63,13 +50,32 @@ def decoded(column: pa.Array) -> pa.Array:
         column = column.dictionary.take(column.indices)
     if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
         return column.cast(pa.binary())
-    return column
+    return column.cast(_within(column.type, _of_values)) if types.is_nested(column.type) else column
+
+
+def _of_bytes(kind: pa.DataType) -> pa.DataType:
+    return next((to for is_text, to in _BYTES if is_text(kind)), kind)
+
+
+def _of_values(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _within(kind: pa.DataType, make: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with others in place of those of its single values, however deep they lie."""
+    for is_list_of, of in _LISTS:
+        if is_list_of(kind):
+            return of(kind.value_field.with_type(_within(kind.value_type, make)))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_within(kind.value_type, make)), kind.list_size)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_within(field.type, make)) for field in kind])
+    return make(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column of this type has a list a row."""
-    checks = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(check(kind) for check in (*checks, types.is_list_view, types.is_large_list_view))
+    return types.is_fixed_size_list(kind) or any(is_list_of(kind) for is_list_of, _ in _LISTS)
 
 
 def with_names(column: pa.Array, names: Sequence[str]) -> pa.Array:

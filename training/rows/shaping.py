@@ -133,7 +133,7 @@ def _cast(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.A
         bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
     if asked.form_of(name) == "number":
         bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
-    what = f"holds no {asked.data.cast.get(name, 'finite number')} in column {name!r}"
+    what = f"holds no {asked.cast_to(name)} in column {name!r}"
     return cast, {place: ("type", what, f": {_told(column[place])}") for place in bad}
 
 

@@ -65,21 +65,35 @@ def read_parquet(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Sl
 
 
 def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    # Columns that were written out of dictionaries pyarrow casts to these, which fails where a text is no UTF-8, unless
-    # they are asked for.
-    coded = [name for name in columns if types.is_dictionary(file.schema_arrow.field(name).type)]
-    options = {"metadata": file.metadata, "pre_buffer": False, "buffer_size": PIECE_BYTES}
-    file = pq.ParquetFile(source, read_dictionary=coded, **options)
-    by_dictionary = pq.ParquetFile(source, read_dictionary=columns, **options)
     paths = [file.schema.column(place).path for place in range(len(file.schema))]
     places = [n for n, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
+    options = {"metadata": file.metadata, "pre_buffer": False, "buffer_size": PIECE_BYTES}
+    by_dictionary = pq.ParquetFile(source, read_dictionary=[paths[place] for place in places], **options)
+    # Columns that were written out of dictionaries pyarrow casts to these, which fails where a text is no UTF-8, unless
+    # they are asked for; and of lists the values stay coded until it is known how many a row holds.
+    coded = [name for name in columns if types.is_dictionary(file.schema_arrow.field(name).type)]
+    coded += [paths[place] for place in places if _stays_coded(file, place, paths[place] in columns)]
+    file = pq.ParquetFile(source, read_dictionary=coded, **options)
     for number in range(file.num_row_groups):
         # Asked for a damaged column's metadata pyarrow ends the process; made to read it, it raises.
         next(file.iter_batches(1, row_groups=[number], columns=columns), None)
         group = file.metadata.row_group(number)
-        longest = sum(_longest_value(by_dictionary, number, group.column(place)) for place in places)
+        longest = sum(
+            group.column(place).total_uncompressed_size // max(1, group.num_rows)
+            if paths[place] in coded and paths[place] not in columns
+            else _longest_value(by_dictionary, number, group.column(place))
+            for place in places
+        )
         most = min(max(1, BLOCK_BYTES // max(1, longest)), BLOCK_ROWS)
         yield from file.iter_batches(most, row_groups=[number], columns=columns)
+
+
+def _stays_coded(file: pq.ParquetFile, place: int, flat: bool) -> bool:
+    """Whether a column within lists or objects can be read as dictionaries in each group of rows."""
+    if flat or file.schema.column(place).physical_type != "BYTE_ARRAY":
+        return False
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    return not any("DELTA" in encoding for group in groups for encoding in group.column(place).encodings)
 
 
 def _alone(file: pq.ParquetFile, source: pa.NativeFile, column: str) -> Iterator[pa.Array]:

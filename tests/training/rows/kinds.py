@@ -2,6 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
 from training.kinds.sequence_classification import SequenceClassification
+from training.rows.columns import Column, KindOfRows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from training.rows.columns import Mask
 
 CLASSIFICATION = SequenceClassification()
+
+
+class Tags(KindOfRows):
+    """Words, and as many tags."""
+
+    columns: ClassVar = {"words": Column("texts"), "tags": Column("labels")}
+    checks: ClassVar = {"uneven": "error"}
+
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+        import pyarrow.compute as pc
+
+        words, tags = (pc.list_value_length(rows.column(name)) for name in ("words", "tags"))
+        uneven = pc.not_equal(words, tags).to_numpy(zero_copy_only=False)
+        yield "uneven", "has more or fewer tags than words", uneven
+
+    def order(self, labels: Sequence[str]) -> list[str]:
+        return sorted(labels, key=lambda label: (label != "O", label))
+
+
+class Rating(KindOfRows):
+    """A text, and how good it is."""
+
+    columns: ClassVar = {"text": Column("text"), "label": Column("number")}
+
+
+class Chat(KindOfRows):
+    """Messages; or what is asked for, perhaps with more to go by, and what is answered."""
+
+    columns: ClassVar = {
+        "messages": Column("value"),
+        "instruction": Column("text"),
+        "input": Column("text", optional=True, blank=True),
+        "output": Column("text"),
+    }
+
+    def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        of_messages = {"messages": self.columns["messages"]}
+        return of_messages, {name: column for name, column in self.columns.items() if name not in of_messages}
+
+
+class OwnKind(Tags, SequenceClassification):
+    """A whole kind, as an author's module has one."""

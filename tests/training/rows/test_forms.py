@@ -1,0 +1,253 @@
+"""Columns of every form, from every source: what is stored of them, what is wrong with them, and what is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.training.rows.kinds import CLASSIFICATION, Chat, Rating, Tags
+from training.pictures import draw_rows
+from training.problems import Problem, UserError
+from training.recipe import Data
+from training.rows.columns import KindOfRows
+from training.rows.load import load
+
+Row = dict[str, Any]
+TAGS: list[Row] = [
+    {"words": ["EU", "rejects", 'a "call"'], "tags": ["B", "O", "O"]},
+    {"words": ["Peter", "größt"], "tags": ["B", "O"]},
+    {"words": ["No"], "tags": ["O"]},
+]
+CHATS: list[Row] = [
+    {"messages": [{"role": "user", "content": 'Say "hé"'}, {"role": "assistant", "content": "hé"}]},
+    {"messages": [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "no"}]},
+]
+
+
+def json_lines(file: Path, rows: list[Row]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def csv_cells(file: Path, rows: list[Row]) -> str:
+    cells = [[json.dumps(value).replace('"', '""') for value in row.values()] for row in rows]
+    file.write_text("\n".join([",".join(rows[0]), *('"' + '","'.join(row) + '"' for row in cells)]) + "\n")
+    return str(file)
+
+
+def run(kind: KindOfRows, file: str, out: Path, source: str = "json", **data: Any) -> dict[str, Any]:
+    """The report on the rows of a file, which are train and validation alike."""
+    data["checks"] = {"shared_rows": "ignore"} | data.get("checks", {})
+    made = Data(source=source, path=file if source == "python" else "-", **data)
+    files = {}
+    if source != "python":
+        other = Path(file).with_stem("validation")
+        other.write_bytes(Path(file).read_bytes())
+        files = {"train": [file], "validation": [str(other)]}
+    load(made, kind, files, out)
+    report: dict[str, Any] = json.loads((out / "log" / "report.json").read_text())
+    return report
+
+
+def told(kind: KindOfRows, rows: list[Row], folder: Path, **data: Any) -> list[str]:
+    """What is wrong with rows of JSON: check and row, and what is said but for what to do."""
+    try:
+        found = [Problem(**one) for one in run(kind, json_lines(folder / "r.jsonl", rows), folder, **data)["problems"]]
+    except UserError as error:
+        found = list(error.problems)
+    said = (
+        f"{one.check} {one.where.partition(' ')[2]}: {one.message}" for one in found if "validation" not in one.where
+    )
+    return [re.sub(": (set|correct|left out).*", "", one) for one in said]
+
+
+def stored(out: Path) -> pa.Table:
+    return pa.ipc.open_file(out / "train.arrow").read_all()
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {name: (out / name).read_bytes() for name in ("train.arrow", "labels.json")}
+
+
+@pytest.fixture
+def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The same words and tags in every source: its file, or function."""
+    numbers = [{**row, "tags": [["O", "B"].index(tag) for tag in row["tags"]]} for row in TAGS]
+    feature = {"feature": {"names": ["O", "B"], "_type": "ClassLabel"}, "_type": "List"}
+    named = {"huggingface": json.dumps({"info": {"features": {"tags": feature}}})}
+    table = pa.Table.from_pylist(numbers).replace_schema_metadata(named)
+    pq.write_table(table, tmp_path / "t.parquet")
+    coded = pa.ListArray.from_arrays([0, 3, 5, 6], table["words"].combine_chunks().flatten().dictionary_encode())
+    table = table.set_column(0, "words", coded)
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    lines = ["import numpy as np", f"ROWS = {TAGS!r}", "def rows(split):", "    for row in ROWS:"]
+    lines += ["        yield {'words': np.array(row['words']), 'tags': tuple(row['tags'])}"]
+    (tmp_path / "tagged_rows.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return {
+        "csv": csv_cells(tmp_path / "t.csv", TAGS),
+        "json": json_lines(tmp_path / "t.jsonl", TAGS),
+        "python": "tagged_rows:rows",
+        "parquet": str(tmp_path / "t.parquet"),
+        "arrow": str(tmp_path / "t.arrow"),
+    }
+
+
+def test_lists_of_words_and_tags_are_stored_alike_from_every_source(tmp_path: Path, tagged: dict[str, str]) -> None:
+    found = {}
+    for source, file in tagged.items():
+        assert run(Tags(), file, tmp_path / source, source)["problems"] == []
+        found[source] = contents(tmp_path / source)
+    assert json.loads(found["csv"]["labels.json"]) == ["O", "B"]
+    table = stored(tmp_path / "csv")
+    assert table.schema == pa.schema({"words": pa.list_(pa.string()), "tags": pa.list_(pa.int64())})
+    assert table.to_pylist() == [{**row, "tags": [["O", "B"].index(tag) for tag in row["tags"]]} for row in TAGS]
+    assert all(one == found["csv"] for one in found.values())
+
+
+def test_a_list_of_labels_counts_each_of_them(tmp_path: Path) -> None:
+    report = run(Tags(), json_lines(tmp_path / "t.jsonl", TAGS), tmp_path / "out")
+    assert report["rows"] == {"train": 3, "validation": 3}
+    assert report["labels"]["train"] == {"O": 4, "B": 2}
+    assert (report["characters"]["train"]["min"], report["characters"]["train"]["max"]) == (2, 17)
+
+
+def test_what_is_wrong_with_lists_is_told_with_the_row(tmp_path: Path) -> None:
+    bad = [
+        {"words": [], "tags": []},
+        {"words": ["a", " "], "tags": ["O", "O"]},
+        {"words": ["a"], "tags": [""]},
+        {"words": ["a"], "tags": None},
+        {"words": "a b", "tags": ["O"]},
+        {"words": ["a", 1], "tags": ["O", "O"]},
+        {"words": ["a"], "tags": [1.5]},
+        {"words": ["a"], "tags": ["O", "O"]},
+        {"words": ["\ud800"], "tags": ["O"]},
+    ]
+    found = told(Tags(), [*TAGS, *bad], tmp_path)
+    assert found == [
+        "encoding row 12: is not UTF-8 text (column 'words')",
+        "type row 8: holds no list of texts in column 'words': 'a b' (2 rows like this: 8, 9)",
+        "type row 10: holds no list of labels, which are texts or whole numbers, in column 'tags': [1.5]",
+        "blank_text row 4: has no texts in column 'words'",
+        "blank_text row 5: has an empty text in column 'words'",
+        "missing_label row 7: has no label in column 'tags'",
+        "missing_label row 6: has an empty label in column 'tags'",
+        "uneven row 11: has more or fewer tags than words",
+    ]
+    checks = dict.fromkeys(["type", "encoding", "blank_text", "missing_label", "uneven"], "warning")
+    report = run(Tags(), str(tmp_path / "r.jsonl"), tmp_path / "out", checks=checks)
+    assert report["left_out"] == {"train": 9, "validation": 9}
+    assert stored(tmp_path / "out")["words"].to_pylist() == [row["words"] for row in TAGS]
+
+
+def test_cells_that_are_no_json_are_told_with_an_example(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text('words,tags\n"[""a""]","[""O""]"\na b,"[""O""]"\n')
+    with pytest.raises(UserError) as raised:
+        run(Tags(), str(file), tmp_path, "csv")
+    problem = raised.value.problems[0]
+    assert (problem.check, problem.where) == ("malformed", f"{file} row 3")
+    assert """holds no JSON such as ["EU", "rejects"] in column 'words': 'a b': correct""" in problem.message
+
+
+def test_a_parquet_column_of_another_type_is_told_before_it_is_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"words": ["a b"], "tags": [[0.5]]}), tmp_path / "t.parquet")
+    with pytest.raises(UserError) as raised:
+        run(Tags(), str(tmp_path / "t.parquet"), tmp_path, "parquet")
+    assert {one.where: one.message.partition("is of type ")[2] for one in raised.value.problems} == {
+        "data.columns.words": "string: it must hold lists of text.",
+        "data.columns.tags": "list<element: double>: it must hold lists of text or of whole numbers.",
+    }
+
+
+def test_bytes_in_a_list_that_are_no_text_are_told_with_the_row(tmp_path: Path) -> None:
+    words = pa.ListArray.from_arrays([0, 1, 2], pa.array([b"ok", b"\xff"]).view(pa.string()))
+    table = pa.table({"words": words, "tags": [["O"], ["B"]]})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(UserError) as raised:
+        run(Tags(), str(tmp_path / "t.arrow"), tmp_path, "arrow")
+    problem = raised.value.problems[0]
+    assert (problem.check, problem.where) == ("encoding", f"{tmp_path / 't.arrow'} row 2")
+
+
+def test_a_row_with_an_unknown_label_among_others_is_left_out_and_no_longer_counted(tmp_path: Path) -> None:
+    rows = [*TAGS, {"words": ["x", "y"], "tags": ["B", "I"]}]
+    checks = {"unknown_label": "warning"}
+    report = run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path, label_names=["O", "B"], checks=checks)
+    assert report["labels"]["train"] == {"O": 4, "B": 2}
+    assert (report["rows"]["train"], report["left_out"]["train"], stored(tmp_path).num_rows) == (3, 1, 3)
+    assert "label 'I' (1 row of train) is unknown" in report["problems"][0]["message"]
+
+
+def test_equal_words_with_other_tags_are_a_conflict(tmp_path: Path) -> None:
+    found = told(Tags(), [*TAGS, {"words": ["No"], "tags": ["B"]}], tmp_path)
+    assert found[0].startswith("duplicates row 4: 1 row repeats a text of train")
+    assert "(['B'] here, ['O'] in row 3: ['No'])" in found[1]
+
+
+def test_numbers_are_stored_as_such_and_none_counts_as_a_label(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("text,stars\none,3\ntwo,-0.25\nthree,1e3\n")
+    report = run(Rating(), str(tmp_path / "r.csv"), tmp_path, "csv", text=["text"], label="stars")
+    assert stored(tmp_path).schema == pa.schema({"text": pa.string(), "label": pa.float64()})
+    assert stored(tmp_path)["label"].to_pylist() == [3.0, -0.25, 1000.0]
+    assert (report["labels"], report["problems"]) == ({"train": {}, "validation": {}}, [])
+    assert json.loads((tmp_path / "labels.json").read_text()) == []
+    draw_rows(report, tmp_path / "drawn")
+    assert [file.name for file in (tmp_path / "drawn").iterdir()] == ["lengths.png"]
+
+
+def test_what_is_no_finite_number_is_told_with_the_row(tmp_path: Path) -> None:
+    values = [1.5, float("nan"), "much", None, 2, "7"]
+    rows = [{"text": f"t{n}", "label": value} for n, value in enumerate(values)]
+    found = told(Rating(), rows, tmp_path, text=["text"], label="label")
+    assert found == [
+        "type row 3: holds no finite number in column 'label': 'much' (2 rows like this: 3, 2)",
+        "missing_label row 4: has no label in column 'label'",
+    ]
+
+
+def test_values_are_stored_as_their_json_and_equal_ones_found(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(CHATS), tmp_path / "c.parquet")
+    sources = {"json": json_lines(tmp_path / "c.jsonl", CHATS), "parquet": str(tmp_path / "c.parquet")}
+    sources["csv"] = csv_cells(tmp_path / "c.csv", CHATS)
+    for source, file in sources.items():
+        assert run(Chat(), file, tmp_path / source, source)["problems"] == []
+    expected = '[{"role":"user","content":"Say \\"hé\\""},{"role":"assistant","content":"hé"}]'
+    assert stored(tmp_path / "csv")["messages"][0].as_py() == expected
+    assert contents(tmp_path / "json") == contents(tmp_path / "csv") == contents(tmp_path / "parquet")
+    found = told(Chat(), [*CHATS, {"messages": None}, CHATS[0]], tmp_path, checks={"blank_text": "warning"})
+    assert found[0].startswith("blank_text row 3: has no value in column 'messages'")
+    assert found[1].startswith("duplicates row 4: 1 row repeats a text of train")
+
+
+def test_the_recipes_columns_choose_among_the_kinds_sets_and_blank_ones_may_be_empty(tmp_path: Path) -> None:
+    rows = [{"q": "Add", "input": "1 2", "output": "3"}, {"q": "Hi", "input": None, "output": "Hello"}]
+    names = {"instruction": "q", "input": "input"}
+    run(Chat(), json_lines(tmp_path / "c.jsonl", rows), tmp_path, columns=names)
+    assert stored(tmp_path).to_pylist() == [
+        {"instruction": "Add", "input": "1 2", "output": "3"},
+        {"instruction": "Hi", "input": "", "output": "Hello"},
+    ]
+    run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, columns={"instruction": "q"})
+    assert stored(tmp_path).schema.names == ["instruction", "output"]
+
+
+def test_columns_of_the_kind_are_no_slices(tmp_path: Path) -> None:
+    rows = [{**row, "source": "news"} for row in TAGS]
+    run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path)
+    assert json.loads((tmp_path / "slices.json").read_text()) == {"kept": ["source"], "left_out": {}}
+
+
+def test_rows_of_texts_and_labels_are_as_they_were(tmp_path: Path) -> None:
+    rows = [{"text": "one", "label": 1}, {"text": "two", "label": 0}]
+    run(CLASSIFICATION, json_lines(tmp_path / "t.jsonl", rows), tmp_path, text=["text"], label="label")
+    assert stored(tmp_path).to_pylist() == rows
