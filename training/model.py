@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.integrations import unset_hf_deepspeed_config
 
 from training.kinds.base import Kind
 
@@ -63,6 +64,8 @@ def load_for_training(
 
 def load_trained(kind: Kind, folder: Path) -> PreTrainedModel:
     """A model that `export` wrote, ready to predict: float32, on the CPU, dropout off."""
+    # Else, where ZeRO-3 has trained in this process, it would be shared out as well.
+    unset_hf_deepspeed_config()
     return _load(kind, folder).eval()
 
 

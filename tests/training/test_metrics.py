@@ -310,7 +310,9 @@ def test_the_table_of_the_reference_page_is_what_the_metrics_say_of_themselves()
 
 def test_every_metric_is_of_some_kind_and_every_kind_has_some() -> None:
     of_kinds = {kind: load(kind).metrics for kind in KINDS}
-    assert tuple(metrics.METRICS) == OF_ANY_KIND and set(OF_ANY_KIND) == {n for names in of_kinds.values() for n in names}
+    assert tuple(metrics.METRICS) == OF_ANY_KIND and set(OF_ANY_KIND) == {
+        n for names in of_kinds.values() for n in names
+    }
     assert all(of_kinds.values())
 
 
