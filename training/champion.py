@@ -49,7 +49,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     began = time.monotonic()
     tell = told_now_and_then(events, split, 0, len(rows))
     answers = predict(kind, network, rows, collate, batch_size, say["mixed_precision"], tell)
-    own = [network.config.id2label[number] for number in range(network.config.num_labels)] if labels else []
+    own = kind.labels_of(network.config)
     if rank() == 0:
         write(job_dir / OUTPUT / f"{split}.parquet", kind.retold(answers, own, labels), rows)
     ranks.part()

@@ -22,7 +22,6 @@ from training.protocol import OUTPUT, Events, Job, rank
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import torch
     from transformers import PreTrainedModel
 
     from training.batching import TokenRows
@@ -81,13 +80,13 @@ def predict(
     plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=rank())
     dtype = DTYPES[mixed_precision]
 
-    def answer(batch: Batch) -> tuple[torch.Tensor | None, pa.RecordBatch]:
+    def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
-        return None, kind.answers(network, kind.forward(network, inputs), inputs)
+        return None, 1, kind.answers(network, kind.forward(network, inputs), inputs)
 
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        answers = evaluate(batches, plan, answer, kind.targets, tell if rank() == 0 else lambda done: None).answers
+        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
     return answers if rank() else rows.labelled(answers)
 
 

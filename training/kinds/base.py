@@ -13,7 +13,7 @@ from training.rows.columns import Column, KindOfRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching import PadToLongest, TokenRows
@@ -31,6 +31,13 @@ class Kind(KindOfRows, ABC):
 
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
+
+    task: ClassVar[str]
+    """What transformers' pipelines, MLflow and the Hub call it, such as text-classification."""
+
+    does: ClassVar[str]
+    """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
+    pair of them, and `{labels}` for how many labels there are, and their names."""
 
     @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
@@ -75,7 +82,38 @@ class Kind(KindOfRows, ABC):
     def nobody(self, labels: Sequence[str]) -> Predicted:
         """No rows, as metrics want them."""
 
+    def labels_of(self, config: PreTrainedConfig) -> list[str]:
+        """The names of a trained model's labels, in the order of its outputs; none for a kind without."""
+        return [config.id2label[place] for place in range(config.num_labels)]
+
+    @abstractmethod
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """What a person is told of an answer, and a file of rows gets as columns: names and types. CSV gets those that
+        are not nested."""
+
+    @abstractmethod
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """Answers as a person is told of them: plain values, by the names of `answer_types`."""
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """Whether two such answers are the same but for rounding: numbers differ by no more than this."""
+        return _alike(given, stored, tolerance)
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """Such an answer in a terminal."""
+        return [f"{name}: {value}" for name, value in explained.items()]
+
     def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that
         was made for `labels`."""
         return answers
+
+
+def _alike(given: Any, stored: Any, tolerance: float) -> bool:
+    if isinstance(stored, float):
+        return isinstance(given, float) and abs(given - stored) <= tolerance
+    if isinstance(stored, Mapping):
+        return given.keys() == stored.keys() and all(_alike(given[name], stored[name], tolerance) for name in stored)
+    if isinstance(stored, list):
+        return len(given) == len(stored) and all(map(_alike, given, stored, [tolerance] * len(stored)))
+    return bool(given == stored)
