@@ -45,10 +45,9 @@ from tasks.runtime.versions import (
     find_model,
     need_model,
 )
-from training import kinds
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
-from training.rows.asked import Asked
+from training.recipe.columns import asked_of
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
 MADE_WITH = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "pyarrow", "mlflow", "prefect")
@@ -196,7 +195,7 @@ def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
 
 def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:
     """What the model was made of, as tags: it stays what it is."""
-    inputs = Asked(recipe.data, kinds.load(recipe.kind)).inputs
+    inputs = asked_of(recipe).inputs
     tags = {
         MODEL_TAG: artifacts["fit"].parts["model"],
         MAX_LENGTH_TAG: str(recipe.tokens.max_length),

@@ -42,6 +42,13 @@ def any_of(lists: pa.Array, mask: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_
     return found
 
 
+def sums(lists: pa.Array, numbers: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """For each row the sum of a number of `each` of its values."""
+    found = np.zeros(len(lists), np.int64)
+    np.add.at(found, pc.list_parent_indices(lists).to_numpy(), numbers.to_numpy(zero_copy_only=False))
+    return found
+
+
 def lists_of(lists: pa.Array, values: pa.Array) -> pa.Array:
     """Lists of these values, as long as the lists given, and missing where they are."""
     ends = np.cumsum(pc.list_value_length(lists).fill_null(0).to_numpy(), dtype=np.int32)

@@ -16,7 +16,7 @@ from training.problems import Problem
 from training.rows.asked import Asked, Stored
 from training.rows.blocks import Block
 from training.rows.checks import MISSING_WORDS, ROW_CHECKS, level_of
-from training.rows.lists import any_of, each
+from training.rows.lists import any_of, each, sums
 from training.rows.plain import is_list
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _lengths(rows: pa.RecordBatch, columns: Iterable[Stored]) -> np.ndarray[Any,
         if column.form in ("text", "value"):
             lengths += pc.utf8_length(values).fill_null(0).to_numpy(zero_copy_only=False)
         elif column.form == "texts":
-            np.add.at(lengths, pc.list_parent_indices(values).to_numpy(), pc.utf8_length(each(values)).to_numpy())
+            lengths += sums(values, pc.utf8_length(each(values)))
     return lengths
 
 
