@@ -36,7 +36,8 @@ class Asked:
     """MLflow's."""
     max_length: int
     """Tokens after which it cuts a text."""
-    kind: str
+    task: Mapping[str, Any]
+    """Its kind and the kind's options, as `kinds.load` takes them."""
     columns: Mapping[str, str]
     """The columns that it was shown of the rows it was trained on, by what they are to its kind, in its order."""
 
@@ -57,7 +58,7 @@ def find(name: str, alias: str = "", version: str = "") -> Asked:
         )
         raise UserError([Problem(kind="option", where="NAME", message=message)])
     length, columns = int(found.tags[MAX_LENGTH_TAG]), json.loads(found.tags[COLUMNS_TAG])
-    return Asked(f"models:/{name}/{found.version}", length, found.tags[KIND_TAG], columns)
+    return Asked(f"models:/{name}/{found.version}", length, json.loads(found.tags[KIND_TAG]), columns)
 
 
 def ask(model: Asked, rows: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -89,7 +90,7 @@ def ask_of_file(model: Asked, file: Path, out: Path, on_events: OnEvents) -> dic
 def _run(model: Asked, asked: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
     job = settings.home() / "jobs" / f"answer-{uuid.uuid4().hex[:12]}"
     columns = dict(model.columns)
-    said = {"model": model.uri, "max_length": model.max_length, "kind": model.kind, "columns": columns, **asked}
+    said = {"model": model.uri, "max_length": model.max_length, "columns": columns, **model.task, **asked}
     Job(program=PROGRAM, key=job.name, settings=said, inputs=inputs).write(job)
     try:
         outcome = run_job(

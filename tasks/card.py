@@ -35,7 +35,7 @@ def card(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, 
     metadata = ModelCardData(
         license=hub.license,
         library_name=LIBRARY,
-        pipeline_tag=kinds.load(recipe.kind).task,
+        pipeline_tag=kinds.load(**recipe.task).task,
         base_model=recipe.model.path if pins.model_hub else None,
         datasets=[recipe.data.path] if pins.data_hub else None,
         tags=list(hub.tags) or None,
@@ -73,7 +73,7 @@ def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
     names = ", ".join(_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
-    does = kinds.load(recipe.kind).does.format(
+    does = kinds.load(**recipe.task).does.format(
         text="pair of texts" if len(recipe.data.text or ()) > 1 else "text",
         labels=f"{len(labels)} labels: {names}",
     )
@@ -181,7 +181,7 @@ def _results(recipe: Recipe, pins: Pins, scores: Ref) -> list[Any]:
     data = recipe.data
     return [
         EvalResult(
-            task_type=kinds.load(recipe.kind).task,
+            task_type=kinds.load(**recipe.task).task,
             dataset_type=data.path if pins.data_hub else data.source,
             dataset_name=data.path if pins.data_hub else recipe.name,
             dataset_config=data.config,

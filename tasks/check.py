@@ -17,6 +17,7 @@ from tasks.runtime import settings
 from tasks.runtime.hub import told
 from tasks.runtime.refs import Pins
 from tasks.runtime.reports import need_report
+from training import kinds
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe
 from training.recipe.columns import asked_of
@@ -93,7 +94,7 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
     from training.tokens import tokenize
 
     level = recipe.data.checks.get("truncated", "warning")
-    tokenize(kinds.load(recipe.kind), rows, tokenizer, out, recipe.tokens.max_length, level, progress)
+    tokenize(kinds.load(**recipe.task), rows, tokenizer, out, recipe.tokens.max_length, level, progress)
     return need_report(out)
 
 

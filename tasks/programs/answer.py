@@ -30,7 +30,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training import kinds
 
     say = job.settings
-    kind = kinds.load(say["kind"])
+    kind = kinds.of(say)
     forms = {of: kind.columns[name].form for name, of in say["columns"].items()}
     if "rows" in say:
         rows = [_values(row, forms) for row in say["rows"]]

@@ -45,7 +45,7 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     from training import kinds, model
 
     say, folder = job.settings, Path(job.inputs["model"])
-    kind = kinds.load(say["kind"])
+    kind = kinds.of(say)
     rows, stored = _probes(kind, job)
     mlflow.set_experiment(say["experiment"])
     info = Model.log(

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.closed import Closed
 from training.rows.columns import Column, KindOfRows
 
 if TYPE_CHECKING:
@@ -27,7 +28,24 @@ __all__ = ["Column", "Kind"]
 
 
 class Kind(KindOfRows, ABC):
-    """A task kind. One without state: every process makes its own. What it wants of its rows: KindOfRows."""
+    """A task kind, with the options of a recipe. Without state: every process makes its own. What it wants of its rows:
+    KindOfRows."""
+
+    class Options(Closed):
+        """The settings that a recipe may have for it: `options`. By default none."""
+
+    options: Options
+    option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
+    makes another."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options = self.Options.model_validate(dict(options or {}))
+
+    def options_of(self, stage: str) -> dict[str, Any]:
+        """The options that matter to a stage, those that are left to their defaults included."""
+        names = self.option_stages.get(stage)
+        return self.options.model_dump(mode="json", include=None if names is None else set(names))
 
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def asked_of(recipe: Recipe) -> Asked:
     """What the recipe asks of the source of its rows."""
-    return Asked(recipe.data, kinds.load(recipe.kind))
+    return Asked(recipe.data, kinds.load(**recipe.task))
 
 
 def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str]]:
     """The module of the kind's own code for rows, or the field that names it where it is its author's. None for most
     kinds: what else they learn to do changes no rows."""
-    kind = type(kinds.load(recipe.kind))
+    kind = type(kinds.load(**recipe.task))
     if all(getattr(kind, name) is getattr(KindOfRows, name) for name in ("faults", "order")):
         return [], {}
     return kinds.code(recipe.kind), kinds.named(recipe.kind)
@@ -32,7 +32,7 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str]]:
 
 def kind_of(written: Written) -> Kind:
     """The recipe's kind. Raises WrongItself where it has none."""
-    return kinds.load(written["kind"])
+    return kinds.load(written["kind"], written["options"])
 
 
 def columns_of(written: Written) -> tuple[Stored, ...]:
