@@ -63,7 +63,7 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
         # By name: of texts without one, MLflow takes those that look like values of Python's for these values.
         signature=ModelSignature(
             inputs=Schema([ColSpec("string", name) for name in say["inputs"]]),
-            outputs=Schema([ColSpec("string", "label"), ColSpec("double", "score")]),
+            outputs=Schema([ColSpec(of, name) for name, of in kind.serves.items()]) if kind.serves else None,
         ),
         input_example=rows.slice(0, say["examples"]).to_pylist(),
         validate_serving_input=False,  # below, and held against what is known
@@ -73,9 +73,8 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     events.progress(done=1, total=3)
     _compare(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(rows.to_pylist())
-    for answer, score in zip(stored, served["score"], strict=True):
-        if abs(answer["probability"] - score) > say["tolerance"]:
-            raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
+    if not kind.served_alike(served, stored, say["tolerance"]):
+        raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
     events.progress(done=2, total=3)
     # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
     return str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)

@@ -53,6 +53,8 @@ class Kind(KindOfRows, ABC):
     task: ClassVar[str]
     """What transformers' pipelines, MLflow and the Hub call it, such as text-classification."""
 
+    serves: ClassVar[Mapping[str, str]] = {}
+    """What MLflow's server gives of a row: its columns, and what MLflow calls their types."""
     does: ClassVar[str]
     """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
     pair of them, and `{labels}` for how many labels there are, and their names."""
@@ -116,6 +118,10 @@ class Kind(KindOfRows, ABC):
     def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """Whether two such answers are the same but for rounding: numbers differ by no more than this."""
         return _alike(given, stored, tolerance)
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """Whether what MLflow's server gives is the same as such answers. By default, whether it gives one a row."""
+        return len(served) == len(stored)
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """Such an answer in a terminal."""

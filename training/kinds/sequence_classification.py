@@ -33,6 +33,7 @@ class SequenceClassification(Kind):
 
     auto_class = "AutoModelForSequenceClassification"
     task = "text-classification"
+    serves: ClassVar = {"label": "string", "score": "double"}
     does = "Gives a {text} one of {labels}"
     columns: ClassVar = {"text": Column("text"), "text_pair": Column("text", optional=True), "label": Column("label")}
 
@@ -94,6 +95,11 @@ class SequenceClassification(Kind):
     def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the probabilities alone: of two labels that are as likely, either may come first."""
         return super().alike(given["probabilities"], stored["probabilities"], tolerance)
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """By the probability of the likeliest label."""
+        pairs = zip(served["score"], stored, strict=True)
+        return all(abs(score - answer["probability"]) <= tolerance for score, answer in pairs)
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The labels with their probabilities, the likeliest first."""
