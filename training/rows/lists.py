@@ -22,6 +22,10 @@ NESTED = ("texts", "labels", "value")
 """The forms of such columns."""
 EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": '[{"role": "user", "content": "Hi"}]'}
 
+_ONLY_TEXT = {str}
+_ENTRIES = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
+"""The types of what lists may hold, once JSON is read; none stands for an entry that is missing."""
+
 Wrong = dict[int, tuple[str, str, str]]
 """The place of each value that is wrong in its block; and the check, the words and the value of its fault."""
 
@@ -128,9 +132,8 @@ def _fitted(value: Any, name: str, form: Form) -> Any:
     try:
         if form == "value":
             return _text(as_json(value))
-        good = (str,) if form == "texts" else (str, bool, int)
-        if isinstance(value, list) and all(one is None or isinstance(one, good) for one in value):
-            made = [_label(one) for one in value]
+        if isinstance(value, list) and _ENTRIES[form].issuperset(map(type, value)):
+            made = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_label, value))
             _text("".join(made))
             return made
     except UnicodeError as error:  # half of a character, which JSON can write; or bytes that are no text
