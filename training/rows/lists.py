@@ -23,7 +23,7 @@ NESTED = ("texts", "labels", "value")
 EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": '[{"role": "user", "content": "Hi"}]'}
 
 _ONLY_TEXT = {str}
-_ENTRIES = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
+_ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
 """The types of what lists may hold, once JSON is read; none stands for an entry that is missing."""
 
 Wrong = dict[int, tuple[str, str, str]]

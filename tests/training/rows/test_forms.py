@@ -199,10 +199,10 @@ def test_a_few_bytes_that_stand_for_a_row_of_gigabytes_are_refused_unpacked(tmp_
 
 
 def test_a_row_with_an_unknown_label_among_others_is_left_out_and_no_longer_counted(tmp_path: Path) -> None:
-    rows = [*TAGS, {"words": ["x", "y"], "tags": ["B", "I"]}]
+    rows = [*TAGS, {"words": ["x", "y", "z"], "tags": ["B", "I", "C"]}]
     checks = {"unknown_label": "warning"}
-    report = run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path, label_names=["O", "B"], checks=checks)
-    assert report["labels"]["train"] == {"O": 4, "B": 2}
+    report = run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path, label_names=["O", "B", "C"], checks=checks)
+    assert report["labels"]["train"] == {"O": 4, "B": 2, "C": 0}
     assert (report["rows"]["train"], report["left_out"]["train"], stored(tmp_path).num_rows) == (3, 1, 3)
     assert "label 'I' (1 row of train) is unknown" in report["problems"][0]["message"]
 
