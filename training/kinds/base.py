@@ -51,7 +51,10 @@ class Kind(KindOfRows, ABC):
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
 
     task: ClassVar[str]
-    """What transformers' pipelines, MLflow and the Hub call it, such as text-classification."""
+    """What the Hub calls it, such as text-classification."""
+    pipeline: ClassVar[bool] = True
+    """Whether transformers has a pipeline for that task, which then is what MLflow serves. Else MLflow serves `answers`
+    as they are `explained`."""
 
     serves: ClassVar[Mapping[str, str]] = {}
     """What MLflow's server gives of a row: its columns, and what MLflow calls their types."""
@@ -120,8 +123,11 @@ class Kind(KindOfRows, ABC):
         return _alike(given, stored, tolerance)
 
     def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
-        """Whether what MLflow's server gives is the same as such answers. By default, whether it gives one a row."""
-        return len(served) == len(stored)
+        """Whether what MLflow's server gives is the same as such answers. By default, of a pipeline, whether it gives
+        one a row."""
+        if self.pipeline:
+            return len(served) == len(stored)
+        return all(self.alike(given, answer, tolerance) for given, answer in zip(served, stored, strict=True))
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """Such an answer in a terminal."""
