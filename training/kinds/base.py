@@ -49,6 +49,11 @@ class Kind(KindOfRows, ABC):
 
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
+    metrics: ClassVar[Sequence[str]] = ()
+    """The metrics of training.metrics that fit its answers: those that a recipe may name as they are."""
+    loss_fields: ClassVar[Sequence[str]] = ()
+    """The fields of the recipe's training section that `loss` goes by, of loss, focal_gamma, class_weights and
+    label_smoothing_factor; the last is the Trainer's, too. A recipe that sets another of these is told."""
 
     task: ClassVar[str]
     """What the Hub calls it, such as text-classification."""
@@ -137,6 +142,12 @@ class Kind(KindOfRows, ABC):
         """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that
         was made for `labels`."""
         return answers
+
+    def settle(self, predicted: Predicted) -> dict[str, Any]:
+        """What the model's config is to say of how its answers are read, such as thresholds, as these rows have it:
+        those of the validation split by the weights that are exported, and nobody while it trains. By default nothing,
+        and then nothing is predicted for it."""
+        return {}
 
 
 def _alike(given: Any, stored: Any, tolerance: float) -> bool:
