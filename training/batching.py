@@ -29,15 +29,15 @@ MEGABATCH = 50
 
 
 class TokenRows(Dataset[dict[str, Any]]):
-    """The rows of one split's Arrow file, read where they lie in the memory map.
+    """Token features by row: of one split's Arrow file, read where they lie in the memory map, or of a table.
 
     `lengths` is (N,) int32, the column `length`. A row has the others: {"input_ids": (length,) int32, "label": int},
     for pairs also {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to.
     Raises pyarrow.ArrowInvalid where the file is not an Arrow file.
     """
 
-    def __init__(self, file: Path) -> None:
-        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    def __init__(self, rows: Path | pa.Table) -> None:
+        table = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
         chunks = table.to_batches()
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
@@ -89,8 +89,8 @@ class PadToLongest:
 
     On a GPU a multiple of 8 fills its tensor cores and keeps shapes few; a CPU is fastest with no padding.
     Pads with the tokenizer's pad token on the tokenizer's side. Gives input_ids, attention_mask (1 where
-    there is a token), token_type_ids where the features have them, and labels: (B,) int64, or float32 where they
-    are numbers, or (B, P) int64 where rows have lists of up to P of them, -1 where one has fewer. Raises
+    there is a token), and, where the features have them, token_type_ids and labels: (B,) int64, or float32 where
+    they are numbers, or (B, P) int64 where rows have lists of up to P of them, -1 where one has fewer. Raises
     UserError where the tokenizer has no pad token.
     """
 
@@ -115,7 +115,8 @@ class PadToLongest:
         for name, fill in self.fill.items():
             if name in rows[0]:
                 batch[name] = torch.from_numpy(self._padded([row[name] for row in rows], width, fill))
-        batch["labels"] = torch.from_numpy(_labels([row["label"] for row in rows]))
+        if "label" in rows[0]:
+            batch["labels"] = torch.from_numpy(_labels([row["label"] for row in rows]))
         return batch
 
     def _padded(self, rows: list[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from training.kinds.base import Kind
 
 Batch = dict[str, torch.Tensor]
-Answer = Callable[[Batch], tuple[torch.Tensor | None, pa.RecordBatch]]
-"""Of a batch of B rows its mean loss, (), where it is asked for, and what the model answers: a line a row."""
+Answer = Callable[[Batch], tuple[torch.Tensor | None, int, pa.RecordBatch]]
+"""Of a batch of B rows its mean loss, (), and of how many targets that is the mean, where it is asked for; and what the
+model answers, a line a row."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,18 @@ def evaluate(
     batches: Iterable[Batch],
     plan: EvaluationBatches,
     answer: Answer,
-    targets: Callable[[Batch], int],
     tell: Callable[[int], None] = lambda done: None,
 ) -> Evaluated:
     """Has all of them answered; every rank calls it with the batches of its plan.
 
-    `targets` says how many a batch's loss is the mean of. `tell` hears how many rows are done, about.
+    `tell` hears how many rows are done, about.
     """
     found, losses = [], []
     for number, batch in enumerate(batches):
-        weight = targets(batch)
-        loss, answers = answer(batch)
+        loss, targets, answers = answer(batch)
         if number < plan.own:  # those beyond only keep the others company
             found.append(answers)
-            losses.append((math.nan if loss is None else float(loss), weight))
+            losses.append((math.nan if loss is None else float(loss), targets))
         tell(plan.done(number + 1))
     shares = ranks.to_first((found, losses))
     of_batches = np.full((plan.batches, 2), math.nan)  # in their order, so that the sum does not hang on the ranks
@@ -88,11 +87,11 @@ def predict(
     plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=rank())
     dtype = DTYPES[mixed_precision]
 
-    def answer(batch: Batch) -> tuple[torch.Tensor | None, pa.RecordBatch]:
+    def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
-        return None, kind.answers(network, kind.forward(network, inputs), inputs)
+        return None, 1, kind.answers(network, kind.forward(network, inputs), inputs)
 
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        answers = evaluate(batches, plan, answer, kind.targets, tell if rank() == 0 else lambda done: None).answers
+        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
     return answers if rank() else rows.labelled(answers)

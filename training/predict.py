@@ -1,7 +1,8 @@
 """The program that predicts: `python -m training.predict JOB`, usually through `accelerate launch`.
 
 inputs     model (what training.fit put out), tokens (SPLIT.arrow)
-settings   kind, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
+settings   kind, options, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the
+           batches)
 output     SPLIT.parquet, a row for a row of the split, in its order: row, label as the tokens have it, what the kind's
            `answers` are, tokens (how many)
 figures    rows and rows_per_second of all splits together
@@ -36,7 +37,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     device = ranks.meet()
     model.make_deterministic()
-    kind = kinds.load(job.settings["kind"])
+    kind = kinds.of(job.settings)
     folder = Path(job.inputs["model"])
     collate = kind.collator(model.load_tokenizer(folder), model.padding_multiple())
     network = model.load_trained(kind, folder).to(device)

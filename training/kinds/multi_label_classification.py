@@ -43,6 +43,8 @@ USUAL = 0.5
 class MultiLabelClassification(KindOfTexts):
     """Any number of the labels a row."""
 
+    serves: ClassVar = {"label": "string", "score": "double"}
+    does = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", blank=True)}
     metrics: ClassVar = (
         *("f1_micro", "f1_macro", "f1_weighted", "f1_samples", "accuracy"),
@@ -82,6 +84,34 @@ class MultiLabelClassification(KindOfTexts):
 
         none = np.empty((0, len(labels)))
         return ManyLabels(none.astype(np.bool_), none, np.full(len(labels), USUAL), labels)
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`labels`, those that it has; and `probabilities`, of each label by itself."""
+        import pyarrow as pa
+
+        every = pa.struct([(label, pa.float64()) for label in labels])
+        return {"labels": pa.list_(pa.string()), "probabilities": every}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        rows = probabilities(logits_of(answers, len(labels))).tolist()
+        return [
+            {"labels": [labels[place] for place in places], "probabilities": dict(zip(labels, row, strict=True))}
+            for places, row in zip(answers["prediction"].to_pylist(), rows, strict=True)
+        ]
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the probabilities alone: one may lie on either side of its threshold."""
+        return super().alike(given["probabilities"], stored["probabilities"], tolerance)
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """By the probability of the likeliest label."""
+        pairs = zip(served["score"], stored, strict=True)
+        return all(abs(score - max(answer["probabilities"].values())) <= tolerance for score, answer in pairs)
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """The labels with their probabilities, the likeliest first, those that it has with a mark."""
+        every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
+        return [f"{p:6.1%}  {label}{' *' * (label in explained['labels'])}" for label, p in every]
 
     def settle(self, predicted: Predicted) -> dict[str, Any]:
         """The thresholds."""

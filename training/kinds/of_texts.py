@@ -25,6 +25,7 @@ class KindOfTexts(Kind):
     """Of each text, or pair of texts, one thing is said: what it is, its subclasses tell."""
 
     auto_class = "AutoModelForSequenceClassification"
+    task = "text-classification"
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         """Pads to the longest row."""

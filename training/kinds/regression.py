@@ -21,7 +21,7 @@ from training.kinds.of_texts import TEXTS, KindOfTexts
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class Regression(KindOfTexts):
     """A number a row."""
 
+    serves: ClassVar = {"label": "string", "score": "double"}
+    does = "Gives a {text} a number"
     columns: ClassVar = {**TEXTS, "label": Column("number")}
     metrics: ClassVar = ("mse", "rmse", "mae", "r2", "pearson", "spearman")
 
@@ -51,6 +53,27 @@ class Regression(KindOfTexts):
         import pyarrow as pa
 
         return pa.RecordBatch.from_pydict({"prediction": outputs["logits"].double().cpu().numpy()[:, 0]})
+
+    def labels_of(self, config: PreTrainedConfig) -> list[str]:
+        """None."""
+        return []
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`prediction`."""
+        import pyarrow as pa
+
+        return {"prediction": pa.float64()}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"prediction": value} for value in answers["prediction"].to_pylist()]
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the size of the number: it has no scale of its own."""
+        return super().alike(given, stored, tolerance * max(1.0, abs(stored["prediction"])))
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        pairs = zip(served["score"], stored, strict=True)
+        return all(self.alike({"prediction": float(score)}, answer, tolerance) for score, answer in pairs)
 
     def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Numbers:
         from training.predicted import Numbers

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.kinds import KINDS, load
+from training.kinds import KINDS, class_of
 from training.problems import nearest
 from training.recipe.columns import kind_of
 from training.recipe.data import DOTTED
@@ -74,7 +74,7 @@ def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
     kind, evaluation = values.get("kind"), values.get("evaluation") or {}
     if kind not in KINDS or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
         return values
-    metrics = load(kind).metrics
+    metrics = class_of(kind).metrics
     return values if "accuracy" in metrics else {**values, "evaluation": {**evaluation, "metrics": [metrics[0]]}}
 
 
