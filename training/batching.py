@@ -51,6 +51,11 @@ class TokenRows(Dataset[dict[str, Any]]):
         return len(self.lengths)
 
     @property
+    def count_targets(self) -> bool:
+        """Whether they say how many targets each has."""
+        return "targets" in self._values
+
+    @property
     def targets(self) -> npt.NDArray[np.int32]:
         """(N,) how many of each row's tokens are targets of the loss, the column `targets`; 1 where there is none."""
         return self._values.get("targets", np.ones(len(self), np.int32))
@@ -254,6 +259,7 @@ class EvaluationBatches(BatchRebalanceSampler):
         """Those of all ranks together."""
         self.sizes = [len(rows) for rows in self._batches]
         """The rows of each of them."""
+        self._done = np.cumsum([0, *self.sizes])
         self.own = len(self._batches[rank::world])
         """How many are this rank's own."""
 
@@ -266,7 +272,7 @@ class EvaluationBatches(BatchRebalanceSampler):
 
     def done(self, number: int) -> int:
         """The rows of all ranks that are done when each has done so many batches."""
-        return sum(self.sizes[: number * self.dp_size])
+        return int(self._done[min(number * self.dp_size, self.batches)])
 
     def order_of_shares(self) -> npt.NDArray[np.int64]:
         """The row numbers as the ranks' own batches have them, one rank after the other."""

@@ -89,7 +89,8 @@ class Kind(KindOfRows, ABC):
         return None
 
     def targets(self, batch: Batch) -> int:
-        """How many targets a batch's loss is the mean of: by default a row has one."""
+        """How many targets a batch's loss is the mean of: by default a row has one. Where it is otherwise, `features`
+        give each row's number of them as a column `targets` (int32, at least 1), which steps are weighed by."""
         return len(batch["labels"])
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
