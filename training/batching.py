@@ -24,6 +24,8 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 from training.drawing import Numbered
 from training.problems import Problem, UserError
 
+IGNORED = -100
+"""The label of a token that has none: cross entropy leaves it out."""
 MEGABATCH = 50
 """Optimizer steps' worth of random rows that are sorted together. More pads less and mixes lengths less."""
 
@@ -37,11 +39,11 @@ class TokenRows(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, file: Path) -> None:
-        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        self.table = table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        """The rows as the file has them."""
         chunks = table.to_batches()
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
-        self._label = table["label"] if "label" in table.column_names else None
         listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
         self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
         single = [name for name in table.column_names if name not in ("length", *listed)]
@@ -71,7 +73,8 @@ class TokenRows(Dataset[dict[str, Any]]):
 
     def labelled(self, answers: pa.Table) -> pa.Table:
         """Answers to all of the rows, in order, with the `label` of each in front, where rows have one."""
-        return answers if self._label is None else answers.add_column(0, "label", self._label)
+        there = "label" in self.table.column_names
+        return answers.add_column(0, "label", self.table["label"]) if there else answers
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
@@ -89,8 +92,8 @@ class PadToLongest:
 
     On a GPU a multiple of 8 fills its tensor cores and keeps shapes few; a CPU is fastest with no padding.
     Pads with the tokenizer's pad token on the tokenizer's side. Gives input_ids, attention_mask (1 where
-    there is a token), token_type_ids where the features have them, and labels (B,) int64. Raises UserError
-    where the tokenizer has no pad token.
+    there is a token), token_type_ids where the features have them, and labels, which are (B,) int64 unless a
+    subclass makes others. Raises UserError where the tokenizer has no pad token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
@@ -113,11 +116,16 @@ class PadToLongest:
         batch = {"attention_mask": torch.from_numpy(mask)}
         for name, fill in self.fill.items():
             if name in rows[0]:
-                batch[name] = torch.from_numpy(self._padded([row[name] for row in rows], width, fill))
-        batch["labels"] = torch.from_numpy(np.array([row["label"] for row in rows], dtype=np.int64))
+                batch[name] = torch.from_numpy(self.padded([row[name] for row in rows], width, fill))
+        batch["labels"] = torch.from_numpy(self.labels(rows, width))
         return batch
 
-    def _padded(self, rows: list[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
+    def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[Any]:
+        """What the model shall say of the rows of a batch that is so wide: a label each."""
+        return np.array([row["label"] for row in rows], dtype=np.int64)
+
+    def padded(self, rows: Sequence[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
+        """What the tokens of each row have, as wide as the batch."""
         padded = np.full((len(rows), width), fill, dtype=np.int64)
         for line, row in zip(padded, rows, strict=True):
             line[self._place(len(row), width)] = row
@@ -125,6 +133,22 @@ class PadToLongest:
 
     def _place(self, length: int, width: int) -> slice:
         return slice(width - length, width) if self.left else slice(length)
+
+
+class PadTags(PadToLongest):
+    """The same, for rows of words: labels are (B, T), the tag of a word at its first token, IGNORED at all others.
+
+    Where rows have no tags, 0 stands for one, so that it is known where an answer belongs.
+    """
+
+    def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[np.int64]:
+        return self.padded([self._of_tokens(row) for row in rows], width, IGNORED)
+
+    def _of_tokens(self, row: dict[str, Any]) -> npt.NDArray[np.int64]:
+        labels = np.full(len(row["input_ids"]), IGNORED, dtype=np.int64)
+        seen = row["first"] >= 0
+        labels[row["first"][seen]] = row["label"][seen] if "label" in row else 0
+        return labels
 
 
 class LengthGroupedBatches(BatchRebalanceSampler):
@@ -175,10 +199,10 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         return self._last if (step + 1) % self.steps == 0 else self.effective_batch_size
 
     def targets_of_step(self, step: int) -> int:
-        """The targets of the loss in such a step."""
+        """The targets of the loss in such a step; 1 where it has none, for means are divided by it."""
         epoch, place = divmod(step, self.steps)
         if self._targets_of_epoch[0] != epoch:
-            self._targets_of_epoch = epoch, [int(self._targets[rows].sum()) for rows in self._steps(epoch)]
+            self._targets_of_epoch = epoch, [max(1, int(self._targets[rows].sum())) for rows in self._steps(epoch)]
         return self._targets_of_epoch[1][place]
 
     def tokens_of_steps(self, epoch: int) -> tuple[list[int], list[int]]:

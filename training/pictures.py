@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.predicted import OneLabel, Predicted
+from training.tagged import Tagged
+from training.tags import agreement, types_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +63,10 @@ def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> Non
 def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
     """Into the folder, of a classification: `confusion_SPLIT.png`, how many rows of each true label were given each;
     `calibration_SPLIT.png`, how often predictions of some probability are right, and how many there are of it; and
-    `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten."""
+    `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten. Of tagged
+    words `spans_SPLIT.png`: precision, recall and F1 of each type of span, and how many there are."""
+    if isinstance(predicted, Tagged):
+        _save(_of_types(predicted), folder / f"spans_{split}.png")
     if not isinstance(predicted, OneLabel):
         return
     _save(_confusion(predicted), folder / f"confusion_{split}.png")
@@ -258,6 +263,36 @@ def _precision_recall(predicted: OneLabel) -> Figure:
     for text in axes.legend(loc="lower left").get_texts() if axes.lines else ():
         text.set_parse_math(False)  # a name is no formula
     _plain(axes)
+    return figure
+
+
+def _of_types(predicted: Tagged) -> Figure:
+    """A panel a figure, side by side: they have the types in common."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    counts = agreement(
+        predicted.labels, predicted.references, predicted.predictions, predicted.rows, len(predicted)
+    ).sum(axis=0)
+    types = np.array(types_of(predicted.labels), object)
+    shown = np.argsort(-counts[:, 0], kind="stable")[:MOST_LABELS]
+    true, found, both = counts[shown].T
+    panels = {"precision": (both, found), "recall": (both, true), "f1": (2 * both, true + found)}
+    figure = Figure(figsize=(3 + 2.6 * len(panels), 1.3 + 0.28 * len(shown)), layout="constrained")
+    every = figure.subplots(1, len(panels), sharey=True, sharex=True, squeeze=False)[0]
+    for axes, (name, (part, whole)) in zip(every, panels.items(), strict=True):
+        shares = np.divide(part, whole, out=np.zeros(len(shown)), where=whole > 0)
+        axes.bar_label(
+            axes.barh(range(len(shown)), shares), [f"{share:.1%}" for share in shares], padding=3, fontsize=8
+        )
+        axes.set_title(name, loc="left", fontsize=9)
+        axes.set_xlim(0, 1.25)
+        axes.set_xticks((0, 0.5, 1))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        _plain(axes)
+    names = [f"{_shown(name)} ({number:,.0f})" for name, number in zip(types[shown], true, strict=True)]
+    every[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
+    every[0].set_ylim(len(names) - 0.4, -0.6)
     return figure
 
 

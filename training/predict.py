@@ -88,7 +88,7 @@ def predict(
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
         answers = evaluate(batches, plan, answer, kind.targets, tell if rank() == 0 else lambda done: None).answers
-    return answers if rank() else rows.labelled(answers)
+    return answers if rank() else kind.beside_rows(answers, rows)
 
 
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
