@@ -15,7 +15,8 @@ from typing import Any
 from tasks.runtime import settings
 from tasks.runtime.connection import MAX_LENGTH_TAG, connect, environment, failures_told
 from tasks.runtime.launch import python_argv, require_finished, run_job
-from tasks.runtime.versions import TEXT_COLUMNS_TAG, aliases_of, need_model, need_version
+from tasks.runtime.versions import COLUMNS_TAG, KIND_TAG, aliases_of, need_model, need_version
+from training.problems import Problem, UserError
 from training.protocol import Job, fsync
 from training.rows.answered import READ, WRITTEN
 
@@ -35,8 +36,10 @@ class Asked:
     """MLflow's."""
     max_length: int
     """Tokens after which it cuts a text."""
-    columns: tuple[str, ...]
-    """The columns of the texts that it was trained on, one or two, in its order."""
+    task: Mapping[str, Any]
+    """Its kind and the kind's options, as `kinds.load` takes them."""
+    columns: Mapping[str, str]
+    """The columns that it was shown of the rows it was trained on, by what they are to its kind, in its order."""
 
 
 def find(name: str, alias: str = "", version: str = "") -> Asked:
@@ -49,29 +52,34 @@ def find(name: str, alias: str = "", version: str = "") -> Asked:
         model = need_model(client, name)
         chosen = {"version": version} if version else {"alias": alias or aliases_of(model).champion}
         found = need_version(client, model, **chosen)
-    columns = json.loads(found.tags.get(TEXT_COLUMNS_TAG, '["text"]'))
-    return Asked(f"models:/{name}/{found.version}", int(found.tags.get(MAX_LENGTH_TAG, 512)), tuple(columns))
+    if not {KIND_TAG, COLUMNS_TAG, MAX_LENGTH_TAG} <= found.tags.keys():
+        message = (
+            f"version {found.version} of {name!r} does not say what it is asked: name one that finetune registered."
+        )
+        raise UserError([Problem(kind="option", where="NAME", message=message)])
+    length, columns = int(found.tags[MAX_LENGTH_TAG]), json.loads(found.tags[COLUMNS_TAG])
+    return Asked(f"models:/{name}/{found.version}", length, json.loads(found.tags[KIND_TAG]), columns)
 
 
-def ask(model: Asked, texts: Sequence[Sequence[str]]) -> list[list[dict[str, Any]]]:
-    """For each text, or pair of them, the labels with their probabilities, the likeliest first.
+def ask(model: Asked, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """What it answers to each row, a value a column, as lines for people to read.
 
-    Raises MlflowFailed where MLflow does not answer.
+    Raises UserError for values that its kind does not take, MlflowFailed where MLflow does not answer.
     """
-    figures = _run(model, {"texts": [list(text) for text in texts]}, {}, lambda _: None)
+    figures = _run(model, {"rows": [list(row) for row in rows]}, {}, lambda _: None)
     return list(figures["answers"])
 
 
 def ask_of_file(model: Asked, file: Path, out: Path, on_events: OnEvents) -> dict[str, int]:
     """Writes the rows of the file, with answers, to `out`, whole or not at all; gives the number of rows, and of those
-    that are unanswered for want of a text. training/rows/answered.py has the formats.
+    that are unanswered, for they lack what the model is asked about. training/rows/answered.py has the formats.
 
     Raises UserError for what is wrong with the rows, MlflowFailed where MLflow does not answer.
     """
     aside = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
     try:
         inputs = {"file": str(file), "aside": str(aside)}
-        figures = _run(model, {"columns": list(model.columns), "out": str(out)}, inputs, on_events)
+        figures = _run(model, {"out": str(out)}, inputs, on_events)
         os.replace(aside, out)
     finally:
         aside.unlink(missing_ok=True)
@@ -81,7 +89,8 @@ def ask_of_file(model: Asked, file: Path, out: Path, on_events: OnEvents) -> dic
 
 def _run(model: Asked, asked: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
     job = settings.home() / "jobs" / f"answer-{uuid.uuid4().hex[:12]}"
-    said = {"model": model.uri, "max_length": model.max_length, **asked}
+    columns = dict(model.columns)
+    said = {"model": model.uri, "max_length": model.max_length, "columns": columns, **model.task, **asked}
     Job(program=PROGRAM, key=job.name, settings=said, inputs=inputs).write(job)
     try:
         outcome = run_job(

@@ -17,11 +17,12 @@ import yaml
 from tasks.runtime import store
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.reports import markdown_table, printable, scores_table, worst_groups
+from training import kinds
 from training.recipe import Recipe
 
 CURVES = "loss.png"
 """The picture of the training's curves, in an artifact of `fit` under `log/`, and in the repository."""
-TASK, LIBRARY = "text-classification", "transformers"
+LIBRARY = "transformers"
 _AVERAGES = ("_macro", "_micro", "_weighted")
 
 
@@ -34,7 +35,7 @@ def card(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, 
     metadata = ModelCardData(
         license=hub.license,
         library_name=LIBRARY,
-        pipeline_tag=TASK,
+        pipeline_tag=kinds.load(**recipe.task).task,
         base_model=recipe.model.path if pins.model_hub else None,
         datasets=[recipe.data.path] if pins.data_hub else None,
         tags=list(hub.tags) or None,
@@ -65,7 +66,6 @@ def _facts(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref
 
 
 def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -> str:
-    texts = "pair of texts" if len(recipe.data.text or ()) > 1 else "text"
     if champion := pins.started_from:
         base = f"version {champion.version} of `{champion.name}`, which was the champion"
     elif pins.model_hub:
@@ -73,10 +73,11 @@ def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
     names = ", ".join(_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
-    return (
-        f"Gives a {texts} one of {len(labels)} labels: {names}. Fine-tuned from {base}.\n\n"
-        f"Digest of the model: `{trained.parts['model']}`."
+    does = kinds.load(**recipe.task).does.format(
+        text="pair of texts" if len(recipe.data.text or ()) > 1 else "text",
+        labels=f"{len(labels)} labels: {names}",
     )
+    return f"{does}. Fine-tuned from {base}.\n\nDigest of the model: `{trained.parts['model']}`."
 
 
 def figures(recipe: Recipe, scores: Ref) -> str:
@@ -106,22 +107,32 @@ def _rows(recipe: Recipe, pins: Pins, data: Ref) -> str:
 
 
 def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str]) -> str:
+    said = [*_worst_label(recipe, predictions, labels)]
+    groups = worst_groups(recipe, scores.path)
+    said += [f"Worst by {_code(printable(name))} is {_code(group)}." for name, group in groups.items()]
+    said.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
+    return f"{' '.join(said)} On rows unlike these, nothing was measured."
+
+
+def _worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:
+    """The label that is recognised worst, where each row has one."""
     import numpy as np
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     split = recipe.judged_split
-    table = pq.read_table(predictions.path / f"{split}.parquet", columns=["label", "prediction"])
+    file = predictions.path / f"{split}.parquet"
+    schema = pq.read_schema(file)
+    if not labels or any(not pa.types.is_integer(schema.field(name).type) for name in ("label", "prediction")):
+        return
+    table = pq.read_table(file, columns=["label", "prediction"])
     truth, given = table["label"].to_numpy(), table["prediction"].to_numpy()
     rows = np.bincount(truth, minlength=len(labels))
     right = np.bincount(truth[truth == given], minlength=len(labels))
     shares = {i: right[i] / rows[i] for i in range(len(labels)) if rows[i]}
     worst = min(shares, key=lambda i: (shares[i], i))
     found = f"{right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({shares[worst]:.1%})"
-    cut = f"Texts are cut after {recipe.tokens.max_length} tokens."
-    groups = worst_groups(recipe, scores.path)
-    worst_of = [f"Worst by {_code(printable(name))} is {_code(group)}." for name, group in groups.items()]
-    known = " ".join([f"The label that it recognises worst is {_code(labels[worst])}: {found}.", *worst_of, cut])
-    return f"{known} On rows unlike these, nothing was measured."
+    yield f"The label that it recognises worst is {_code(labels[worst])}: {found}."
 
 
 def _code(text: str) -> str:
@@ -170,7 +181,7 @@ def _results(recipe: Recipe, pins: Pins, scores: Ref) -> list[Any]:
     data = recipe.data
     return [
         EvalResult(
-            task_type=TASK,
+            task_type=kinds.load(**recipe.task).task,
             dataset_type=data.path if pins.data_hub else data.source,
             dataset_name=data.path if pins.data_hub else recipe.name,
             dataset_config=data.config,

@@ -44,6 +44,7 @@ def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Cham
     return Ingredients(
         {
             "kind": recipe.kind,
+            "options": kinds.load(**recipe.task).options_of("predict"),
             "split": split,
             "tokens": {"max_length": champion.max_length},
             "compute": {"mixed_precision": pins.mixed_precision},
@@ -72,7 +73,7 @@ def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion
         launched.argv,
         env=launched.env,
         settings={
-            "kind": recipe.kind,
+            **recipe.task,
             "split": recipe.judged_split,
             "labels": json.loads((data.path / "labels.json").read_text()),
             "champion": str(champion),

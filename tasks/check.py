@@ -20,7 +20,7 @@ from tasks.runtime.reports import need_report
 from training import kinds
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe
-from training.rows.asked import Asked
+from training.recipe.columns import asked_of
 
 PREFIX = ".check-"
 JUST_MADE_S = 60.0  # nobody holds a folder in the instant after it was made
@@ -94,14 +94,14 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
     from training.tokens import tokenize
 
     level = recipe.data.checks.get("truncated", "warning")
-    tokenize(kinds.load(recipe.kind), rows, tokenizer, out, recipe.tokens.max_length, level, progress)
+    tokenize(kinds.load(**recipe.task), rows, tokenizer, out, recipe.tokens.max_length, level, progress)
     return need_report(out)
 
 
 def _learnt(recipe: Recipe, rows: Path, out: Path) -> Path:
     from training.scratch import texts, train_wordpiece
 
-    columns = Asked(recipe.data, kinds.load(recipe.kind)).texts
+    columns = asked_of(recipe).texts
     learnt = train_wordpiece(lambda: texts(rows / "train.arrow", columns), (recipe.model.config or {})["vocab_size"])
     out.mkdir()
     learnt.save(str(out / "tokenizer.json"))

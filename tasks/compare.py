@@ -21,6 +21,7 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref, champion: Champion,
     return Ingredients(
         {
             "kind": recipe.kind,
+            "options": kinds.load(**recipe.task).options_of("compare"),
             "evaluation": {"metrics": metrics},
             "release": {"gate": {"compare": recipe.compared_by, "margin": gate.margin, "confidence": gate.confidence}},
             "less_is_better": _less_is_better(recipe),
@@ -49,7 +50,7 @@ def compare(
         "training.compare",
         python_argv("training.compare"),
         settings={
-            "kind": recipe.kind,
+            **recipe.task,
             "split": recipe.judged_split,
             "labels": json.loads((data.path / "labels.json").read_text()),
             "metrics": _metrics(recipe),

@@ -11,10 +11,8 @@ from tasks.runtime.hub import told
 from tasks.runtime.refs import Pins
 from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
-from training import kinds
 from training.recipe import Recipe
-from training.rows.asked import Asked
-from training.rows.columns import KindOfRows
+from training.recipe.columns import asked_of, code_for_rows
 from training.rows.sources import delimiter_of
 
 # What a reader of this source imports, beside pyarrow.
@@ -25,10 +23,9 @@ NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
 
 def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
-    data, kind = recipe.data, kinds.load(recipe.kind)
-    columns = {column.name: column.form + " or nothing" * column.blank for column in Asked(data, kind).columns}
-    # Most kinds have no code of their own for rows, and may learn all else without them being read again.
-    own_code = any(getattr(type(kind), name) is not getattr(KindOfRows, name) for name in ("faults", "order"))
+    data, asked = recipe.data, asked_of(recipe)
+    columns = {column.name: column.form + " or nothing" * column.blank for column in asked.columns}
+    code, named = code_for_rows(recipe)
     read = data.model_dump(exclude=NOT_READ)
     read["checks"].pop("truncated", None)  # another stage's
     if data.source == "csv":  # the one thing that a file's name says of its rows
@@ -40,14 +37,13 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     return Ingredients(
         {
             "data": read,
-            "kind": {"columns": columns, "checks": dict(kind.checks)},
+            "kind": {"columns": columns, "checks": dict(asked.kind.checks)},
             "files": files,
             "commit": pins.data_hub.commit if pins.data_hub else None,
             "fingerprint": pins.data_fingerprint,
         },
-        code=["training.rows.load", *(kinds.code(recipe.kind) if own_code else ())],
-        named=({"data.path": data.path} if data.source == "python" else {})
-        | (kinds.named(recipe.kind) if own_code else {}),
+        code=["training.rows.load", *code],
+        named=named | ({"data.path": data.path} if data.source == "python" else {}),
         libraries=LIBRARIES.get(data.source, ("pyarrow",)),
         names={
             "commit": f"{data.path} at {data.revision or 'main'}",
@@ -78,7 +74,7 @@ def load_rows(recipe: Recipe, pins: Pins, out: Path, progress: Progress) -> Mapp
     """
     from training.rows.load import load
 
-    kind = kinds.load(recipe.kind)
+    kind = asked_of(recipe).kind
     if pins.data_hub is None:
         files = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
         figures = load(recipe.data, kind, files, out, progress)

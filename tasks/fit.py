@@ -43,6 +43,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
     return Ingredients(
         {
             "kind": recipe.kind,
+            "options": kinds.load(**recipe.task).options_of("fit"),
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
             "compute": _compute(recipe, pins),
             **_metrics_of_the_hub(recipe),
@@ -137,7 +138,7 @@ def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
 def settings_of(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
     """The settings of training.fit, but for how its batches are divided."""
     return {
-        "kind": recipe.kind,
+        **recipe.task,
         "labels": json.loads((data.path / "labels.json").read_text()),
         "training": recipe.training.model_dump(mode="json"),
         "compute": _compute(recipe, pins),

@@ -14,10 +14,9 @@ from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
-from training import kinds
 from training.problems import Problem, UserError
 from training.recipe import Recipe
-from training.rows.asked import Asked
+from training.recipe.columns import asked_of
 from training.snapshot import MODEL_FILES, TOKENIZER_FILES, need_parts, need_vocabulary, part_of, read_json
 
 
@@ -61,7 +60,7 @@ def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapp
             settings={
                 "config": recipe.model.config,
                 "seed": recipe.model.seed,
-                "texts": Asked(recipe.data, kinds.load(recipe.kind)).texts,
+                "texts": asked_of(recipe).texts,
             },
             inputs={"data": data.path},
         )

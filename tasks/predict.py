@@ -20,6 +20,7 @@ def ingredients(recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Ingred
     return Ingredients(
         {
             "kind": recipe.kind,
+            "options": kinds.load(**recipe.task).options_of("predict"),
             "evaluation": {"splits": splits},
             "compute": {"mixed_precision": pins.mixed_precision},
             "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
@@ -44,7 +45,7 @@ def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -
         launched.argv,
         env=launched.env,
         settings={
-            "kind": recipe.kind,
+            **recipe.task,
             "splits": list(recipe.evaluation.splits),
             "batch_size": recipe.training.per_device_eval_batch_size,
             "mixed_precision": pins.mixed_precision,

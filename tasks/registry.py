@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -28,27 +27,27 @@ from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Pins, Promotion, Ref, Verdict, Version
 from tasks.runtime.stage import Ingredients, Row, Work, action
 from tasks.runtime.versions import (
+    COLUMNS_TAG,
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
     DATA_TAG,
     FIGURES_TAG,
     GIT_COMMIT_TAG,
+    KIND_TAG,
     REASON_TAG,
     RECIPE_TAG,
     ROWS_TAG,
     SPLIT_TAG,
     STARTED_FROM_TAG,
-    TEXT_COLUMNS_TAG,
     VERDICT_TAG,
     Aliases,
     aliases_given,
     find_model,
     need_model,
 )
-from training import kinds
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
-from training.rows.asked import Asked
+from training.recipe.columns import asked_of
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
 MADE_WITH = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "pyarrow", "mlflow", "prefect")
@@ -196,11 +195,12 @@ def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
 
 def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:
     """What the model was made of, as tags: it stays what it is."""
-    inputs = Asked(recipe.data, kinds.load(recipe.kind)).inputs
+    inputs = asked_of(recipe).inputs
     tags = {
         MODEL_TAG: artifacts["fit"].parts["model"],
         MAX_LENGTH_TAG: str(recipe.tokens.max_length),
-        TEXT_COLUMNS_TAG: json.dumps([column.of for column in inputs], ensure_ascii=False),
+        KIND_TAG: json.dumps(recipe.task, ensure_ascii=False),
+        COLUMNS_TAG: json.dumps({column.name: column.of for column in inputs}, ensure_ascii=False),
         RECIPE_TAG: recipe.name,
         "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
         FLOW_RUN_TAG: run,
@@ -257,7 +257,8 @@ def _tell(client: Any, name: str, version: str, judged: Mapping[str, str], text:
 def _log_model(
     work: Work, recipe: Recipe, pins: Pins, run_id: str, tags: Mapping[str, str], artifacts: Mapping[str, Ref]
 ) -> str:
-    """The new version, logged, reloaded and asked by a child program."""
+    """The new version, logged, reloaded and asked by a child program about rows of a split that was evaluated."""
+    split = recipe.judged_split
     figures = run_child(
         work,
         "tasks.programs.log_model",
@@ -266,15 +267,21 @@ def _log_model(
             "experiment": recipe.name,
             "run_id": run_id,
             "registry": recipe.release.registry,
-            "task": "text-classification",
+            **recipe.task,
+            "inputs": [column.name for column in asked_of(recipe).inputs],
+            "labels": json.loads((artifacts["load_data"].path / "labels.json").read_text()),
             "requirements": [f"{k}=={v}" for k, v in library_versions(SERVED_WITH).items() if k != "python"],
             "max_length": recipe.tokens.max_length,
             "tags": dict(tags),
-            "probes": _probes(artifacts["load_data"], artifacts["predict"]),
+            "probes": PROBES,
             "examples": EXAMPLES,
             "tolerance": TOLERANCE if pins.mixed_precision == "no" else MIXED_TOLERANCE,
         },
-        inputs={"model": artifacts["fit"].path / "model"},
+        inputs={
+            "model": artifacts["fit"].path / "model",
+            "rows": artifacts["load_data"].path / f"{split}.arrow",
+            "predictions": artifacts["predict"].path / f"{split}.parquet",
+        },
         env=environment(),
     )
     return str(figures["version"])
@@ -285,28 +292,3 @@ def _registered(client: Any, name: str, trained: Ref, champion: object) -> str |
     found = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
     numbers = [str(version.version) for version in found]
     return str(champion) if str(champion) in numbers else next(iter(numbers), None)
-
-
-def _probes(data: Ref, predictions: Ref) -> list[dict[str, Any]]:
-    """The first rows of an evaluated split with the probabilities that were stored for them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    labels = json.loads((data.path / "labels.json").read_text())
-    stored = sorted(predictions.path.glob("*.parquet"))[0]
-    logits = pq.read_table(stored, columns=["logits"]).slice(0, PROBES)["logits"].to_pylist()
-    with pa.memory_map(str(data.path / f"{stored.stem}.arrow")) as file:
-        rows = pa.ipc.open_file(file).get_batch(0).slice(0, PROBES).to_pylist()
-    return [
-        {
-            "inputs": {name: row[name] for name in ("text", "text_pair") if name in row},
-            "probabilities": dict(zip(labels, _softmax(scores), strict=True)),
-        }
-        for row, scores in zip(rows, logits, strict=True)
-    ]
-
-
-def _softmax(logits: list[float]) -> list[float]:
-    top = max(logits)
-    powers = [math.exp(value - top) for value in logits]
-    return [power / sum(powers) for power in powers]

@@ -38,6 +38,7 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
     return Ingredients(
         {
             "kind": recipe.kind,
+            "options": kinds.load(**recipe.task).options_of("score"),
             "evaluation": {"metrics": list(metrics), **_slices(recipe)},
             "upstream": {
                 **{name: data.parts.get(file) for name, file in read.items()},
@@ -141,7 +142,7 @@ def score(work: Work, recipe: Recipe, data: Ref, predictions: Ref) -> Mapping[st
         "training.score",
         python_argv("training.score"),
         settings={
-            "kind": recipe.kind,
+            **recipe.task,
             "metrics": list(recipe.evaluation.metrics),
             "labels": json.loads((data.path / "labels.json").read_text()),
             **_slices(recipe),

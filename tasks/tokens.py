@@ -31,6 +31,7 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
     """
     values = {
         "kind": recipe.kind,
+        "options": kinds.load(**recipe.task).options_of("tokenize"),
         "tokens": recipe.tokens.model_dump(),
         "data": {"checks": {"truncated": _level(recipe)}},
         "upstream": {
@@ -62,7 +63,7 @@ def _here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any
     from training.tokens import tokenize as to_tokens
 
     return to_tokens(
-        kinds.load(recipe.kind),
+        kinds.load(**recipe.task),
         data.path,
         model.path / "tokenizer",
         work.out,
@@ -77,7 +78,7 @@ def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str,
         work,
         "training.slow_tokens",
         python_argv("training.slow_tokens"),
-        settings={"kind": recipe.kind, "max_length": recipe.tokens.max_length, "level": _level(recipe)},
+        settings={**recipe.task, "max_length": recipe.tokens.max_length, "level": _level(recipe)},
         inputs={"data": data.path, "tokenizer": model.path / "tokenizer", "model": model.path / "model"},
         env={"TOKENIZERS_PARALLELISM": "true"},  # which other programs are better off without
     )

@@ -31,15 +31,16 @@ MEGABATCH = 50
 
 
 class TokenRows(Dataset[dict[str, Any]]):
-    """The rows of one split's Arrow file, read where they lie in the memory map.
+    """Token features by row: of one split's Arrow file, read where they lie in the memory map, or of a table.
 
     `lengths` is (N,) int32, the column `length`. A row has the others: {"input_ids": (length,) int32, "label": int},
     for pairs also {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to.
     Raises pyarrow.ArrowInvalid where the file is not an Arrow file.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.table = table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    def __init__(self, rows: Path | pa.Table) -> None:
+        table = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
+        self.table: pa.Table = table
         """The rows as the file has them."""
         chunks = table.to_batches()
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
@@ -92,7 +93,7 @@ class PadToLongest:
 
     On a GPU a multiple of 8 fills its tensor cores and keeps shapes few; a CPU is fastest with no padding.
     Pads with the tokenizer's pad token on the tokenizer's side. Gives input_ids, attention_mask (1 where
-    there is a token), token_type_ids where the features have them, and labels, which are (B,) int64 unless a
+    there is a token), and, where the features have them, token_type_ids and labels, which are (B,) int64 unless a
     subclass makes others. Raises UserError where the tokenizer has no pad token.
     """
 
@@ -117,12 +118,13 @@ class PadToLongest:
         for name, fill in self.fill.items():
             if name in rows[0]:
                 batch[name] = torch.from_numpy(self.padded([row[name] for row in rows], width, fill))
-        batch["labels"] = torch.from_numpy(self.labels(rows, width))
+        if (labels := self.labels(rows, width)) is not None:
+            batch["labels"] = torch.from_numpy(labels)
         return batch
 
-    def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[Any]:
-        """What the model shall say of the rows of a batch that is so wide: a label each."""
-        return np.array([row["label"] for row in rows], dtype=np.int64)
+    def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[Any] | None:
+        """What the model shall say of the rows of a batch that is so wide, a label each; None where they have none."""
+        return np.array([row["label"] for row in rows], dtype=np.int64) if "label" in rows[0] else None
 
     def padded(self, rows: Sequence[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
         """What the tokens of each row have, as wide as the batch."""

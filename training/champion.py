@@ -2,8 +2,8 @@
 through `accelerate launch`.
 
 inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
-settings   kind, split, labels (today's names, in the order of their indices), champion (NAME/VERSION), max_length
-           (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
+settings   kind, options, split, labels (today's names, in the order of their indices), champion (NAME/VERSION),
+           max_length (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
 output     SPLIT.parquet, as training.predict writes it, by today's labels
 figures    rows, rows_per_second, unknown (labels that the champion does not know), dropped (those that it alone knows)
 """
@@ -31,7 +31,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     device = ranks.meet()
     model.make_deterministic()
     say, split, labels = job.settings, job.settings["split"], job.settings["labels"]
-    kind = kinds.load(say["kind"])
+    kind = kinds.of(say)
     folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
     need_kind(kind, say["kind"], folder, say["champion"])
 
@@ -49,7 +49,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     began = time.monotonic()
     tell = told_now_and_then(events, split, 0, len(rows))
     answers = predict(kind, network, rows, collate, batch_size, say["mixed_precision"], tell)
-    own = [network.config.id2label[number] for number in range(network.config.num_labels)] if labels else []
+    own = kind.labels_of(network.config)
     if rank() == 0:
         write(job_dir / OUTPUT / f"{split}.parquet", kind.retold(answers, own, labels), rows)
     ranks.part()

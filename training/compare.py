@@ -1,10 +1,10 @@
 """The program that compares a model with the champion, row by row: `python -m training.compare JOB`.
 
 inputs     predictions, champion (each with SPLIT.parquet of training.predict), data (SPLIT.arrow)
-settings   kind, split, labels (names, in the order of their indices), metrics, figure (by which they are compared: one
-           of those that the metrics give, or a metric, for its first), less_is_better (figures of the user's own of
-           which it is, beside those of which that is known),
-           margin, confidence, champion (NAME/VERSION), warnings
+settings   kind, options, split, labels (names, in the order of their indices), metrics, figure (by which they are
+           compared: one of those that the metrics give, or a metric, for its first), less_is_better (figures of the
+           user's own of which it is, beside those of which that is known), margin, confidence, champion (NAME/VERSION),
+           warnings
 output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: those that are lost with
                                    the new model, then those that are gained, each the plainest first
@@ -37,7 +37,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training import kinds
 
     say, split = job.settings, job.settings["split"]
-    kind = kinds.load(say["kind"])
+    kind = kinds.of(say)
     new, old = (
         read(kind, Path(job.inputs[name], f"{split}.parquet"), say["labels"]) for name in ("predictions", "champion")
     )

@@ -18,8 +18,9 @@ from training import ranks
 from training.batching import EvaluationBatches
 
 Batch = dict[str, torch.Tensor]
-Answer = Callable[[Batch], tuple[torch.Tensor | None, pa.RecordBatch]]
-"""Of a batch of B rows its mean loss, (), where it is asked for, and what the model answers: a line a row."""
+Answer = Callable[[Batch], tuple[torch.Tensor | None, int, pa.RecordBatch]]
+"""Of a batch of B rows its mean loss, (), and of how many targets that is the mean, where it is asked for; and what the
+model answers, a line a row."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,18 @@ def evaluate(
     batches: Iterable[Batch],
     plan: EvaluationBatches,
     answer: Answer,
-    targets: Callable[[Batch], int],
     tell: Callable[[int], None] = lambda done: None,
 ) -> Evaluated:
     """Has all of them answered; every rank calls it with the batches of its plan.
 
-    `targets` says how many a batch's loss is the mean of. `tell` hears how many rows are done, about.
+    `tell` hears how many rows are done, about.
     """
     found, losses = [], []
     for number, batch in enumerate(batches):
-        weight = targets(batch)
-        loss, answers = answer(batch)
+        loss, targets, answers = answer(batch)
         if number < plan.own:  # those beyond only keep the others company
             found.append(answers)
-            losses.append((math.nan if loss is None else float(loss), weight))
+            losses.append((math.nan if loss is None else float(loss), targets))
         tell(plan.done(number + 1))
     shares = ranks.to_first((found, losses))
     of_batches = np.full((plan.batches, 2), math.nan)  # in their order, so that the sum does not hang on the ranks

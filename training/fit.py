@@ -1,7 +1,7 @@
 """The program that trains: `python -m training.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint
-settings   kind, labels, training (the recipe's), compute (the recipe's, with what
+settings   kind, options, labels, training (the recipe's), compute (the recipe's, with what
            num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
            they fit into memory)
 output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves;
@@ -84,7 +84,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     settings = job.settings
     asked, labels, compute = settings["training"], settings["labels"], settings["compute"]
     training = divided(asked, settings["batch_division"])
-    kind = kinds.load(settings["kind"])
+    kind = kinds.of(settings)
     tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]))
     network = model.load_for_training(kind, Path(job.inputs["model"]), labels, tokenizer, asked["seed"])
     if not torch.cuda.is_available():

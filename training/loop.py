@@ -208,16 +208,16 @@ class Loop:
         split, size = self.task.validation, self.asked["per_device_eval_batch_size"]
         plan = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
 
-        def answer(batch: Batch) -> tuple[torch.Tensor, pa.RecordBatch]:
+        def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
             loss, outputs = self.loss_and_outputs(self.task.model, batch)
-            return loss, self.task.kind.answers(self.task.model, outputs, batch)
+            return loss, self.task.kind.targets(batch), self.task.kind.answers(self.task.model, outputs, batch)
 
         def tell(done: int) -> None:
             if self.rank == 0:
                 self.reporter.evaluating(self.place.step, self.epoch)
 
         self.model.eval()
-        found = evaluate(self.loader(split, plan), plan, answer, self.task.kind.targets, tell)
+        found = evaluate(self.loader(split, plan), plan, answer, tell)
         self.model.train()
         values = {"loss": found.loss}
         if self.rank == 0:

@@ -293,6 +293,7 @@ def _of_types(predicted: Tagged) -> Figure:
     names = [f"{_shown(name)} ({number:,.0f})" for name, number in zip(types[shown], true, strict=True)]
     every[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     every[0].set_ylim(len(names) - 0.4, -0.6)
+    figure.suptitle("spans by type: in brackets how many there are", fontsize=9)
     return figure
 
 

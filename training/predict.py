@@ -1,7 +1,8 @@
 """The program that predicts: `python -m training.predict JOB`, usually through `accelerate launch`.
 
 inputs     model (what training.fit put out), tokens (SPLIT.arrow)
-settings   kind, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
+settings   kind, options, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the
+           batches)
 output     SPLIT.parquet, a row for a row of the split, in its order: row, label as the tokens have it, what the kind's
            `answers` are, tokens (how many)
 figures    rows and rows_per_second of all splits together
@@ -22,7 +23,6 @@ from training.protocol import OUTPUT, Events, Job, rank
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import torch
     from transformers import PreTrainedModel
 
     from training.batching import TokenRows
@@ -40,7 +40,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     device = ranks.meet()
     model.make_deterministic()
-    kind = kinds.load(job.settings["kind"])
+    kind = kinds.of(job.settings)
     folder = Path(job.inputs["model"])
     collate = kind.collator(model.load_tokenizer(folder), model.padding_multiple())
     network = model.load_trained(kind, folder).to(device)
@@ -81,13 +81,13 @@ def predict(
     plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=rank())
     dtype = DTYPES[mixed_precision]
 
-    def answer(batch: Batch) -> tuple[torch.Tensor | None, pa.RecordBatch]:
+    def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
-        return None, kind.answers(network, kind.forward(network, inputs), inputs)
+        return None, 1, kind.answers(network, kind.forward(network, inputs), inputs)
 
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        answers = evaluate(batches, plan, answer, kind.targets, tell if rank() == 0 else lambda done: None).answers
+        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
     return answers if rank() else kind.beside_rows(answers, rows)
 
 

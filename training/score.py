@@ -1,10 +1,10 @@
 """The program that scores: `python -m training.score JOB`. It reads stored predictions and needs no model.
 
 inputs     predictions (SPLIT.parquet of training.predict), data (SPLIT.arrow, SPLIT.slices.arrow)
-settings   kind, metrics, labels (names, in the order of their indices), slices (columns, `label`, `length_bucket`),
-           each (slices of which every group has figures), named (groups that are shown however small they are, by
-           their slice), fewest_rows (of a group whose figures have intervals), most_groups (shown of a slice: drawn,
-           and with intervals; of the others only those of slices in `each` have figures)
+settings   kind, options, metrics, labels (names, in the order of their indices), slices (columns, `label`,
+           `length_bucket`), each (slices of which every group has figures), named (groups that are shown however small
+           they are, by their slice), fewest_rows (of a group whose figures have intervals), most_groups (shown of a
+           slice: drawn, and with intervals; of the others only those of slices in `each` have figures)
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9}}}
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
@@ -64,7 +64,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Score every split that has predictions; gives the figures."""
     from training import kinds, pictures
 
-    kind = kinds.load(job.settings["kind"])
+    kind = kinds.of(job.settings)
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     found: dict[str, Scores] = {}

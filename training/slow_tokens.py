@@ -4,7 +4,7 @@ For tokenizers that exist only in Python, and for those whose class builds anoth
 The latter lose nothing but the seconds in which transformers is imported: they encode with all cores, like any other.
 
 inputs     data (SPLIT.arrow), tokenizer and model (the folders of a snapshot)
-settings   kind, max_length, level (what it is that rows are cut: error, warning or ignore)
+settings   kind, options, max_length, level (what it is that rows are cut: error, warning or ignore)
 output     what `training.tokens.write` writes
 figures    rows, tokens, truncated and lost of all splits together
 """
@@ -32,7 +32,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     events.progress(phase="tokenizer")
     encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), job.settings["max_length"])
     return write(
-        kinds.load(job.settings["kind"]),
+        kinds.of(job.settings),
         Path(job.inputs["data"]),
         encoder,
         job_dir / OUTPUT,

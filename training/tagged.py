@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.predicted import Predicted, Rows
-from training.tags import is_iob2, spans, types_of
+from training.tags import is_iob2, of_row
 
 _LEAST = np.finfo(np.float64).eps
 
@@ -106,6 +106,4 @@ def _written(tags: Rows, words: Sequence[str], labels: Sequence[str]) -> str:
     if not is_iob2(labels):
         names = [*labels, ""]
         return " ".join(f"{word}/{names[tag]}" for word, tag in zip(words, tags.tolist(), strict=True))
-    found, types = spans(labels, tags, np.zeros(len(tags), np.int64)), types_of(labels)
-    each = zip(found.types.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True)
-    return " ".join(f"[{types[kind]} {' '.join(words[start:end])}]" for kind, start, end in each)
+    return " ".join(f"[{kind} {' '.join(words[start:end])}]" for kind, start, end in of_row(labels, tags.tolist()))

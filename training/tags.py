@@ -67,6 +67,15 @@ def spans(tags: Sequence[str], given: Places, rows: Places) -> Spans:
     return Spans(rows[starts], starts, ends, of_word[starts])
 
 
+def of_row(tags: Sequence[str], given: Sequence[int | None]) -> list[tuple[str, int, int]]:
+    """The spans of one row whose words have these tags, None where a word has none: type, first word, and the word
+    behind the last."""
+    places = np.array([-1 if place is None else place for place in given], np.int64)
+    found, types = spans(tags, places, np.zeros(len(places), np.int64)), types_of(tags)
+    ends = zip(found.types.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True)
+    return [(types[kind], start, end) for kind, start, end in ends]
+
+
 def agreement(
     tags: Sequence[str], references: Places, predictions: Places, rows: Places, number: int
 ) -> npt.NDArray[np.float64]:

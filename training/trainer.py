@@ -145,11 +145,13 @@ class ExactTrainer(Trainer):
         own holds the logits of all rows, and counts some twice."""
         model = self._wrap_model(self.model, training=False)
 
-        def answer(batch: Batch) -> tuple[torch.Tensor, pa.RecordBatch]:
+        kind = self._task.kind
+
+        def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
-                return loss, self._task.kind.answers(self.model, outputs, inputs)
+                return loss, kind.targets(inputs), kind.answers(self.model, outputs, inputs)
 
         def tell(done: int) -> None:
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -157,7 +159,7 @@ class ExactTrainer(Trainer):
         model.eval()
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
-        found = evaluate(dataloader, self._plan, answer, self._task.kind.targets, tell)
+        found = evaluate(dataloader, self._plan, answer, tell)
         values = {"loss": found.loss}
         if self.is_world_process_zero():
             values |= self._task.metrics(found.answers)

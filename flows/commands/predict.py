@@ -22,15 +22,20 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "model", metavar="NAME[@ALIAS|/VERSION]", help="a registered model; its champion where no version is named"
     )
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="for a model of pairs, two texts a pair")
+    parser.add_argument(
+        "texts",
+        metavar="TEXT",
+        nargs="*",
+        help="what it is asked; several a row where it takes several",
+    )
     parser.add_argument(
         "--file",
         metavar="IN",
         type=Path,
-        help="rows with the model's text columns: .txt (a text a line), .csv, .jsonl, .parquet",
+        help="rows with the columns that the model is shown: .txt (a text a line), .csv, .jsonl, .parquet",
     )
     parser.add_argument(
-        "--out", metavar="OUT", type=Path, help="the same rows with label and probability: .csv, .jsonl or .parquet"
+        "--out", metavar="OUT", type=Path, help="the same rows with its answers: .csv, .jsonl or .parquet"
     )
     return parser
 
@@ -61,7 +66,7 @@ def act(arguments: argparse.Namespace) -> int:
         terminal.clear()
     print(f"{counted(told['rows'], 'row')}: {arguments.out}")
     if told["unanswered"]:
-        print(f"Without an answer, for want of a text: {counted(told['unanswered'], 'row')}.")
+        print(f"Without an answer, for want of what is asked about: {counted(told['unanswered'], 'row')}.")
     return COMPLETED
 
 
@@ -101,13 +106,11 @@ def _problems(arguments: argparse.Namespace, read: Sequence[str], written: Seque
 def _print_answers(model: Asked, given: Sequence[str]) -> int:
     from tasks.answers import ask
 
-    a_row = len(model.columns)
+    a_row, names = len(model.columns), ", ".join(model.columns.values())
     if len(given) % a_row:
-        message = f"the model takes two texts at a time ({', '.join(model.columns)}), and there are {len(given)}."
+        message = f"the model takes {a_row} values at a time ({names}), and there are {len(given)}."
         raise UserError([Problem(kind="option", where="TEXT", message=message)])
-    texts = [given[start : start + a_row] for start in range(0, len(given), a_row)]
-    for text, answer in zip(texts, ask(model, texts), strict=True):
-        print(*text, sep="\n")
-        for entry in answer:
-            print(f"  {entry['score']:6.1%}  {entry['label']}")
+    rows = [given[start : start + a_row] for start in range(0, len(given), a_row)]
+    for row, lines in zip(rows, ask(model, rows), strict=True):
+        print(*row, *(f"  {line}" for line in lines), sep="\n")
     return COMPLETED

@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.runtime.connection import failures_told
-from training.problems import full_disk
+from training.problems import Problem, UserError, full_disk
 from training.program import run_program
 from training.protocol import Events, Job
-from training.rows.answered import Texts, Writer, read
+from training.rows.answered import Values, Writer, need_value, read
 
-BATCH_ROWS = 32
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from training.asking import Asker
+    from training.kinds.base import Kind
+    from training.rows.columns import Form
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Settings: model (an MLflow model URI), max_length (tokens), and either texts (lists of a text, or of a pair), or
-    columns (of texts, in the model's order) with out, the path of what is to be written; of that the input `aside` is
-    filled from the rows of the input `file`.
+    """Settings: model (an MLflow model URI), kind, max_length (tokens), columns (what the rows call each that the kind
+    is shown), and either rows (lists of a value a column), or out, the path of what is to be written; of that the input
+    `aside` is filled from the rows of the input `file`.
 
-    Figures: answers, one a text: labels and probabilities, the likeliest first; or rows, and how many were
-    unanswered for want of a text.
+    Figures: answers, lines for people, one list a row; or rows, and how many were unanswered for want of a value.
     """
+    from training import kinds
+
     say = job.settings
-    if "texts" in say:
-        return {"answers": _answers(_pipeline(say["model"]), say["texts"], say["max_length"])}
+    kind = kinds.of(say)
+    forms = {of: kind.columns[name].form for name, of in say["columns"].items()}
+    if "rows" in say:
+        rows = [_values(row, forms) for row in say["rows"]]
+        asker = _asker(kind, job_dir, say)
+        return {"answers": [kind.lines(answer) for answer in asker.answers(_batch(kind, say["columns"], rows))]}
     # All of it, before a model is loaded: what is wrong with a file is told within seconds.
-    file, columns = Path(job.inputs["file"]), say["columns"]
-    total = sum(len(batch.texts) for batch in read(file, columns))
-    pipeline = _pipeline(say["model"])
-    config, aside = pipeline.model.config, Path(job.inputs["aside"])
+    file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*kind.answer_types([])]
+    total = sum(len(batch.inputs) for batch in read(file, forms, added))
+    asker = _asker(kind, job_dir, say)
     done = unanswered = 0
     try:
-        with Writer(aside, Path(say["out"]), [config.id2label[place] for place in range(config.num_labels)]) as writer:
-            for rows, texts in read(file, columns):
-                there = [place for place, text in enumerate(texts) if text is not None]
-                answers: list[dict[str, float] | None] = [None] * len(texts)
-                given = _answers(pipeline, [texts[place] or () for place in there], say["max_length"])
+        with Writer(aside, Path(say["out"]), kind.answer_types(asker.labels)) as writer:
+            for rows_of_file, inputs in read(file, forms, added):
+                there = [place for place, values in enumerate(inputs) if values is not None]
+                answers: list[dict[str, Any] | None] = [None] * len(inputs)
+                given = asker.answers(_batch(kind, say["columns"], [inputs[place] or () for place in there]))
                 for place, answer in zip(there, given, strict=True):
-                    answers[place] = {entry["label"]: entry["score"] for entry in answer}
-                writer.write(rows, answers)
-                done, unanswered = done + len(texts), unanswered + len(texts) - len(there)
+                    answers[place] = answer
+                writer.write(rows_of_file, answers)
+                done, unanswered = done + len(inputs), unanswered + len(inputs) - len(there)
                 events.progress(done=done, total=total)
     except OSError as error:
         if full := full_disk(aside.parent, error):
@@ -50,24 +59,39 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return {"rows": done, "unanswered": unanswered}
 
 
-def _pipeline(model: str) -> Any:
-    import mlflow
+def _values(row: Sequence[str], forms: Mapping[str, Form]) -> Values:
+    """What was typed, as rows have it. Raises UserError for what the kind does not take."""
+    values = tuple(need_value(value, form, "option", "TEXT") for value, form in zip(row, forms.values(), strict=True))
+    if any(value is None for value in values):
+        raise UserError([Problem(kind="option", where="TEXT", message="is empty: there is nothing to ask about.")])
+    return values
+
+
+def _batch(kind: Kind, names: Sequence[str], rows: Sequence[Values]) -> pa.RecordBatch:
+    """Rows as load_data stores those of the kind."""
+    import pyarrow as pa
+
+    stored = {"number": pa.float64(), "texts": pa.list_(pa.string())}
+    types = [stored.get(kind.columns[name].form, pa.string()) for name in names]
+    columns = [pa.array([row[place] for row in rows], type_) for place, type_ in enumerate(types)]
+    return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def _asker(kind: Kind, job_dir: Path, say: Mapping[str, Any]) -> Asker:
+    from training.asking import Asker
+
+    folder = logged(say["model"], job_dir / "model")
+    return Asker(kind, folder / "model", folder / "components" / "tokenizer", say["max_length"])
+
+
+def logged(uri: str, into: Path) -> Path:
+    """The folder of a logged model: where it lies, if that is on this machine, else fetched into the folder `into`.
+    Raises MlflowFailed."""
+    from mlflow.artifacts import download_artifacts
 
     with failures_told():
-        return mlflow.transformers.load_model(model)
-
-
-def _answers(pipeline: Any, texts: Sequence[Texts], max_length: int) -> list[list[dict[str, Any]]]:
-    """For each text, or pair of them, the labels with their probabilities, the likeliest first."""
-    # Those of like length together: a batch is as long as its longest text.
-    order = sorted(range(len(texts)), key=lambda place: sum(map(len, texts[place])))
-    inputs = [dict(zip(("text", "text_pair"), texts[place], strict=False)) for place in order]
-    size = 1 if pipeline.tokenizer.pad_token_id is None else BATCH_ROWS
-    given = pipeline(inputs, batch_size=size, top_k=None, truncation=True, max_length=max_length) if inputs else []
-    found: list[Any] = [None] * len(texts)
-    for place, answer in zip(order, given, strict=True):
-        found[place] = answer
-    return found
+        into.mkdir(parents=True, exist_ok=True)
+        return Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
 
 
 if __name__ == "__main__":

@@ -5,86 +5,105 @@ The server is the one that MLFLOW_TRACKING_URI names: its URL may hold a passwor
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tasks.programs.answer import logged
 from tasks.runtime.connection import failures_told
 from training.absent import absent
 from training.program import run_program
 from training.protocol import Events, Job
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from training.kinds.base import Kind
+
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Logs the model as safetensors under the MLflow run, reloads it, compares its answers and registers it.
 
-    Settings: experiment, run_id, registry, task, max_length (tokens), tags, requirements, probes (inputs, `text` and
-    perhaps `text_pair`, with the probabilities that were stored for them), examples (how many probes the model
-    keeps as examples), tolerance (of a probability). Inputs: model, a folder.
-    Figures: version. Raises RuntimeError, and registers nothing, where the reloaded model answers otherwise;
-    MlflowFailed where MLflow does not do its part.
+    Settings: experiment, run_id, registry, kind, inputs (the columns that the model is shown), labels (their names),
+    max_length (tokens), tags, requirements, probes (how many rows it is asked about), examples (how many of them it
+    keeps as examples), tolerance (of a number that it answers). Inputs: model, a folder; rows and predictions, the
+    files of an evaluated split. Figures: version. Raises RuntimeError, and registers nothing, where the reloaded model
+    answers otherwise than was stored; MlflowFailed where MLflow does not do its part.
     """
     events.progress(done=0, total=3)
     # Where deepspeed is installed, transformers would look for an engine of it: 2 seconds.
     with failures_told(), absent("deepspeed"):
-        return {"version": _log_and_register(job, events)}
+        return {"version": _log_and_register(job_dir, job, events)}
 
 
-def _log_and_register(job: Job, events: Events) -> str:
+def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     import mlflow
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, Schema
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    say = job.settings
+    from training import kinds, model
+
+    say, folder = job.settings, Path(job.inputs["model"])
+    kind = kinds.of(say)
+    rows, stored = _probes(kind, job)
     mlflow.set_experiment(say["experiment"])
-    folder = job.inputs["model"]
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    inputs = [probe["inputs"] for probe in say["probes"]]
     info = Model.log(
         artifact_path=None,
         name=say["registry"],
         flavor=mlflow.transformers,
         run_id=say["run_id"],
-        transformers_model={"model": model, "tokenizer": tokenizer},
-        task=say["task"],
+        transformers_model={
+            "model": model.load_trained(kind, folder),
+            "tokenizer": AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+        },
+        task=kind.task,
         # A served model cuts long texts as training did.
         model_config={"truncation": True, "max_length": say["max_length"]},
         # By name: of texts without one, MLflow takes those that look like values of Python's for these values.
         signature=ModelSignature(
-            inputs=Schema([ColSpec("string", name) for name in inputs[0]]),
-            outputs=Schema([ColSpec("string", "label"), ColSpec("double", "score")]),
+            inputs=Schema([ColSpec("string", name) for name in say["inputs"]]),
+            outputs=Schema([ColSpec(of, name) for name, of in kind.serves.items()]) if kind.serves else None,
         ),
-        input_example=inputs[: say["examples"]],
+        input_example=rows.slice(0, say["examples"]).to_pylist(),
         validate_serving_input=False,  # below, and held against what is known
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
     )
     events.progress(done=1, total=3)
-    _compare(mlflow.pyfunc.load_model(info.model_uri), say)
+    _compare(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
+    served = mlflow.pyfunc.load_model(info.model_uri).predict(rows.to_pylist())
+    if not kind.served_alike(served, stored, say["tolerance"]):
+        raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
     events.progress(done=2, total=3)
     # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
     return str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)
 
 
-def _compare(served: Any, say: dict[str, Any]) -> None:
-    """Raises RuntimeError where the model, as a server would load it, answers otherwise than was stored."""
-    inputs = [probe["inputs"] for probe in say["probes"]]
-    answers = served.get_raw_model()(inputs, top_k=None, truncation=True, max_length=say["max_length"])
-    for probe, answer in zip(say["probes"], answers, strict=True):
-        given = {entry["label"]: entry["score"] for entry in answer}
-        for label, stored in probe["probabilities"].items():
-            if abs(given[label] - stored) > say["tolerance"]:
-                raise RuntimeError(
-                    f"the registered model gives {label!r} {given[label]:.4f} for {probe['inputs']!r}, "
-                    f"and {stored:.4f} was stored when it was evaluated"
-                )
-    scores = served.predict(inputs)["score"]
-    for answer, score in zip(answers, scores, strict=True):
-        if abs(answer[0]["score"] - score) > say["tolerance"]:
-            raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
+def _probes(kind: Kind, job: Job) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+    """The first rows of the split, as the model is shown them, and the answers that were stored for them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    say = job.settings
+    with pa.memory_map(job.inputs["rows"]) as file:
+        rows = pa.ipc.open_file(file).get_batch(0).slice(0, say["probes"]).select(say["inputs"])
+    answers = pq.read_table(job.inputs["predictions"]).slice(0, rows.num_rows)
+    return rows, kind.explained(answers, say["labels"])
+
+
+def _compare(
+    kind: Kind, folder: Path, rows: pa.RecordBatch, stored: Sequence[Mapping[str, Any]], say: Mapping[str, Any]
+) -> None:
+    """Raises RuntimeError where the model that was logged answers otherwise than was stored."""
+    from training.asking import Asker
+
+    asker = Asker(kind, folder / "model", folder / "components" / "tokenizer", say["max_length"])
+    for row, given, before in zip(rows.to_pylist(), asker.answers(rows), stored, strict=True):
+        if not kind.alike(given, before, say["tolerance"]):
+            raise RuntimeError(
+                f"the registered model answers {given} to {row!r}, and {before} was stored when it was evaluated"
+            )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 # Tags of a version. Values of several are JSON.
 RECIPE_TAG = "finetune.recipe"
-TEXT_COLUMNS_TAG = "finetune.text_columns"
+KIND_TAG = "finetune.kind"
+COLUMNS_TAG = "finetune.columns"
+"""What the recipe called each column that the model is shown, by what it is to the kind."""
 DATA_TAG = "finetune.data"
 ROWS_TAG = "finetune.rows_digest"
 STARTED_FROM_TAG = "finetune.started_from"

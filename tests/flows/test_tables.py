@@ -81,6 +81,10 @@ def test_labels_have_bars_that_fit_and_names_that_cannot_harm_the_terminal() -> 
     assert max(map(len, label_lines(labels, 44))) <= 44
 
 
+def test_rows_without_labels_have_no_table_of_them() -> None:
+    assert label_lines({"train": {}, "validation": {}}, 80) == []
+
+
 def test_the_rarest_of_many_labels_share_a_line() -> None:
     lines = label_lines({"train": {f"label {n}": 100 - n for n in range(40)}}, 80)
     assert len(lines) == 32 and lines[-1].startswith("10 others") and lines[-1].split()[2] == "655"

@@ -10,7 +10,7 @@ import pytest
 from tasks import answers
 from tasks.answers import Asked, ask_of_file
 
-MODEL = Asked("models:/reviews/1", 32, ("text",))
+MODEL = Asked("models:/reviews/1", 32, {"kind": "sequence-classification", "options": {}}, {"text": "text"})
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), None])

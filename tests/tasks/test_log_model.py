@@ -11,11 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tasks.runtime.connection import connect, find_or_create_run
 from tests.training import tiny
 from tests.training.forks import FORKS
+from training.ipc import ipc_writer
 from training.program import run_program
 from training.protocol import Job, Outcome, read_outcome
 
@@ -23,7 +26,7 @@ PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "chee
 
 
 def make_model(world: Path) -> list[dict[str, float]]:
-    """A classifier in `world/model`, and what it says of the pairs: one by one, without a pipeline."""
+    """A classifier in `world/model`, and what it says of the pairs: one by one, by itself; its logits are stored."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -34,12 +37,19 @@ def make_model(world: Path) -> list[dict[str, float]]:
     tokenizer = AutoTokenizer.from_pretrained(world / "base/tokenizer")
     network.save_pretrained(world / "model")
     tokenizer.save_pretrained(world / "model")
-    found = []
+    found, stored = [], []
     for pair in PAIRS:
         tokens = tokenizer(*pair, truncation=True, max_length=32, return_tensors="pt")
         with torch.inference_mode():
             logits = network.eval()(**tokens).logits[0]
+        stored.append(logits.numpy())
         found.append(dict(zip(tiny.LABELS, torch.softmax(logits, 0).tolist(), strict=True)))
+    rows = pa.table({"text": [a for a, _ in PAIRS], "text_pair": [b for _, b in PAIRS], "label": [0, 0, 0]})
+    with ipc_writer(world / "rows.arrow", rows.schema) as writer:
+        writer.write_table(rows)
+    tiny.write_predictions(world / "logged.parquet", [0, 0, 0], logits := np.array(stored), [9, 9, 9])
+    logits[-1, 1] += 3
+    tiny.write_predictions(world / "refused.parquet", [0, 0, 0], logits, [9, 9, 9])
     return found
 
 
@@ -48,17 +58,15 @@ def log_and_ask(world: Path, run_id: str, uri: str) -> None:
     os.environ |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_REGISTRY_URI": uri}
     found = make_model(world)
     (world / "found.json").write_text(json.dumps(found))
-    settings = {"experiment": "e", "run_id": run_id, "registry": "pairs", "task": "text-classification"}
+    settings = {"experiment": "e", "run_id": run_id, "registry": "pairs", "kind": "sequence-classification"}
+    settings |= {"inputs": ["text", "text_pair"], "labels": tiny.LABELS, "probes": 8}
     settings |= {"max_length": 32, "requirements": ["torch"], "examples": 2, "tolerance": 1e-3}
-    stored = [
-        {"inputs": {"text": pair[0], "text_pair": pair[1]}, "probabilities": probabilities}
-        for pair, probabilities in zip(PAIRS, found, strict=True)
-    ]
-    other = [*stored[:-1], stored[-1] | {"probabilities": stored[-1]["probabilities"] | {"tool": 0.9}}]
-    for name, probes in (("refused", other), ("logged", stored)):
-        more = {"probes": probes, "tags": {"made": name}}
-        run(world / name, "tasks.programs.log_model", settings | more, {"model": str(world / "model")})
-    asked = {"model": "models:/pairs/1", "max_length": 32, "columns": ["first", "second"], "out": "out.csv"}
+    for name in ("refused", "logged"):
+        inputs = {"model": world / "model", "rows": world / "rows.arrow", "predictions": world / f"{name}.parquet"}
+        paths = {part: str(path) for part, path in inputs.items()}
+        run(world / name, "tasks.programs.log_model", settings | {"tags": {"made": name}}, paths)
+    asked = {"model": "models:/pairs/1", "max_length": 32, "kind": "sequence-classification", "out": "out.csv"}
+    asked["columns"] = {"text": "first", "text_pair": "second"}
     run(world / "asked", "tasks.programs.answer", asked, {"file": str(world / "in.csv"), "aside": str(world / "aside")})
 
 

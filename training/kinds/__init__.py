@@ -3,7 +3,10 @@ as `module:Class`."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
 
 from training.kinds.base import Kind
 from training.named import Place
@@ -17,20 +20,35 @@ KINDS: dict[str, str] = {
 kind and a change to one kind's code leaves the artifacts of others valid."""
 
 
-@cache
-def load(name: str) -> Kind:
-    """The kind of this name, or the author's. Raises UserError where there is none."""
+def load(kind: str, options: Mapping[str, Any] | None = None) -> Kind:
+    """The kind of this name, or the author's, with these options. Raises UserError where there is none, or it takes no
+    such options."""
+    made = class_of(kind)
+    try:
+        return made(options)
+    except ValidationError as error:
+        places = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
+        raise UserError(
+            Problem(kind="recipe", where=f"options.{name}", message=f"{said}.") for name, said in places
+        ) from error
+    except TypeError as error:  # it is the author's own, and may lack a method
+        raise _PLACE.refused(f"{kind!r} cannot be made: {error}.") from error
+
+
+def of(settings: Mapping[str, Any]) -> Kind:
+    """That of a job, which is told its `kind`, and its `options` where it has any."""
+    return load(settings["kind"], settings.get("options"))
+
+
+def class_of(name: str) -> type[Kind]:
+    """Its class. Raises UserError as `load` does."""
     if name not in KINDS and ":" not in name:
         message = f"{name!r} is unknown: choose from {', '.join(KINDS)}, or name a class as module:Class."
         raise UserError([Problem(kind="recipe", where="kind", message=f"{message}{nearest(name, KINDS)}")])
     found: type[Kind] = _PLACE.load(KINDS.get(name, name))
-    try:
-        made = found()
-    except Exception as error:  # it is the author's own, and may lack a method
-        raise _PLACE.refused(f"{name!r} cannot be made: {error}.") from error
-    if not hasattr(made, "columns"):
+    if not hasattr(found, "columns"):
         raise _PLACE.refused(f"{name!r} does not say which columns of the rows it wants: give it `columns`.")
-    return made
+    return found
 
 
 def code(name: str) -> list[str]:

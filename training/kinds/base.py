@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.closed import Closed
 from training.rows.columns import Column, KindOfRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching import PadToLongest, TokenRows
@@ -27,10 +28,36 @@ __all__ = ["Column", "Kind"]
 
 
 class Kind(KindOfRows, ABC):
-    """A task kind. One without state: every process makes its own. What it wants of its rows: KindOfRows."""
+    """A task kind, with the options of a recipe. Without state: every process makes its own. What it wants of its rows:
+    KindOfRows."""
+
+    class Options(Closed):
+        """The settings that a recipe may have for it: `options`. By default none."""
+
+    options: Options
+    option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
+    makes another."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options = self.Options.model_validate(dict(options or {}))
+
+    def options_of(self, stage: str) -> dict[str, Any]:
+        """The options that matter to a stage, those that are left to their defaults included."""
+        names = self.option_stages.get(stage)
+        return self.options.model_dump(mode="json", include=None if names is None else set(names))
 
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
+
+    task: ClassVar[str]
+    """What transformers' pipelines, MLflow and the Hub call it, such as text-classification."""
+
+    serves: ClassVar[Mapping[str, str]] = {}
+    """What MLflow's server gives of a row: its columns, and what MLflow calls their types."""
+    does: ClassVar[str]
+    """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
+    pair of them, and `{labels}` for how many labels there are, and their names."""
 
     @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
@@ -80,7 +107,42 @@ class Kind(KindOfRows, ABC):
     def nobody(self, labels: Sequence[str]) -> Predicted:
         """No rows, as metrics want them."""
 
+    def labels_of(self, config: PreTrainedConfig) -> list[str]:
+        """The names of a trained model's labels, in the order of its outputs; none for a kind without."""
+        return [config.id2label[place] for place in range(config.num_labels)]
+
+    @abstractmethod
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """What a person is told of an answer, and a file of rows gets as columns: names and types. CSV gets those that
+        are not nested."""
+
+    @abstractmethod
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """Answers as a person is told of them: plain values, by the names of `answer_types`."""
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """Whether two such answers are the same but for rounding: numbers differ by no more than this."""
+        return _alike(given, stored, tolerance)
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """Whether what MLflow's server gives is the same as such answers. By default, whether it gives one a row."""
+        return len(served) == len(stored)
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """Such an answer in a terminal."""
+        return [f"{name}: {value}" for name, value in explained.items()]
+
     def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that
         was made for `labels`."""
         return answers
+
+
+def _alike(given: Any, stored: Any, tolerance: float) -> bool:
+    if isinstance(stored, float):
+        return isinstance(given, float) and abs(given - stored) <= tolerance
+    if isinstance(stored, Mapping):
+        return given.keys() == stored.keys() and all(_alike(given[name], stored[name], tolerance) for name in stored)
+    if isinstance(stored, list):
+        return len(given) == len(stored) and all(map(_alike, given, stored, [tolerance] * len(stored)))
+    return bool(given == stored)

@@ -32,6 +32,9 @@ class SequenceClassification(Kind):
     """One of the labels a row."""
 
     auto_class = "AutoModelForSequenceClassification"
+    task = "text-classification"
+    serves: ClassVar = {"label": "string", "score": "double"}
+    does = "Gives a {text} one of {labels}"
     columns: ClassVar = {"text": Column("text"), "text_pair": Column("text", optional=True), "label": Column("label")}
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
@@ -73,6 +76,35 @@ class SequenceClassification(Kind):
         from training.predicted import OneLabel
 
         return OneLabel(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`label`; its `probability`; and `probabilities`, by label."""
+        import pyarrow as pa
+
+        every = pa.struct([(label, pa.float64()) for label in labels])
+        return {"label": pa.string(), "probability": pa.float64(), "probabilities": every}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        predictions = [labels[place] for place in answers["prediction"].to_pylist()]
+        rows = (dict(zip(labels, row, strict=True)) for row in probabilities(_logits(answers, len(labels))).tolist())
+        return [
+            {"label": label, "probability": row[label], "probabilities": row}
+            for label, row in zip(predictions, rows, strict=True)
+        ]
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the probabilities alone: of two labels that are as likely, either may come first."""
+        return super().alike(given["probabilities"], stored["probabilities"], tolerance)
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """By the probability of the likeliest label."""
+        pairs = zip(served["score"], stored, strict=True)
+        return all(abs(score - answer["probability"]) <= tolerance for score, answer in pairs)
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """The labels with their probabilities, the likeliest first."""
+        every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
+        return [f"{probability:6.1%}  {label}" for label, probability in every]
 
     def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """By the labels' names. One that the model does not know gets no probability. What it gives to labels that it

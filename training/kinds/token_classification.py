@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.kinds.base import Column, Kind
-from training.tags import OUTSIDE, is_iob2, spans, type_of
+from training.tags import OUTSIDE, is_iob2, of_row, spans, type_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +43,8 @@ class TokenClassification(Kind):
     """A tag a word."""
 
     auto_class = "AutoModelForTokenClassification"
+    task = "token-classification"
+    does = "Gives each word of {text} one of {labels}"
     columns: ClassVar = {"text": Column("texts"), "label": Column("labels")}
     checks: ClassVar = {"uneven_tags": "error", "iob2": "error"}
     metrics: ClassVar = (
@@ -198,6 +200,34 @@ class TokenClassification(Kind):
 
         none = np.empty(0, np.int64)
         return Tagged(none, none, np.empty(0), np.zeros(1, np.int64), labels)
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`tags` of the words, null for one that the model did not see; their `probabilities`; and the `spans` that the
+        tags mean: `start`, the place of the first word counted from 0, and `end`, that behind the last."""
+        import pyarrow as pa
+
+        span = pa.struct([("type", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
+        return {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64()), "spans": pa.list_(span)}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        given = zip(answers["prediction"].to_pylist(), answers["probability"].to_pylist(), strict=True)
+        return [
+            {
+                "tags": [None if tag is None else labels[tag] for tag in tags],
+                "probabilities": probabilities,
+                "spans": [{"type": kind, "start": start, "end": end} for kind, start, end in of_row(labels, tags)],
+            }
+            for tags, probabilities in given
+        ]
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """The spans: from which word to which, counted from 0, and the type."""
+        each = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in explained["spans"]]
+        return [f"{words:>7}  {kind}" for words, kind in each] or ["no span"]
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the probabilities alone: of two tags that are as likely, either may come first."""
+        return super().alike({"": given["probabilities"]}, {"": stored["probabilities"]}, tolerance)
 
     def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """By the tags' names. A tag that the model alone knows is no prediction."""

@@ -1,4 +1,4 @@
-"""Rules of a recipe about the columns of its rows, which are those that its kind of task wants."""
+"""The columns of a recipe's rows, which are those that its kind of task wants; and the rules about them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ from typing import TYPE_CHECKING
 
 from training import kinds
 from training.problems import nearest
-from training.rows.asked import OWN_FIELDS, TEXTS, Stored, chosen, named, stored
+from training.rows.asked import OWN_FIELDS, TEXTS, Asked, Stored, chosen, named, stored
+from training.rows.columns import KindOfRows
 
 if TYPE_CHECKING:
     from training.kinds.base import Kind
+    from training.recipe.fields import Recipe
     from training.recipe.rules import Written
+
+
+def asked_of(recipe: Recipe) -> Asked:
+    """What the recipe asks of the source of its rows."""
+    return Asked(recipe.data, kinds.load(**recipe.task))
+
+
+def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str]]:
+    """The module of the kind's own code for rows, or the field that names it where it is its author's. None for most
+    kinds: what else they learn to do changes no rows."""
+    kind = type(kinds.load(**recipe.task))
+    if all(getattr(kind, name) is getattr(KindOfRows, name) for name in ("faults", "order", "misfit")):
+        return [], {}
+    return kinds.code(recipe.kind), kinds.named(recipe.kind)
 
 
 def kind_of(written: Written) -> Kind:
     """The recipe's kind. Raises WrongItself where it has none."""
-    return kinds.load(written["kind"])
+    return kinds.load(written["kind"], written["options"])
 
 
 def columns_of(written: Written) -> tuple[Stored, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from training.closed import Closed
 from training.recipe.forms import any_of
 from training.recipe.wording import LIST, MAPPING, NUMBER, WORD
 
@@ -34,17 +35,10 @@ ColumnType = Literal["string", "int64", "float64", "bool"]
 Level = Literal["error", "warning", "ignore"]
 
 
-class Section(BaseModel):
-    """Frozen and closed; strict, so that `true` is no number and `"3"` no whole number."""
+class Section(Closed):
+    """A part of the recipe."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        json_schema_extra=any_of,
-    )
+    model_config = ConfigDict(json_schema_extra=any_of)
 
 
 class Data(Section):
@@ -381,6 +375,8 @@ class Recipe(Section):
     kind: Text
     """What the model learns to do. sequence-classification: one label a text, or a pair of texts. Or a kind of yours, a
     class as `module:Class`: training/kinds/base.py."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the kind's own; its class in training/kinds tells of them, and of their defaults."""
     data: Data
     """Where the rows come from and which columns count."""
     model: Model
@@ -395,6 +391,11 @@ class Recipe(Section):
     """How the trained model is judged."""
     release: Release = Release()
     """What becomes of a model that is good enough."""
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The kind and its options, as `kinds.load` takes them."""
+        return {"kind": self.kind, "options": self.options}
 
     @property
     def judged_split(self) -> Split:

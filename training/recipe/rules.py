@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from training.kinds import KINDS, load
+from training.kinds import KINDS, class_of
 from training.problems import Problem, UserError, nearest
 from training.recipe.compute import SHARING_RULES
 from training.recipe.data import DATA_RULES, DOTTED, revision
@@ -18,7 +18,7 @@ from training.recipe.engine import engine_has, engine_name
 from training.recipe.extra import arguments, fits, out_of_scope, set_by_project
 from training.recipe.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe.release import RELEASE_RULES, figures_of
-from training.recipe.wording import section_fields
+from training.recipe.wording import describe, section_fields
 
 _LOSSES = ("cross_entropy", "focal")
 
@@ -74,9 +74,22 @@ def _kind(written: Written) -> Iterator[tuple[str, str]]:
         yield "kind", f"{kind!r} is unknown: {choices}.{nearest(kind, KINDS)}"
         return
     try:
-        load(kind)
+        class_of(kind)
     except UserError as error:  # of a module of the recipe's author
         yield "kind", error.problems[0].message
+
+
+def _options(written: Written) -> Iterator[tuple[str, str]]:
+    known, given = class_of(written["kind"]).Options, written["options"]
+    if given and not known.model_fields:
+        yield "options", f"kind {written['kind']} has no options: leave {', '.join(given)} out."
+        return
+    try:
+        known.model_validate(given)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            told = describe(detail, known)
+            yield f"options.{told.where}", told.message
 
 
 def _model_source(written: Written) -> Iterator[tuple[str, str]]:
@@ -306,6 +319,7 @@ def _reporters(written: Written) -> Iterator[tuple[str, str]]:
 
 _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _kind,
+    _options,
     *DATA_RULES,
     _model_source,
     _start,

@@ -3,9 +3,9 @@
 | format | its rows | with answers |
 |---|---|---|
 | .txt | a text a line | no: it has no columns |
-| .csv | a header, then as many fields a row | `label` and `probability`, that of the label |
-| .jsonl | an object a line | these, and `probabilities`, by label |
-| .parquet | as they are typed | the same |
+| .csv | a header, then as many fields a row; lists and objects as JSON | those that are no list and no object |
+| .jsonl | an object a line | all |
+| .parquet | as they are typed | all |
 
 All of them in UTF-8.
 """
@@ -25,42 +25,43 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.problems import Problem, UserError, nearest
+from training.rows.columns import Form
+from training.rows.lists import EXAMPLES, as_json, from_json
 from training.rows.urls import told
 
 READ = (".txt", ".csv", ".jsonl", ".parquet")
 WRITTEN = READ[1:]
-ADDED = ("label", "probability", "probabilities")
 BATCH_ROWS = 2048
 LONGEST_LINE = 2**26  # characters
 
 Rows: TypeAlias = pa.RecordBatch | list[dict[str, Any]]
 """Arrow's of Parquet, so that types stay what they are; mappings of the others."""
 Numbered: TypeAlias = Iterator[tuple[Sequence[int], Rows]]
-Texts = tuple[str, ...]
-Answer = Mapping[str, float]
-"""The probability of each label."""
+Values = tuple[Any, ...]
+Answer = Mapping[str, Any]
+"""Values by the names of what is added."""
 
 
 class Batch(NamedTuple):
     """Some rows of a file."""
 
     rows: Rows
-    texts: list[Texts | None]
-    """The text or texts of each row; None for a row that lacks one."""
+    inputs: list[Values | None]
+    """What the model is asked about of each row; None for a row that lacks it."""
 
 
-def read(file: Path, columns: Sequence[str]) -> Iterator[Batch]:
-    """The rows of the file in order, with the texts of these columns; in a .txt file there is only the first of them.
+def read(file: Path, columns: Mapping[str, Form], added: Iterable[str]) -> Iterator[Batch]:
+    """The rows of the file in order, with what they have in these columns; in a .txt file there is only a text.
 
-    Raises UserError for a file that cannot be read, lacks a column, has one of ADDED, or holds no rows; and for the
-    first row that is not as the others.
+    Raises UserError for a file that cannot be read, lacks a column, has one that is called as what is added, or holds
+    no rows; and for the first row that is not as the others.
     """
     first = True
     with told(str(file)):
-        for numbers, rows in _READERS[file.suffix](file, columns):
-            _need_columns(_names(rows), columns if first else (), file)
+        for numbers, rows in _READERS[file.suffix](file, [*columns]):
+            _need_columns(_names(rows), columns if first else (), added, file)
             first = False
-            yield Batch(rows, _texts(numbers, rows, columns, file))
+            yield Batch(rows, _inputs(numbers, rows, columns, file))
     if first:
         raise _problem(file, "holds no rows.")
 
@@ -71,18 +72,37 @@ def _names(rows: Rows) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _texts(numbers: Sequence[int], rows: Rows, columns: Sequence[str], file: Path) -> list[Texts | None]:
+def _inputs(numbers: Sequence[int], rows: Rows, columns: Mapping[str, Form], file: Path) -> list[Values | None]:
     if isinstance(rows, pa.RecordBatch):
         by_column = [rows.column(name).to_pylist() for name in columns]
     else:
         by_column = [[row.get(name) for row in rows] for name in columns]
-    found: list[Texts | None] = []
-    for number, texts in zip(numbers, zip(*by_column, strict=True), strict=True):
-        for name, text in zip(columns, texts, strict=True):
-            if text is not None and not _is_text(text):
-                raise _problem(file, f"row {number} has {text!r:.60} in column {name!r}, where a text belongs.")
-        found.append(texts if all(text and text.strip() for text in texts) else None)
+    found: list[Values | None] = []
+    for number, values in zip(numbers, zip(*by_column, strict=True), strict=True):
+        given = [
+            need_value(value, form, "data", str(file), f"row {number} has {value!r:.60} in column {name!r}")
+            for (name, form), value in zip(columns.items(), values, strict=True)
+        ]
+        found.append(tuple(given) if all(value is not None for value in given) else None)
     return found
+
+
+def need_value(value: Any, form: Form, kind: str, where: str, said: str = "") -> Any:
+    """A value of that form as it is stored of rows, nested ones of what is spelt as JSON; None where there is nothing
+    to ask about. Raises UserError with such a problem for any other, which `said` tells of."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    said = said or f"{value!r:.60} is given"
+    if form == "text":
+        if not _is_text(value):
+            raise UserError([Problem(kind=kind, where=where, message=f"{said}, where a text belongs.")])
+        return value
+    if form == "number":
+        return float(value)
+    column, wrong = from_json(pa.array([value if isinstance(value, str) else as_json(value)]), "", form)
+    if wrong:
+        raise UserError([Problem(kind=kind, where=where, message=f"{said}, where such as {EXAMPLES[form]} belongs.")])
+    return column[0].as_py() or None
 
 
 def _is_text(value: Any) -> bool:
@@ -92,13 +112,13 @@ def _is_text(value: Any) -> bool:
         return False
 
 
-def _need_columns(there: Sequence[str], columns: Sequence[str], file: Path) -> None:
+def _need_columns(there: Sequence[str], columns: Iterable[str], added: Iterable[str], file: Path) -> None:
     """Raises UserError with all that is wrong with the names of a file's columns."""
     said = [f"has two columns {name!r}: rename one." for name in dict.fromkeys(there) if there.count(name) > 1]
     for name in columns:
         if name not in there:
             said.append(f"has no column {name!r}: it has {', '.join(there)}.{nearest(name, there)}")
-    for name in ADDED:
+    for name in added:
         if name in there:
             said.append(f"has a column {name!r}, which is what part of the answer is called: rename or drop it.")
     if said:
@@ -107,28 +127,29 @@ def _need_columns(there: Sequence[str], columns: Sequence[str], file: Path) -> N
 
 def _text_lines(file: Path, columns: Sequence[str]) -> Numbered:
     if len(columns) > 1:
-        message = f"holds a text a line, and the model takes two: give {' and '.join(columns)} as columns of a .csv."
-        raise _problem(file, message)
+        message = f"holds a text a line, and the model takes {len(columns)} values: give {' and '.join(columns)} as "
+        raise _problem(file, f"{message}columns of a .csv.")
     return _batched((number, {columns[0]: line.removesuffix("\n")}) for number, line in _lines(file))
 
 
 def _csv(file: Path, columns: Sequence[str]) -> Numbered:
-    csv.field_size_limit(LONGEST_LINE)
-
     def rows() -> Iterator[tuple[int, dict[str, Any]]]:
+        before = csv.field_size_limit(LONGEST_LINE)  # it is the whole process's
         reader = csv.reader((line for _, line in _lines(file, newline="")), strict=True)
         header: list[str] = []
         try:
             for number, fields in enumerate(reader, 1):
                 if not header:
                     header = fields
-                    _need_columns(header, columns if header else (), file)
+                    _need_columns(header, columns if header else (), (), file)
                 elif len(fields) == len(header):
                     yield number, dict(zip(header, fields, strict=True))
                 elif fields:
                     raise _problem(file, f"row {number} has {len(fields)} fields, and its header {len(header)}.")
         except csv.Error as error:
             raise _problem(file, f"is no CSV at line {reader.line_num}: {error}.") from error
+        finally:
+            csv.field_size_limit(before)
 
     return _batched(rows())
 
@@ -188,8 +209,9 @@ class Writer:
     The first batch says which columns a .csv or .parquet file has, and of which types.
     """
 
-    def __init__(self, file: Path, out: Path, labels: Sequence[str]) -> None:
-        self._file, self._final, self._labels = file, out, labels
+    def __init__(self, file: Path, out: Path, added: Mapping[str, pa.DataType]) -> None:
+        self._file, self._final, self._added = file, out, added
+        self._cells = [name for name, kind in added.items() if not pa.types.is_nested(kind)]
         self._write = {".csv": self._csv, ".jsonl": self._json_lines, ".parquet": self._parquet}[out.suffix]
         self._stack = ExitStack()
         self._names: list[str] = []
@@ -215,22 +237,21 @@ class Writer:
         if self._out is None:
             self._out = csv.writer(self._opened_text(), lineterminator="\n")
             self._names = _names(rows)
-            self._out.writerow([*self._names, *ADDED[:2]])
+            self._out.writerow([*self._names, *self._cells])
         self._need_names(rows)
         for row, answer in zip(rows, answers, strict=True):
-            self._out.writerow([*(_cell(row.get(name)) for name in self._names), *_best(answer)])
+            given = [_cell((answer or {}).get(name)) for name in self._cells]
+            self._out.writerow([*(_cell(row.get(name)) for name in self._names), *given])
 
     def _json_lines(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
         self._out = self._out or self._opened_text()
         for row, answer in zip(_mappings(rows), answers, strict=True):
-            whole = row | dict(zip(ADDED, (*_best(answer), self._ordered(answer)), strict=True))
-            self._out.write(json.dumps(whole, ensure_ascii=False, default=str) + "\n")
+            self._out.write(json.dumps(row | self._whole(answer), ensure_ascii=False, default=str) + "\n")
 
     def _parquet(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
         batch = rows if isinstance(rows, pa.RecordBatch) else self._typed(rows)
-        kinds = (pa.string(), pa.float64(), pa.struct([(label, pa.float64()) for label in self._labels]))
-        columns = zip(*((*_best(answer), self._ordered(answer)) for answer in answers), strict=True)
-        for name, kind, values in zip(ADDED, kinds, columns, strict=True):
+        for name, kind in self._added.items():
+            values = [None if answer is None else answer[name] for answer in answers]
             batch = batch.append_column(pa.field(name, kind), pa.array(values, kind))
         if self._out is None:
             self._out = self._stack.enter_context(pq.ParquetWriter(self._file, batch.schema, compression="zstd"))
@@ -253,8 +274,8 @@ class Writer:
             message = f"{new!r} is in none of the first {BATCH_ROWS:,} rows, which say which columns there are"
             raise _problem(self._final, f"{message}: write a .jsonl.")
 
-    def _ordered(self, answer: Answer | None) -> dict[str, float] | None:
-        return None if answer is None else {label: answer[label] for label in self._labels}
+    def _whole(self, answer: Answer | None) -> dict[str, Any]:
+        return dict.fromkeys(self._added) if answer is None else {name: answer[name] for name in self._added}
 
     def _opened_text(self) -> Any:
         # Half a character is written as JSON escapes it.
@@ -263,10 +284,6 @@ class Writer:
 
 def _mappings(rows: Rows) -> list[dict[str, Any]]:
     return rows.to_pylist() if isinstance(rows, pa.RecordBatch) else rows
-
-
-def _best(answer: Answer | None) -> tuple[str | None, float | None]:
-    return (None, None) if answer is None else max(answer.items(), key=lambda pair: pair[1])
 
 
 def _cell(value: Any) -> Any:

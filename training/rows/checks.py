@@ -47,15 +47,17 @@ def long_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
     """Texts that are longer than any that somebody wrote: a whole file behind a quotation mark, or no text at all."""
     import pyarrow.compute as pc
 
-    from training.rows.lists import any_of, each
+    from training.rows.lists import each, sums
 
+    what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column"
     for column in asked.inputs:
-        if column.form != "number":
-            values = rows.column(column.name)
-            long = pc.greater(pc.binary_length(each(values)), LONGEST_TEXT_BYTES).fill_null(False)
-            mask = any_of(values, long) if column.form == "texts" else long.to_numpy(zero_copy_only=False)
-            what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column {column.of!r}"
-            yield f"{what} (is a quotation mark never closed?)", mask
+        values = rows.column(column.name)
+        if column.form == "texts":
+            long = sums(values, pc.binary_length(each(values))) > LONGEST_TEXT_BYTES
+            yield f"has texts of more than {LONGEST_TEXT_BYTES:,} bytes together in column {column.of!r}", long
+        elif column.form != "number":
+            too_long = pc.greater(pc.binary_length(values), LONGEST_TEXT_BYTES).fill_null(False)
+            yield f"{what} {column.of!r} (is a quotation mark never closed?)", too_long.to_numpy(zero_copy_only=False)
 
 
 def missing_label(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:

@@ -50,7 +50,10 @@ def decoded(column: pa.Array) -> pa.Array:
         column = column.dictionary.take(column.indices)
     if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
         return column.cast(pa.binary())
-    return column.cast(_within(column.type, _of_values)) if types.is_nested(column.type) else column
+    if types.is_nested(column.type) and (to := _within(column.type, _of_values)) != column.type:
+        # A slice of lists has the values of all: these rows' alone are to be unpacked.
+        return column.take(pa.array(np.arange(len(column)))).cast(to)
+    return column
 
 
 def _of_bytes(kind: pa.DataType) -> pa.DataType:

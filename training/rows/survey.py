@@ -16,7 +16,7 @@ from training.problems import Problem
 from training.rows.asked import Asked, Stored
 from training.rows.blocks import Block
 from training.rows.checks import MISSING_WORDS, ROW_CHECKS, level_of
-from training.rows.lists import any_of, each
+from training.rows.lists import any_of, each, sums
 from training.rows.plain import is_list
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ class Survey:
             for value in pc.value_counts(each(labels.filter(pa.array(bad)))).to_pylist():
                 self.labels[value["values"]] -= value["counts"]
         self.labels.update(unknown)  # which are still to be told of
+        self.labels = +self.labels  # without those that only such rows had
         self.rows -= gone
         self.left_out += gone
 
@@ -191,7 +192,7 @@ def _lengths(rows: pa.RecordBatch, columns: Iterable[Stored]) -> np.ndarray[Any,
         if column.form in ("text", "value"):
             lengths += pc.utf8_length(values).fill_null(0).to_numpy(zero_copy_only=False)
         elif column.form == "texts":
-            np.add.at(lengths, pc.list_parent_indices(values).to_numpy(), pc.utf8_length(each(values)).to_numpy())
+            lengths += sums(values, pc.utf8_length(each(values)))
     return lengths
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from training.kinds import KINDS
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra import arguments
@@ -164,7 +165,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
          "'My Reviews' is not a name for it: use lower-case letters, digits and '-', beginning with "
          "a letter or digit."),
         ("kind", "regression",
-         "'regression' is unknown: choose from sequence-classification, or name a class of yours as module:Class."),
+         f"'regression' is unknown: choose from {', '.join(KINDS)}, or name a class of yours as module:Class."),
         ("data.path", "", "is empty: it takes text."),
         ("data.label", 3, "3 is of the wrong type: it takes text. Put it in quotes."),
         ("data.text", ["a", "b", "c"], "['a', 'b', 'c'] has 3 entries: it takes at most 2."),

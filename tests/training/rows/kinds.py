@@ -54,5 +54,22 @@ class Chat(KindOfRows):
         return of_messages, {name: column for name, column in self.columns.items() if name not in of_messages}
 
 
-class OwnKind(Tags, SequenceClassification):
+class Tagging(Tags, SequenceClassification):
     """A whole kind, as an author's module has one."""
+
+
+class Chatting(Chat, SequenceClassification):
+    """Another."""
+
+
+class Lines(SequenceClassification):
+    """One whose rows have no label."""
+
+    columns: ClassVar = {"text": Column("text")}
+
+
+class Mute(SequenceClassification):
+    """One that cannot be made."""
+
+    def __init__(self) -> None:
+        raise TypeError("it wants a voice")

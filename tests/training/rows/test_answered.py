@@ -18,17 +18,28 @@ from training.problems import UserError
 from training.rows.answered import BATCH_ROWS, WRITTEN, Writer, read
 
 LABELS = ["neg", "pos"]
+ADDED = {
+    "label": pa.string(),
+    "probability": pa.float64(),
+    "probabilities": pa.struct([(label, pa.float64()) for label in LABELS]),
+}
 
 
 def answer(text: str) -> dict[str, float]:
     return {"neg": 0.25, "pos": 0.75} if "good" in text else {"neg": 0.875, "pos": 0.125}
 
 
+def whole(text: str) -> dict[str, Any]:
+    every = answer(text)
+    label = max(every, key=every.__getitem__)
+    return {"label": label, "probability": every[label], "probabilities": every}
+
+
 def answered(file: Path, out: Path, columns: Iterable[str] = ("text",)) -> Path:
     """Asks somebody who knows one word."""
-    with Writer(out, out, LABELS) as writer:
-        for rows, texts in read(file, list(columns)):
-            writer.write(rows, [answer(text[0]) if text else None for text in texts])
+    with Writer(out, out, ADDED) as writer:
+        for rows, texts in read(file, dict.fromkeys(columns, "text"), ADDED):
+            writer.write(rows, [whole(text[0]) if text else None for text in texts])
     return out
 
 
@@ -112,7 +123,7 @@ def test_a_file_that_cannot_be_asked_about_is_told_by_one_message(
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as raised:
-        list(read(file, ["text"]))
+        list(read(file, {"text": "text"}, ADDED))
     (problem,) = raised.value.problems
     assert problem.where == str(file) and said in problem.message
 
@@ -133,11 +144,25 @@ def test_a_row_that_does_not_fit_the_columns_of_the_first_ones_names_the_format_
 
 def test_pairs_of_texts_are_taken_in_the_models_order_and_a_text_a_line_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("b,a\nsecond,first\n,only\n")
-    (batch,) = read(tmp_path / "in.csv", ["a", "b"])
-    assert batch.texts == [("first", "second"), None]
+    (batch,) = read(tmp_path / "in.csv", {"a": "text", "b": "text"}, ADDED)
+    assert batch.inputs == [("first", "second"), None]
     (tmp_path / "in.txt").write_text("a\n")
-    with pytest.raises(UserError, match=r"the model takes two: give a and b as columns of a .csv"):
-        list(read(tmp_path / "in.txt", ["a", "b"]))
+    with pytest.raises(UserError, match=r"the model takes 2 values: give a and b as columns of a .csv"):
+        list(read(tmp_path / "in.txt", {"a": "text", "b": "text"}, ADDED))
+
+
+@pytest.mark.parametrize("suffix", WRITTEN)
+def test_lists_are_spelt_as_json_in_csv_and_are_lists_elsewhere(tmp_path: Path, suffix: str) -> None:
+    words = [["EU", "rejects"], ["it"]]
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["words"], *([json.dumps(row)] for row in words), ["[]"], [""]])
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"words": row}) + "\n" for row in [*words, [], None]))
+    pq.write_table(pa.table({"words": [*words, [], None]}), tmp_path / "in.parquet")
+    (batch,) = read(tmp_path / f"in{suffix}", {"words": "texts"}, ())
+    assert batch.inputs == [(words[0],), (words[1],), None, None]
+    (tmp_path / "in.csv").write_text("words\nEU rejects\n")
+    with pytest.raises(UserError, match=r"row 2 has 'EU rejects' in column 'words', where such as \[.EU., .rejects.\]"):
+        list(read(tmp_path / "in.csv", {"words": "texts"}, ()))
 
 
 @pytest.mark.parametrize("suffix", WRITTEN)
@@ -148,9 +173,9 @@ def test_more_rows_need_no_more_memory(tmp_path: Path, suffix: str) -> None:
         )
         allocated = 0
         tracemalloc.start()
-        with Writer(tmp_path / "out", tmp_path / f"out{suffix}", LABELS) as writer:
-            for batch in read(tmp_path / "in.csv", ["text"]):
-                writer.write(batch.rows, [answer("good")] * len(batch.texts))
+        with Writer(tmp_path / "out", tmp_path / f"out{suffix}", ADDED) as writer:
+            for batch in read(tmp_path / "in.csv", {"text": "text"}, ADDED):
+                writer.write(batch.rows, [whole("good")] * len(batch.inputs))
                 allocated = max(allocated, pa.total_allocated_bytes())
         peak = tracemalloc.get_traced_memory()[1] + allocated
         tracemalloc.stop()

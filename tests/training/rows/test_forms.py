@@ -89,12 +89,16 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         writer.write_table(table)
     lines = ["import numpy as np", f"ROWS = {TAGS!r}", "def rows(split):", "    for row in ROWS:"]
     lines += ["        yield {'words': np.array(row['words']), 'tags': tuple(row['tags'])}"]
+    lines += ["def dataset(split):", "    import datasets as d", "    tags = d.ClassLabel(names=['O', 'B'])"]
+    lines += ["    features = d.Features({'words': d.List(d.Value('string')), 'tags': d.List(tags)})"]
+    lines += ["    return d.Dataset.from_list(ROWS, features)"]
     (tmp_path / "tagged_rows.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     return {
         "csv": csv_cells(tmp_path / "t.csv", TAGS),
         "json": json_lines(tmp_path / "t.jsonl", TAGS),
         "python": "tagged_rows:rows",
+        "dataset": "tagged_rows:dataset",
         "parquet": str(tmp_path / "t.parquet"),
         "arrow": str(tmp_path / "t.arrow"),
     }
@@ -103,7 +107,7 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_lists_of_words_and_tags_are_stored_alike_from_every_source(tmp_path: Path, tagged: dict[str, str]) -> None:
     found = {}
     for source, file in tagged.items():
-        assert run(Tags(), file, tmp_path / source, source)["problems"] == []
+        assert run(Tags(), file, tmp_path / source, "python" if source == "dataset" else source)["problems"] == []
         found[source] = contents(tmp_path / source)
     assert json.loads(found["csv"]["labels.json"]) == ["O", "B"]
     table = stored(tmp_path / "csv")
@@ -179,11 +183,26 @@ def test_bytes_in_a_list_that_are_no_text_are_told_with_the_row(tmp_path: Path) 
     assert (problem.check, problem.where) == ("encoding", f"{tmp_path / 't.arrow'} row 2")
 
 
+@pytest.mark.parametrize("source", ["parquet", "arrow"])
+def test_a_few_bytes_that_stand_for_a_row_of_gigabytes_are_refused_unpacked(tmp_path: Path, source: str) -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * 4000, pa.int32()), ["x" * 900_000])
+    table = pa.table({"words": pa.ListArray.from_arrays([0, 2000, 4000], words), "tags": [["O"] * 2000] * 2})
+    file = tmp_path / f"t.{source}"
+    if source == "parquet":
+        pq.write_table(table, file)
+    else:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(UserError, match=r"holds 1,800,0\d\d,\d{3} bytes in row 1 alone"):
+        run(Tags(), str(file), tmp_path, source)
+    assert file.stat().st_size < 2_000_000
+
+
 def test_a_row_with_an_unknown_label_among_others_is_left_out_and_no_longer_counted(tmp_path: Path) -> None:
-    rows = [*TAGS, {"words": ["x", "y"], "tags": ["B", "I"]}]
+    rows = [*TAGS, {"words": ["x", "y", "z"], "tags": ["B", "I", "C"]}]
     checks = {"unknown_label": "warning"}
-    report = run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path, label_names=["O", "B"], checks=checks)
-    assert report["labels"]["train"] == {"O": 4, "B": 2}
+    report = run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path, label_names=["O", "B", "C"], checks=checks)
+    assert report["labels"]["train"] == {"O": 4, "B": 2, "C": 0}
     assert (report["rows"]["train"], report["left_out"]["train"], stored(tmp_path).num_rows) == (3, 1, 3)
     assert "label 'I' (1 row of train) is unknown" in report["problems"][0]["message"]
 

@@ -1,0 +1,34 @@
+"""What load_data's artifact is named by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.data import load_data
+from tasks.runtime.refs import Pins
+from training.recipe import parse
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def ingredients(kind: str, **data: Any) -> dict[str, Any]:
+    data = {"source": "json", "path": "rows", **data}
+    recipe = parse({"name": "own", "kind": kind, "data": data, "model": {"source": "folder", "path": "base"}})
+    return load_data.flat_ingredients(recipe, Pins())[0]
+
+
+def test_rows_are_named_by_the_columns_that_their_kind_has_of_them() -> None:
+    kind = "tests.training.rows.kinds:Tagging"
+    plain, named = ingredients(kind), ingredients(kind, columns={"tags": "ner"})
+    assert {name: named[name] for name in named if plain.get(name) != named[name]} == {"data.columns.tags": "ner"}
+    assert (plain["kind.columns.words"], plain["kind.checks.uneven"]) == ("texts", "error")
+
+
+def test_code_of_a_kind_names_rows_only_where_it_looks_at_them() -> None:
+    looks = ingredients("tests.training.rows.kinds:Tagging")
+    blind = ingredients("tests.training.rows.kinds:Lines", text=["text"])
+    usual = ingredients("sequence-classification", text=["text"], label="label")
+    assert [name for name in looks if "kinds" in name and name.startswith("code.")] != []
+    assert [name for one in (blind, usual) for name in one if "kinds" in name or "batching" in name] == []

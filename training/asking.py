@@ -1,0 +1,41 @@
+"""A trained model, asked about rows as they come: through the features, batches and answers that its predictions are
+made by when it is evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from training import model
+from training.batching import TokenRows
+from training.kinds.base import Kind
+from training.predict import predict
+from training.slow_tokens import load_encoder
+
+BATCH_ROWS = 32
+
+
+class Asker:
+    """A model in one folder, its tokenizer in another or the same, on the CPU, in full precision.
+
+    Rows are cut after `max_length` tokens. Raises UserError where the tokenizer cannot be read.
+    """
+
+    def __init__(self, kind: Kind, folder: Path, tokenizer: Path, max_length: int) -> None:
+        self._kind = kind
+        self._encoder = load_encoder(tokenizer, folder, max_length)
+        self._collate = kind.collator(model.load_tokenizer(tokenizer, folder), model.padding_multiple())
+        self._network = model.load_trained(kind, folder)
+        self.labels: list[str] = kind.labels_of(self._network.config)
+        """The names of its labels, in the order of its outputs."""
+
+    def answers(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        """What a person is told of each of these rows, which have the kind's columns but for the label: the names and
+        types of `Kind.answer_types`."""
+        if not rows.num_rows:
+            return []
+        features = TokenRows(pa.Table.from_batches([self._kind.features(self._encoder, rows).rows]))
+        answers = predict(self._kind, self._network, features, self._collate, BATCH_ROWS, "no")
+        return self._kind.explained(answers, self.labels)
