@@ -93,8 +93,9 @@ class PadToLongest:
 
     On a GPU a multiple of 8 fills its tensor cores and keeps shapes few; a CPU is fastest with no padding.
     Pads with the tokenizer's pad token on the tokenizer's side. Gives input_ids, attention_mask (1 where
-    there is a token), and, where the features have them, token_type_ids and labels, which are (B,) int64 unless a
-    subclass makes others. Raises UserError where the tokenizer has no pad token.
+    there is a token), and, where the features have them, token_type_ids and labels: (B,) int64, or float32 where
+    they are numbers, or (B, P) int64 where rows have lists of up to P of them, -1 where one has fewer. Raises
+    UserError where the tokenizer has no pad token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
@@ -124,7 +125,7 @@ class PadToLongest:
 
     def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[Any] | None:
         """What the model shall say of the rows of a batch that is so wide, a label each; None where they have none."""
-        return np.array([row["label"] for row in rows], dtype=np.int64) if "label" in rows[0] else None
+        return _labels([row["label"] for row in rows]) if "label" in rows[0] else None
 
     def padded(self, rows: Sequence[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
         """What the tokens of each row have, as wide as the batch."""
@@ -151,6 +152,17 @@ class PadTags(PadToLongest):
         seen = row["first"] >= 0
         labels[row["first"][seen]] = row["label"][seen] if "label" in row else 0
         return labels
+
+
+def _labels(labels: list[Any]) -> npt.NDArray[Any]:
+    """As PadToLongest gives them."""
+    if not isinstance(labels[0], np.ndarray):
+        values = np.array(labels)
+        return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+    places = np.full((len(labels), max(map(len, labels))), -1, dtype=np.int64)
+    for line, row in zip(places, labels, strict=True):
+        line[: len(row)] = row
+    return places
 
 
 class LengthGroupedBatches(BatchRebalanceSampler):

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.predicted import Predicted, Rows
+from training.predicted import Predicted, Rows, log_losses
 from training.tags import is_iob2, of_row
 
-_LEAST = np.finfo(np.float64).eps
+_MOST = -np.log(np.finfo(np.float64).eps)
+"""The log loss of what counts as impossible."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Tagged(Predicted):
     starts: Rows  # (N + 1,) the first word of each row, and the number of words
     labels: Sequence[str]
 
-    measure: ClassVar[str] = "mean_log_probability"
+    measure: ClassVar[str] = "neg_log_loss"
 
     @property
     def config_name(self) -> str:
@@ -74,13 +75,13 @@ class Tagged(Predicted):
 
     @property
     def goodness(self) -> npt.NDArray[np.float64]:
-        """The mean of ln p over a row's words that the model saw: p is the probability of the predicted tag where that
-        is right, and what is left for all others where it is wrong."""
+        """The mean log loss of a row's words that the model saw, less than zero: of the predicted tag's probability,
+        and whether that tag is right."""
         seen = ~np.isnan(self.probabilities)
-        given = np.where(self._hits, self.probabilities, 1 - self.probabilities)[seen]
-        sums = np.bincount(self.rows[seen], np.log(np.clip(given, _LEAST, 1)), len(self))
+        losses = log_losses(self.probabilities[seen], self._hits[seen])
+        sums = np.bincount(self.rows[seen], losses, len(self))
         words = np.bincount(self.rows[seen], minlength=len(self))
-        return np.divide(sums, words, out=np.full(len(self), np.log(_LEAST)), where=words > 0)
+        return -np.divide(sums, words, out=np.full(len(self), _MOST), where=words > 0)
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:

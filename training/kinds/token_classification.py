@@ -44,13 +44,15 @@ class TokenClassification(Kind):
 
     auto_class = "AutoModelForTokenClassification"
     task = "token-classification"
-    does = "Gives each word of {text} one of {labels}"
+    pipeline = False  # transformers' cuts texts into words of its own
+    does = "Gives each word of a {text} one of {labels}"
     columns: ClassVar = {"text": Column("texts"), "label": Column("labels")}
     checks: ClassVar = {"uneven_tags": "error", "iob2": "error"}
     metrics: ClassVar = (
         "accuracy",
         *(f"{name}{average}" for name in ("f1", "precision", "recall") for average in ("", "_macro", "_weighted")),
     )
+    loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Words without a tag and tags without a word; and, where all tags are of IOB2, each I-X that goes on with

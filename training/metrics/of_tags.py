@@ -6,18 +6,17 @@ true one. Where none of them is, each word is a span of its own. N rows, T types
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from datasets import List, Value
 
 from training.metrics.base import SumMetric
+from training.metrics.of_labels import Average, Floats, f1, precision, recall, share
 from training.tags import Places, agreement, flattened
 
 Tags = Sequence[Sequence[str]]
-Floats = npt.NDArray[np.float64]
 
 
 class TagMetric(SumMetric):
@@ -38,17 +37,14 @@ class TagAccuracy(TagMetric):
         return np.stack(counts, axis=1).astype(np.float64)
 
     def of_sums(self, sums: Floats) -> Floats:
-        return _share(sums[:, 0], sums[:, 1])
+        return share(sums[:, 0], sums[:, 1])
 
 
 class _OfSpans(TagMetric):
     """A figure of each type of span, made into one."""
 
-    _average: ClassVar[Literal["macro", "micro", "weighted"]] = "micro"
-
-    def _score(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
-        """(D, T) of the spans of a type that are there, those predicted, and those that are both."""
-        raise NotImplementedError
+    _score: ClassVar[Callable[..., Floats]]
+    _average: ClassVar[Average] = "micro"
 
     def statistics(self, **inputs: Any) -> Floats:
         counts = agreement(*_coded(**inputs))
@@ -56,24 +52,17 @@ class _OfSpans(TagMetric):
 
     def of_sums(self, sums: Floats) -> Floats:
         true, predicted, both = np.moveaxis(sums.reshape(len(sums), sums.shape[1] // 3, 3), 2, 0)
-        scores = self._score(true, predicted, both)
+        scores = type(self)._score(true, predicted, both)
         # A type that occurs on neither side does not count.
         weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
-        return _share((scores * weights).sum(axis=1), weights.sum(axis=1))
-
-
-def _share(part: Floats, whole: Floats) -> Floats:
-    """0 of nothing is 0."""
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+        return share((scores * weights).sum(axis=1), weights.sum(axis=1))
 
 
 class SpanF1(_OfSpans):
     """The harmonic mean of precision and recall, over all spans together. From 0 to 1, by seqeval's f1_score."""
 
     name = "f1"
-
-    def _score(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
-        return _share(2 * both, true + predicted)
+    _score = staticmethod(f1)
 
 
 class SpanF1Macro(SpanF1):
@@ -93,9 +82,7 @@ class SpanPrecision(_OfSpans):
     """The share of predicted spans that are right. From 0 to 1, by seqeval's precision_score."""
 
     name = "precision"
-
-    def _score(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
-        return _share(both, predicted)
+    _score = staticmethod(precision)
 
 
 class SpanPrecisionMacro(SpanPrecision):
@@ -116,9 +103,7 @@ class SpanRecall(_OfSpans):
     """The share of true spans that are found. From 0 to 1, by seqeval's recall_score."""
 
     name = "recall"
-
-    def _score(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
-        return _share(both, true)
+    _score = staticmethod(recall)
 
 
 class SpanRecallMacro(SpanRecall):
