@@ -90,11 +90,9 @@ class TokenClassification(Kind):
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """Their names both ways."""
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: index for index, label in enumerate(labels)},
-        }
+        from training.kinds.of_texts import named_both_ways
+
+        return named_both_ways(labels)
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids and length; `first`, the place of each word's first token, -1 where it has none; the tags as the

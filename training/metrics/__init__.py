@@ -44,7 +44,7 @@ from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
 from training.tagged import Tagged
 
-__all__ = ["METRICS", "LabelMetric", "NumberMetric", "ScoreMetric", "compute", "computed", "make"]
+__all__ = ["METRICS", "OF_TAGS", "LabelMetric", "NumberMetric", "ScoreMetric", "compute", "computed", "make"]
 
 METRICS: dict[str, type[evaluate.Metric]] = {
     "accuracy": Accuracy,
@@ -75,7 +75,7 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "rmse": Rmse,
     "mae": Mae,
 }
-"""A metric's name in the recipe, and its class."""
+"""A metric's name in the recipe, and its class; those of words' tags are OF_TAGS."""
 
 
 def compute(names: Sequence[str], predicted: Predicted) -> dict[str, float]:
