@@ -94,4 +94,4 @@ def predict(
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
         answers = evaluate(batches, plan, answer, tell if ranks.place() == 0 else lambda done: None).answers
-    return answers if ranks.place() else rows.labelled(answers)
+    return answers if ranks.place() else kind.beside_rows(answers, rows)

@@ -103,9 +103,14 @@ class Kind(KindOfRows, ABC):
         """What the model makes of the B rows of a batch, a line a row, given what came of the forward pass: what is
         stored of a prediction, under names other than `row`, `label` and `tokens`."""
 
+    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+        """Answers to all of the rows, in order, as they are stored: by what the rows are made of rather than by their
+        tokens, and with the `label` of each in front, where rows have one."""
+        return rows.labelled(answers)
+
     @abstractmethod
     def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predicted:
-        """Rows as metrics want them, from answers and, beside them, `label` as the tokens have it."""
+        """Rows as metrics want them, from answers as `beside_rows` gives them."""
 
     @abstractmethod
     def nobody(self, labels: Sequence[str]) -> Predicted:

@@ -7,6 +7,7 @@ KINDS: dict[str, str] = {
     "sequence-classification": "training.kinds.sequence_classification:SequenceClassification",
     "multi-label-classification": "training.kinds.multi_label_classification:MultiLabelClassification",
     "regression": "training.kinds.regression:Regression",
+    "token-classification": "training.kinds.token_classification:TokenClassification",
 }
 """A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
 kind and a change to one kind's code leaves the artifacts of others valid."""

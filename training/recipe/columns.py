@@ -25,7 +25,7 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
     """The module of the kind's own code for rows, or the field that names it where it is its author's; and the options
     that matter to it. None for most kinds: what else they learn to do changes no rows."""
     kind = kinds.load(**recipe.task)
-    if all(getattr(type(kind), name) is getattr(KindOfRows, name) for name in ("faults", "order")):
+    if all(getattr(type(kind), name) is getattr(KindOfRows, name) for name in ("faults", "order", "misfit")):
         return [], {}, {}
     return kinds.code(recipe.kind), kinds.named(recipe.kind), kind.options_of("load_data")
 
