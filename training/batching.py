@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from training.drawing import Numbered
+from training.kinds.base import Kind
 from training.problems import Problem, UserError
 
 MEGABATCH = 50
@@ -43,6 +44,7 @@ class TokenRows(Dataset[dict[str, Any]]):
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
         self._label = table["label"] if "label" in table.column_names else None
         listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
+        self._row: npt.NDArray[np.int64] | None = table["row"].to_numpy() if "row" in table.column_names else None
         self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
         single = [name for name in table.column_names if name not in ("length", *listed)]
         self._values: dict[str, npt.NDArray[Any]] = {name: table[name].to_numpy() for name in single}
@@ -54,6 +56,13 @@ class TokenRows(Dataset[dict[str, Any]]):
     def targets(self) -> npt.NDArray[np.int32]:
         """(N,) how many of each row's tokens are targets of the loss, the column `targets`; 1 where there is none."""
         return self._values.get("targets", np.ones(len(self), np.int32))
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """The tokens of each row of the data, which may have several rows here."""
+        if self._row is None:
+            return self.lengths
+        return np.bincount(self._row, weights=self.lengths).astype(np.int32)
 
     @property
     def labels(self) -> npt.NDArray[Any]:
@@ -69,9 +78,14 @@ class TokenRows(Dataset[dict[str, Any]]):
             features[name] = values[offsets[within] : offsets[within + 1]]
         return features
 
-    def labelled(self, answers: pa.Table) -> pa.Table:
-        """Answers to all of the rows, in order, with the `label` of each in front, where rows have one."""
-        return answers if self._label is None else answers.add_column(0, "label", self._label)
+    def answered(self, answers: pa.Table, kind: Kind) -> pa.Table:
+        """Given the answers to all of these rows, in order, those to the rows of the data, with the `label` of each in
+        front, where rows have one."""
+        label = self._label
+        if self._row is not None:
+            answers = kind.joined(answers, self._row)
+            label = None if label is None else label.take(np.unique(self._row, return_index=True)[1])
+        return answers if label is None else answers.add_column(0, "label", label)
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
@@ -106,7 +120,7 @@ class PadToLongest:
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         lengths = [len(row["input_ids"]) for row in rows]
-        width = -(-max(lengths) // self.multiple) * self.multiple
+        width = -(-max(1, *lengths) // self.multiple) * self.multiple
         mask = np.zeros((len(rows), width), dtype=np.int64)
         for line, length in zip(mask, lengths, strict=True):
             line[self._place(length, width)] = 1
@@ -176,10 +190,10 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         return self._last if (step + 1) % self.steps == 0 else self.effective_batch_size
 
     def targets_of_step(self, step: int) -> int:
-        """The targets of the loss in such a step."""
+        """The targets of the loss in such a step; 1 where it has none, for losses are divided by them."""
         epoch, place = divmod(step, self.steps)
         if self._targets_of_epoch[0] != epoch:
-            self._targets_of_epoch = epoch, [int(self._targets[rows].sum()) for rows in self._steps(epoch)]
+            self._targets_of_epoch = epoch, [max(1, int(self._targets[rows].sum())) for rows in self._steps(epoch)]
         return self._targets_of_epoch[1][place]
 
     def tokens_of_steps(self, epoch: int) -> tuple[list[int], list[int]]:

@@ -95,7 +95,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     metrics.make(settings["metrics"], kind.nobody(labels))  # what cannot be computed is told before training, not after
 
     def computed(answers: pa.Table) -> dict[str, float]:
-        found = metrics.compute(settings["metrics"], kind.predicted(validation.labelled(answers), labels))
+        found = metrics.compute(settings["metrics"], kind.predicted(validation.answered(answers, kind), labels))
         require_metric(asked["metric_for_best_model"], found)
         return found
 

@@ -46,6 +46,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     network = model.load_trained(kind, folder).to(device)
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
     total, before = sum(map(len, splits.values())), 0
+    whole = sum(len(rows.tokens) for rows in splits.values())
     batch_size = -(-job.settings["batch_size"] // job.settings["batch_division"])
     began = time.monotonic()
     for split, rows in splits.items():
@@ -55,7 +56,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
         before += len(rows)
     ranks.part()
-    return {"rows": total, "rows_per_second": round(total / (time.monotonic() - began), 1)}
+    return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}
 
 
 def predict(
@@ -67,7 +68,7 @@ def predict(
     mixed_precision: str,
     tell: Callable[[int], None] = lambda done: None,
 ) -> pa.Table:
-    """The kind's answers and `label`, row by row as `rows` has them.
+    """The kind's answers and `label`, row by row as the data has them.
 
     Every rank calls it, and rank 0 alone gets them. `tell` hears on rank 0 how many are done.
     """
@@ -88,7 +89,7 @@ def predict(
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
         answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
-    return answers if rank() else rows.labelled(answers)
+    return answers if rank() else rows.answered(answers, kind)
 
 
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
@@ -96,7 +97,8 @@ def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
     import numpy as np
     import pyarrow.parquet as pq
 
-    table = answers.add_column(0, "row", [np.arange(len(rows))]).append_column("tokens", [rows.lengths])
+    tokens = rows.tokens
+    table = answers.add_column(0, "row", [np.arange(len(tokens))]).append_column("tokens", [tokens])
     pq.write_table(table, file, compression="zstd")
 
 

@@ -47,12 +47,17 @@ class Encoder(Protocol):
     """A tokenizer that cuts, and never pads."""
 
     max_length: int
+    eos: int | None
+    """The token that ends a text, where the tokenizer has one."""
 
     def special_tokens(self, pairs: bool) -> int:
         """Tokens that every row, or pair, has beside those of its texts."""
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """The tokens of these texts, or of these pairs of them."""
+
+    def encode_whole(self, texts: list[str]) -> Encoded:
+        """All tokens of these texts, however many."""
 
 
 def tokenize(
@@ -100,7 +105,8 @@ def write(
         # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
         with ipc_reader(path, mapped=False) as reader:
             _need_room(encoder, "text_pair" in reader.schema.names)
-            blocks = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
+            features = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
+            blocks = kind.token_rows(path.stem, encoder.max_length, features)
             first = next(blocks)
             with ipc_writer(out / path.name, first.schema) as writer:
                 for block in chain([first], blocks):
@@ -145,12 +151,14 @@ class Tally:
 class FastEncoder:
     """A tokenizer of the `tokenizers` library, in its own threads."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, *, side: str, split_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_length: int, *, side: str, split_special_tokens: bool, eos: int | None
+    ) -> None:
         """Sets the tokenizer to cut at `max_length` on this `side`, and never to pad, whatever it did before;
         `split_special_tokens` says whether a special token that stands in a text is a text like any other."""
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = split_special_tokens
-        self.max_length = max_length
+        self.max_length, self.eos = max_length, eos
         self.tokenizer = tokenizer
         self._side = side
         self._limit()
@@ -169,6 +177,8 @@ class FastEncoder:
         if pairs is not None:
             types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, total)
         lost = np.zeros(len(encodings), np.int64)
+        if self.tokenizer.truncation is None:
+            return Encoded(lengths, ids, types, lost)
         # Only a full row can have lost something; asking is costly.
         full = np.flatnonzero(lengths >= self.max_length)
         if len(full):
@@ -178,6 +188,12 @@ class FastEncoder:
                 else self._uncut_lengths([rows[row] for row in full.tolist()]) - lengths[full]
             )
         return Encoded(lengths, ids, types, lost)
+
+    def encode_whole(self, texts: list[str]) -> Encoded:
+        self.tokenizer.no_truncation()
+        whole = self.encode(texts, None)
+        self._limit()
+        return whole
 
     def _rest(self, parts: list[Encoding]) -> int:
         """The tokens of the rest of a text, which comes in parts with special tokens of their own."""
@@ -222,7 +238,10 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     # What the file itself says of lengths is of some earlier use, except for the side.
     side = settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
     split = bool(settings.get("split_special_tokens", False))
-    return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split)
+    eos = settings.get("eos_token")
+    eos = eos.get("content") if isinstance(eos, dict) else eos  # as older files have it
+    eos = None if eos is None else tokenizer.token_to_id(eos)
+    return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split, eos=eos)
 
 
 def _need_room(encoder: Encoder, pairs: bool) -> None:

@@ -32,6 +32,7 @@ from training.metrics.of_labels import (
     RecallMicro,
     RecallWeighted,
 )
+from training.metrics.of_likelihoods import Perplexity, TokenAccuracy
 from training.metrics.of_numbers import Mae, Mse, Pearson, Spearman
 from training.metrics.of_probabilities import CalibrationError, LogLoss, RocAuc
 from training.named import Place
@@ -62,6 +63,8 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "calibration_error": CalibrationError,
     "mse": Mse,
     "mae": Mae,
+    "perplexity": Perplexity,
+    "token_accuracy": TokenAccuracy,
 }
 """A metric's name in the recipe, and its class."""
 

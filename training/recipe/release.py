@@ -19,8 +19,9 @@ MORE_IS_BETTER = (
     "accuracy",
     *(name + average for name in ("f1", "precision", "recall") for average in ("", *(f"_{a}" for a in _AVERAGES))),
     *("matthews_correlation", "roc_auc", "pearson", "spearman"),
+    "token_accuracy",
 )
-LESS_IS_BETTER = ("log_loss", "calibration_error", "mse", "mae")
+LESS_IS_BETTER = ("log_loss", "calibration_error", "mse", "mae", "perplexity")
 METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
 """The metrics that a recipe may name as they are; training/metrics has them."""
 OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
