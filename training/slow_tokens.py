@@ -85,6 +85,13 @@ class PythonEncoder:
         ids = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
         return Encoded(lengths, ids, None, np.zeros(len(texts), np.int64))
 
+    def words_of(self, texts: list[str]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        message = (
+            f"{type(self._tokenizer).__name__} does not tell which word a token is of: set it to false, or choose "
+        )
+        message += "a model whose tokenizer is one of the tokenizers library."
+        raise UserError([Problem(kind="tokens", where="options.whole_words", message=message)])
+
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         rows = self._tokenizer(
             texts, pairs, truncation=True, max_length=self.max_length, return_token_type_ids=pairs is not None

@@ -59,6 +59,10 @@ class Encoder(Protocol):
     def encode_whole(self, texts: list[str]) -> Encoded:
         """All tokens of these texts, however many."""
 
+    def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
+        """(T,) which word of its text each token that `encode` gives is of, -1 for those that the tokenizer adds.
+        Raises UserError where the tokenizer does not tell."""
+
 
 def tokenize(
     kind: Kind,
@@ -194,6 +198,11 @@ class FastEncoder:
         whole = self.encode(texts, None)
         self._limit()
         return whole
+
+    def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
+        encodings = self.tokenizer.encode_batch(texts)  # the fast one does not tell
+        words = chain.from_iterable(encoding.word_ids for encoding in encodings)
+        return np.fromiter((-1 if word is None else word for word in words), np.int32)
 
     def _rest(self, parts: list[Encoding]) -> int:
         """The tokens of the rest of a text, which comes in parts with special tokens of their own."""

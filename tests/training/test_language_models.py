@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,18 @@ from transformers import (
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import kinds, predict, scratch, tokens
-from training.batching import TokenRows
+from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.drawing import Numbered
 from training.kinds.base import Kind
-from training.likelihood import IGNORED, TokenLoss, following
-from training.model import load_for_training, load_tokenizer, load_trained
+from training.likelihood import IGNORED, TokenLoss, following, sums_of_rows
+from training.metrics import compute
+from training.model import export, load_for_training, load_tokenizer
 from training.predicted import Likelihoods
 from training.problems import UserError
 from training.protocol import Events, Job
-from training.recipe import Training
+from training.score import scores
 
 WORDS = PreTrainedTokenizerFast(
     tokenizer_object=Tokenizer(models.WordLevel({str(word): word for word in range(50)})), pad_token="9", eos_token="9"
@@ -101,7 +104,7 @@ def test_a_packed_document_gets_the_logits_that_it_gets_alone_and_with_the_libra
     flattened = DataCollatorWithFlattening()([{"input_ids": ids} for ids in DOCUMENTS])
     for name in ("input_ids", "labels", "position_ids"):  # so far the library agrees
         assert torch.equal(batch[name][:, :14], flattened[name])
-    joined = DataCollatorForLanguageModeling(WORDS, mlm=False)([{"input_ids": sum(DOCUMENTS, [])}])
+    joined = DataCollatorForLanguageModeling(WORDS, mlm=False)([{"input_ids": [*chain(*DOCUMENTS)]}])
     with torch.no_grad():
         alone = torch.cat([model(torch.tensor([ids])).logits[0] for ids in DOCUMENTS])
         crossing = [(model(**given).logits[0] - alone).abs().max().item() for given in (flattened, joined)]
@@ -141,7 +144,7 @@ def speakers(world: Path) -> Path:
     return world
 
 
-MOST = {"causal-lm": 12}
+MOST = {"causal-lm": 12, "masked-lm": 64}
 """Tokens of a row."""
 
 
@@ -157,8 +160,7 @@ def fit_job(world: Path, job_dir: Path, kind: str, **training: Any) -> Path:
     return job_dir
 
 
-@pytest.mark.parametrize("engine", ["trainer", "accelerate"])
-@pytest.mark.parametrize("kind", MOST)
+@pytest.mark.parametrize(("kind", "engine"), [("causal-lm", "accelerate"), ("masked-lm", "trainer")])
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
     speakers: Path, tmp_path: Path, kind: str, engine: str
 ) -> None:
@@ -171,3 +173,142 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
     figures = curve(whole)[max(curve(whole))]
     assert figures["eval_perplexity"] == pytest.approx(math.exp(figures["eval_loss"]), rel=1e-4)
     assert figures["eval_perplexity"] < tokenizer_of(speakers).get_vocab_size() / 2
+
+
+def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model_by_hand(
+    speakers: Path, tmp_path: Path
+) -> None:
+    kind, folder = kinds.load("causal-lm"), speakers / "causal-lm"
+    model = load_for_training(kind, folder / "model", [], load_tokenizer(folder / "tokenizer"), seed=1)
+    export(model, folder / "tokenizer", tmp_path / "model")
+    tables = [predicted(folder, tmp_path, batch_size) for batch_size in (3, 64)]
+    assert tables[0].column_names == ["row", "loss", "targets", "hits", "tokens"]
+    encoded = tokenizer_of(speakers).encode_batch(texts_of(speakers))
+    model.eval()
+    for row, ids in enumerate(encoding.ids for encoding in encoded):
+        losses, hits = [], 0
+        for window in (torch.tensor(ids[start : start + 12]) for start in range(0, len(ids), 12)):
+            with torch.no_grad():
+                told = model(window[None]).logits[0, :-1].double().log_softmax(-1)
+            losses += (-told[torch.arange(len(told)), window[1:]]).tolist()
+            hits += int((told.argmax(-1) == window[1:]).sum())
+        for table in tables:
+            of_row = {name: table[name][row].as_py() for name in table.column_names}
+            assert of_row.pop("loss") == pytest.approx(sum(losses), abs=1e-4)
+            assert of_row == {"row": row, "targets": len(losses), "hits": hits, "tokens": len(ids)}
+    assert max(map(len, encoded)) > 12 and len(tables[0]) == len(encoded)
+    found = kind.predicted(tables[0], [])
+    total, targets, hits = (sum(tables[0][name].to_pylist()) for name in ("loss", "targets", "hits"))
+    values = compute(["perplexity", "token_accuracy"], found)
+    assert values == pytest.approx({"perplexity": math.exp(total / targets), "token_accuracy": hits / targets})
+    assert scores(["perplexity"], found)["perplexity"]["low"] < values["perplexity"]
+
+
+def texts_of(world: Path, split: str = "validation") -> list[str]:
+    texts: list[str] = pa.ipc.open_file(str(world / "data" / f"{split}.arrow")).read_all()["text"].to_pylist()
+    return texts
+
+
+def predicted(folder: Path, tmp_path: Path, batch_size: int) -> pa.Table:
+    settings = {"kind": "causal-lm", "splits": ["validation"], "batch_size": batch_size, "batch_division": 1}
+    job_dir = tmp_path / str(batch_size)
+    (job_dir / "output").mkdir(parents=True)
+    inputs = {"model": str(tmp_path / "model"), "tokens": str(folder / "tokens")}
+    job = Job(program="training.predict", key="predict", settings=settings | {"mixed_precision": "no"}, inputs=inputs)
+    assert predict.main(job_dir, job, Events(job_dir / "events.jsonl"))["rows"] == 60
+    return pq.read_table(job_dir / "output/validation.parquet")
+
+
+def test_rows_with_nothing_to_tell_weigh_nothing_and_make_no_number_undefined() -> None:
+    labels = torch.tensor([[IGNORED, 3, 4], [1, IGNORED, IGNORED]])
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = TokenLoss(causal=True, smoothing=0.1)
+    assert loss(logits, labels).item() == pytest.approx(loss(logits[:1], labels[:1]).item())
+    loss(logits[1:], labels[1:]).backward()
+    assert loss(logits[1:], labels[1:]).item() == 0 and not logits.grad.any()
+    sums = sums_of_rows(logits.detach(), following(labels))
+    assert sums["targets"].to_pylist() == [2, 0] and sums["loss"][1].as_py() == 0
+    kind = kinds.load("causal-lm")
+    assert kind.explained(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
+    none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
+    assert math.isnan(compute(["perplexity"], none)["perplexity"])
+
+
+@pytest.fixture(scope="module")
+def masked(speakers: Path) -> tuple[TokenRows, Any]:
+    folder = speakers / "masked-lm"
+    collate = kinds.load("masked-lm").collator(load_tokenizer(folder / "tokenizer"), 1)
+    return TokenRows(folder / "tokens/train.arrow"), collate
+
+
+def masks(rows: TokenRows, collate: Any, epoch: int | None, **dealt: Any) -> dict[int, tuple[list[int], list[int]]]:
+    """The ids and labels of each row, as the batches of this epoch have them, or None: an evaluation's."""
+    batches: Any = EvaluationBatches(rows.lengths, 7)
+    if epoch is not None:
+        batches = LengthGroupedBatches(rows.lengths, 8, seed=3, **dealt)
+        batches.set_epoch(epoch)
+    found = {}
+    for numbers in batches:
+        batch = collate(rows.__getitems__(numbers))
+        for place, row in enumerate(numbers):
+            length = rows.lengths[row]
+            found[row] = batch["input_ids"][place, :length].tolist(), batch["labels"][place, :length].tolist()
+    return found
+
+
+def test_masks_are_the_same_whatever_the_batch_or_rank_and_others_each_epoch(masked: tuple[TokenRows, Any]) -> None:
+    whole = masks(*masked, epoch=0)
+    ranks = [masks(*masked, epoch=0, accumulation=2, world=2, rank=rank) for rank in range(2)]
+    assert ranks[0] | ranks[1] == whole and len(whole) == len(masked[0])
+    again = masks(*masked, epoch=1)
+    assert sum(again[row] != whole[row] for row in whole) > len(whole) * 0.8
+    assert masks(*masked, epoch=None) == masks(*masked, epoch=None)
+    (row, (ids, labels)), *_ = masks(*masked, epoch=None).items()
+    batch = masked[1]([masked[0][row]])
+    assert (batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) == (ids, labels)
+
+
+def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(masked: tuple[TokenRows, Any]) -> None:
+    rows, collate = masked
+    became = {"mask": 0, "same": 0, "other": 0}
+    for epoch in range(10):
+        for row, (ids, labels) in masks(rows, collate, epoch).items():
+            chosen = [place for place, label in enumerate(labels) if label != IGNORED]
+            assert len(chosen) == rows.targets[row] == max(1, round(0.15 * (len(ids) - 2)))
+            assert chosen[0] > 0 and chosen[-1] < len(ids) - 1  # not those that the tokenizer adds
+            for place, token in enumerate(rows[row]["input_ids"].tolist()):
+                assert ids[place] == token or place in chosen
+                if place in chosen:
+                    assert labels[place] == token
+                    became["mask" if ids[place] == 4 else "same" if ids[place] == token else "other"] += 1
+    shares = {name: count / sum(became.values()) for name, count in became.items()}
+    assert shares == pytest.approx({"mask": 0.8, "same": 0.1, "other": 0.1}, abs=0.03)
+
+
+def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:
+    kind = kinds.load("masked-lm", {"whole_words": True, "mlm_probability": 0.3})
+    encoder = tokens.FastEncoder(word_pieces(), 40, side="right", split_special_tokens=False, eos=None)
+    rows = TokenRows(pa.Table.from_batches([kind.features(encoder, pa.record_batch({"text": TEXTS})).rows]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_pieces(), mask_token="[MASK]", **WORD_PIECES)
+    alone = tokenizer(TEXTS, truncation=True, max_length=40)
+    collate, parts = kind.collator(tokenizer, 1), 0
+    for epoch in range(20):
+        batch = collate(Numbered([rows[row] for row in range(5)], (1, epoch, 0, 0), range(5)))
+        for row, labels in enumerate(batch["labels"].tolist()):
+            chosen = {place for place, label in enumerate(labels) if label != IGNORED}
+            words = {alone.word_ids(row)[place] for place in chosen}
+            assert chosen == {place for place, word in enumerate(alone.word_ids(row)) if word in words}
+            assert 0 < len(chosen) <= rows.targets[row] or len(words) == 1
+            parts += len(chosen) > len(words)
+    assert parts
+
+
+def test_the_librarys_masks_hang_on_what_was_drawn_before_so_a_resumed_run_has_others(
+    masked: tuple[TokenRows, Any], speakers: Path
+) -> None:
+    rows = [{"input_ids": masked[0][row]["input_ids"].tolist()} for row in range(8)]
+    tokenizer = load_tokenizer(speakers / "masked-lm/tokenizer")
+    whole, resumed = (DataCollatorForLanguageModeling(tokenizer, seed=3) for _ in range(2))
+    whole(rows[:4])  # the batch before the checkpoint
+    theirs = [collate(rows[4:])["labels"] for collate in (whole, resumed)]
+    assert not torch.equal(*theirs)

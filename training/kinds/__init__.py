@@ -15,6 +15,7 @@ from training.problems import Problem, UserError, nearest
 KINDS: dict[str, str] = {
     "sequence-classification": "training.kinds.sequence_classification:SequenceClassification",
     "causal-lm": "training.kinds.causal_lm:CausalLM",
+    "masked-lm": "training.kinds.masked_lm:MaskedLM",
 }
 """A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
 kind and a change to one kind's code leaves the artifacts of others valid."""
