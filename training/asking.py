@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from training import model
 from training.batching import TokenRows
+from training.evaluating import predict
 from training.kinds.base import Kind
-from training.predict import predict
 from training.slow_tokens import load_encoder
 
 BATCH_ROWS = 32

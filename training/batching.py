@@ -103,8 +103,9 @@ class PadToLongest:
 
     On a GPU a multiple of 8 fills its tensor cores and keeps shapes few; a CPU is fastest with no padding.
     Pads with the tokenizer's pad token on the tokenizer's side. Gives input_ids, attention_mask (1 where
-    there is a token), and, where the features have them, token_type_ids and labels (B,) int64. Raises UserError
-    where the tokenizer has no pad token.
+    there is a token), and, where the features have them, token_type_ids and labels: (B,) int64, or float32 where
+    they are numbers, or (B, P) int64 where rows have lists of up to P of them, -1 where one has fewer. Raises
+    UserError where the tokenizer has no pad token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
@@ -129,7 +130,7 @@ class PadToLongest:
             if name in rows[0]:
                 batch[name] = torch.from_numpy(self._padded([row[name] for row in rows], width, fill))
         if "label" in rows[0]:
-            batch["labels"] = torch.from_numpy(np.array([row["label"] for row in rows], dtype=np.int64))
+            batch["labels"] = torch.from_numpy(_labels([row["label"] for row in rows]))
         return batch
 
     def _padded(self, rows: list[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
@@ -140,6 +141,17 @@ class PadToLongest:
 
     def _place(self, length: int, width: int) -> slice:
         return slice(width - length, width) if self.left else slice(length)
+
+
+def _labels(labels: list[Any]) -> npt.NDArray[Any]:
+    """As PadToLongest gives them."""
+    if not isinstance(labels[0], np.ndarray):
+        values = np.array(labels)
+        return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+    places = np.full((len(labels), max(map(len, labels))), -1, dtype=np.int64)
+    for line, row in zip(places, labels, strict=True):
+        line[: len(row)] = row
+    return places
 
 
 class LengthGroupedBatches(BatchRebalanceSampler):

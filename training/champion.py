@@ -25,7 +25,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Tokenize and predict every row of the split; gives the figures."""
     from training import kinds, model, ranks, tokens
     from training.batching import TokenRows
-    from training.predict import predict, told_now_and_then, write
+    from training.evaluating import predict
+    from training.predict import told_now_and_then, write
     from training.slow_tokens import load_encoder
 
     device = ranks.meet()
@@ -64,12 +65,17 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def need_kind(kind: Kind, name: str, folder: Path, champion: str) -> None:
     """Raises UserError where the model of the folder was made for something else: transformers would load it with a
     head of random weights."""
-    architectures = read_json(folder / "config.json").get("architectures") or []
+    config, advice = read_json(folder / "config.json"), "name another registry, or give its alias to another version."
+    architectures, made_for = config.get("architectures") or [], config.get("problem_type")
+    wanted, message = kind.config_fields(()).get("problem_type"), None
     if not any(made.endswith(kind.auto_class.removeprefix("AutoModel")) for made in architectures):
         message = (
             f"{champion} is {', '.join(architectures) or 'of no known kind'}, and a champion of {name} must be a model "
-            "for that: name another registry, or give its alias to another version."
+            f"for that: {advice}"
         )
+    elif made_for not in (None, wanted):
+        message = f"{champion} was trained for {made_for}, and a champion of {name} must be for {wanted}: {advice}"
+    if message is not None:
         raise UserError([Problem(kind="release", where="release.registry", message=message)])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,15 @@ import torch
 
 from training import ranks
 from training.batching import EvaluationBatches
+from training.protocol import rank
+from training.speed import DTYPES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.batching import TokenRows
+    from training.drawing import Collate
+    from training.kinds.base import Kind
 
 Batch = dict[str, torch.Tensor]
 Answer = Callable[[Batch], tuple[torch.Tensor | None, int, pa.RecordBatch]]
@@ -53,9 +63,35 @@ def evaluate(
     shares = ranks.to_first((found, losses))
     of_batches = np.full((plan.batches, 2), math.nan)  # in their order, so that the sum does not hang on the ranks
     for place, (_, of_share) in enumerate(shares):
-        of_batches[place :: len(shares)] = of_share
+        of_batches[place :: len(shares)] = np.reshape(of_share, (-1, 2))  # a rank may have none
     mean = float(of_batches.prod(axis=1).sum() / of_batches[:, 1].sum())
     if not shares:
         return Evaluated(ranks.from_first(mean), pa.table({}))
     everything = pa.Table.from_batches([one for of_share, _ in shares for one in of_share])
     return Evaluated(ranks.from_first(mean), everything.take(np.argsort(plan.order_of_shares())))
+
+
+def predict(
+    kind: Kind,
+    network: PreTrainedModel,
+    rows: TokenRows,
+    collate: Collate,
+    batch_size: int,
+    mixed_precision: str,
+    tell: Callable[[int], None] = lambda done: None,
+) -> pa.Table:
+    """The kind's answers and `label`, row by row as the data has them.
+
+    Every rank calls it, and rank 0 alone gets them. `tell` hears on rank 0 how many are done.
+    """
+    plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=rank())
+    dtype = DTYPES[mixed_precision]
+
+    def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
+        inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
+        return None, 1, kind.answers(network, kind.forward(network, inputs), inputs)
+
+    with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
+        batches = (collate([rows[number] for number in numbers]) for numbers in plan)
+        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
+    return answers if rank() else rows.answered(answers, kind)

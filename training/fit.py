@@ -4,8 +4,8 @@ inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, 
 settings   kind, options, labels, training (the recipe's), compute (the recipe's, with what
            num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
            they fit into memory)
-output     model/: config.json, safetensors and the tokenizer's files; log/loss.png: the curves;
-           log/circumstances.json: under what it was trained
+output     model/: config.json, with what the kind settles when training has ended, safetensors and the tokenizer's
+           files; log/loss.png: the curves; log/circumstances.json: under what it was trained
 figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows);
            train_tokens_per_second and hardware_share as training.speed has them; estimated_memory_mb and
            peak_memory_mb of the process that took most, in 10^6 bytes
@@ -14,8 +14,10 @@ figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from training.engines import Task, Trained
+
+PROGRESS_EVERY_S = 1.0
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -51,6 +55,7 @@ def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     require_numbers(task, trained)
     if rank() == 0:
         model.export(task.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model", trained.weights)
+    settle(task, job.settings["labels"], job_dir / OUTPUT / "model", trained.steps)
     told = read_events(job_dir / EVENTS, 0)[0]
     if rank() == 0:
         log = job_dir / OUTPUT / "log"
@@ -117,6 +122,41 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         named_checkpoint=None if named is None else Path(named),
         events=events,
     )
+
+
+def settle(task: Task, labels: Sequence[str], exported: Path, steps: int) -> None:
+    """Has the exported model's config say what the kind settles by the validation split; every rank calls it.
+
+    The split is predicted by the weights as they were exported, for by these the model will answer, and they are whole
+    also where the processes shared the model. `steps` are those of the training.
+    """
+    from training import evaluating, model, ranks
+
+    kind = task.kind
+    if not kind.settle(kind.nobody(labels)):
+        return
+    gc.collect()  # the optimizer's state
+    ranks.wait_for_all()  # the model is there
+    network = model.load_trained(kind, exported).to(task.model.device)
+    size, precision = task.training["per_device_eval_batch_size"], task.compute["mixed_precision"]
+    answers = evaluating.predict(
+        kind, network, task.validation, task.collate, size, precision, told_of_evaluation(task.events, steps)
+    )
+    if rank() == 0:
+        model.add_to_config(exported, kind.settle(kind.predicted(answers, labels)))
+
+
+def told_of_evaluation(events: Events, steps: int) -> Callable[[int], None]:
+    """What tells now and then that an evaluation goes on after so many steps, the last ones."""
+    told_at = time.monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= PROGRESS_EVERY_S:
+            told_at = time.monotonic()
+            events.progress(phase="evaluate", done=steps, total=steps)
+
+    return tell
 
 
 def require_metric(name: str | None, found: Mapping[str, float]) -> None:

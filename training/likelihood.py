@@ -5,15 +5,11 @@ Labels are token ids, or IGNORED where there is nothing to tell. B rows, T token
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import torch
 from torch.nn import functional
-
-from training.problems import Problem, UserError
 
 IGNORED = -100
 
@@ -42,15 +38,6 @@ class TokenLoss:
             reduction="sum",
         )
         return total / (labels != IGNORED).sum().clamp(min=1)
-
-
-def loss(training: Mapping[str, Any], *, causal: bool) -> TokenLoss:
-    """That of a recipe's training section. Raises UserError where it asks for another than cross entropy."""
-    for field, usual in {"loss": "cross_entropy", "class_weights": None}.items():
-        if training[field] != usual:
-            message = f"{training[field]!r} is of kinds that give a row one label: leave it out for a language model."
-            raise UserError([Problem(kind="training", where=f"training.{field}", message=message)])
-    return TokenLoss(causal, training["label_smoothing_factor"])
 
 
 def sums_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> pa.RecordBatch:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.integrations import unset_hf_deepspeed_config
 
 from training.kinds.base import Kind
 
@@ -52,6 +54,8 @@ def load_for_training(
     """
     set_seed(seed)
     model = _load(kind, folder, **kind.config_fields(labels), ignore_mismatched_sizes=True)
+    # A model that was trained before may bring other labels' settings.
+    model.config.update(kind.settle(kind.nobody(labels)))
     if model.config.pad_token_id is None:
         # Models of text generators find a row's last token by it.
         model.config.pad_token_id = tokenizer.pad_token_id
@@ -61,6 +65,8 @@ def load_for_training(
 
 def load_trained(kind: Kind, folder: Path) -> PreTrainedModel:
     """A model that `export` wrote, ready to predict: float32, on the CPU, dropout off."""
+    # Else, where ZeRO-3 has trained in this process, it would be shared out as well.
+    unset_hf_deepspeed_config()
     return _load(kind, folder).eval()
 
 
@@ -74,6 +80,13 @@ def export(model: PreTrainedModel, tokenizer: Path, out: Path, weights: dict[str
     for file in sorted(tokenizer.iterdir()):
         if file.is_file() and not (out / file.name).exists():
             shutil.copyfile(file, out / file.name)
+
+
+def add_to_config(folder: Path, fields: Mapping[str, Any]) -> None:
+    """Write these fields into the config.json of a model that `export` wrote, as transformers would."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) | fields
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _load(kind: Kind, folder: Path, **config_fields: Any) -> PreTrainedModel:

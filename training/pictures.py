@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.predicted import OneLabel, Predicted
+from training.predicted import ManyLabels, Numbers, OneLabel, Predicted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,13 +61,20 @@ def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> Non
 def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
     """Into the folder, of a classification: `confusion_SPLIT.png`, how many rows of each true label were given each;
     `calibration_SPLIT.png`, how often predictions of some probability are right, and how many there are of it; and
-    `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten."""
-    if not isinstance(predicted, OneLabel):
-        return
-    _save(_confusion(predicted), folder / f"confusion_{split}.png")
-    if np.isfinite(predicted.probabilities).all():
-        _save(_calibration(predicted), folder / f"calibration_{split}.png")
-        _save(_precision_recall(predicted), folder / f"precision_recall_{split}.png")
+    `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten. Where rows
+    have any number of labels, `labels_SPLIT.png`: the F1 of each and its threshold, of the most frequent 30. Of
+    numbers, `numbers_SPLIT.png`: each prediction against its label.
+    """
+    match predicted:
+        case OneLabel():
+            _save(_confusion(predicted), folder / f"confusion_{split}.png")
+            if np.isfinite(predicted.probabilities).all():
+                _save(_calibration(predicted), folder / f"calibration_{split}.png")
+                _save(_precision_recall(predicted), folder / f"precision_recall_{split}.png")
+        case ManyLabels():
+            _save(_f1_of_labels(predicted), folder / f"labels_{split}.png")
+        case Numbers():
+            _save(_numbers(predicted), folder / f"numbers_{split}.png")
 
 
 def draw_slice(
@@ -257,6 +264,40 @@ def _precision_recall(predicted: OneLabel) -> Figure:
         axis.set_major_formatter(PercentFormatter(1.0))
     for text in axes.legend(loc="lower left").get_texts() if axes.lines else ():
         text.set_parse_math(False)  # a name is no formula
+    _plain(axes)
+    return figure
+
+
+def _f1_of_labels(predicted: ManyLabels) -> Figure:
+    from matplotlib.figure import Figure
+
+    from training.metrics.of_labels import f1
+
+    references, predictions = predicted.references, predicted.predictions
+    rows = references.sum(axis=0)
+    scores = f1(rows, predictions.sum(axis=0), (references & predictions).sum(axis=0))
+    shown = np.argsort(-rows, kind="stable")[:MOST_LABELS]
+    places = np.arange(len(shown))
+    figure = Figure(figsize=(7, 1.3 + 0.28 * len(shown)), layout="constrained")
+    axes = figure.add_subplot(xlim=(0, 1))
+    axes.barh(places, scores[shown], label="F1")
+    axes.plot(predicted.thresholds[shown], places, "|", color="black", markersize=10, label="threshold")
+    names = [f"{_shown(predicted.labels[label])} ({rows[label]:,})" for label in shown]
+    axes.set_yticks(places, names, fontsize=8, parse_math=False)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlabel("F1, and the least probability that is taken for the label; rows in brackets")
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
+    _plain(axes)
+    return figure
+
+
+def _numbers(predicted: Numbers) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    axes = figure.add_subplot(xlabel="label", ylabel="prediction")
+    axes.plot(predicted.references, predicted.predictions, ".", markersize=4, alpha=0.5, rasterized=True)
+    axes.axline((float(predicted.references.mean()),) * 2, slope=1, color="black", linewidth=1, linestyle="--")
     _plain(axes)
     return figure
 

@@ -23,12 +23,8 @@ from training.protocol import OUTPUT, Events, Job, rank
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from transformers import PreTrainedModel
 
     from training.batching import TokenRows
-    from training.drawing import Collate
-    from training.evaluating import Batch
-    from training.kinds.base import Kind
 
 PROGRESS_EVERY_S = 1.0
 
@@ -37,6 +33,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predict every row of the splits; gives the figures."""
     from training import kinds, model, ranks
     from training.batching import TokenRows
+    from training.evaluating import predict
 
     device = ranks.meet()
     model.make_deterministic()
@@ -59,41 +56,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}
 
 
-def predict(
-    kind: Kind,
-    network: PreTrainedModel,
-    rows: TokenRows,
-    collate: Collate,
-    batch_size: int,
-    mixed_precision: str,
-    tell: Callable[[int], None] = lambda done: None,
-) -> pa.Table:
-    """The kind's answers and `label`, row by row as the data has them.
-
-    Every rank calls it, and rank 0 alone gets them. `tell` hears on rank 0 how many are done.
-    """
-    import torch
-
-    from training import ranks
-    from training.batching import EvaluationBatches
-    from training.evaluating import evaluate
-    from training.speed import DTYPES
-
-    plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=rank())
-    dtype = DTYPES[mixed_precision]
-
-    def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
-        inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
-        return None, 1, kind.answers(network, kind.forward(network, inputs), inputs)
-
-    with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
-        batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
-    return answers if rank() else rows.answered(answers, kind)
-
-
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
-    """Store what `predict` gives of these rows as Parquet, numbered from 0, with the number of tokens of each."""
+    """Store what `evaluating.predict` gives of these rows as Parquet, numbered from 0, with the tokens of each."""
     import numpy as np
     import pyarrow.parquet as pq
 

@@ -125,6 +125,115 @@ class OneLabel(Predicted):
 
 
 @dataclass(frozen=True)
+class ManyLabels(Predicted):
+    """Any number of the labels a row."""
+
+    references: npt.NDArray[np.bool_]  # (N, L) whether the row has the label
+    probabilities: npt.NDArray[np.float64]  # (N, L) each by itself
+    thresholds: npt.NDArray[np.float64]  # (L,) the least probability with which a label is predicted
+    labels: Sequence[str]
+
+    measure: ClassVar[str] = "neg_log_loss"
+
+    @property
+    def predictions(self) -> npt.NDArray[np.bool_]:
+        """(N, L)"""
+        return np.asarray(self.probabilities >= self.thresholds)
+
+    @property
+    def config_name(self) -> str:
+        return "multilabel"
+
+    @property
+    def described(self) -> str:
+        return f"a classification with any number of {len(self.labels)} labels a row"
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def of(self, rows: Rows) -> ManyLabels:
+        return ManyLabels(self.references[rows], self.probabilities[rows], self.thresholds, self.labels)
+
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """Where lists of whole numbers are asked for, (N, L): 1 for the labels that the row has, 0 for the others; of
+        `prediction_scores` the probabilities (N, L)."""
+        if not listed:
+            return None
+        if feature == "prediction_scores":
+            return self.probabilities
+        if feature not in ("predictions", "references") or not dtype.startswith("int"):
+            return None
+        return (self.predictions if feature == "predictions" else self.references).astype(np.int64)
+
+    @property
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """The sum of the labels' log loss, less than zero."""
+        return -log_losses(self.probabilities, self.references).sum(axis=1)
+
+    @property
+    def right(self) -> npt.NDArray[np.bool_]:
+        """Where all of the row's labels are predicted, and no other."""
+        return np.asarray((self.predictions == self.references).all(axis=1))
+
+    def told(self, row: int) -> Mapping[str, Any]:
+        return {
+            "label": self._named(self.references[row]),
+            "prediction": self._named(self.predictions[row]),
+            "log_loss": round(-float(self.of(np.array([row])).goodness[0]), 4),
+        }
+
+    def _named(self, has: npt.NDArray[np.bool_]) -> str:
+        return ", ".join(self.labels[place] for place in np.flatnonzero(has).tolist())
+
+
+def log_losses(probabilities: npt.NDArray[np.float64], references: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Of any shape: -ln of the probability of what is true, given that of a label and whether it is there. A
+    probability of 0 counts as the least that is told apart from it."""
+    true = np.where(references, probabilities, 1 - probabilities)
+    least = np.finfo(np.float64).eps
+    return np.asarray(-np.log(np.clip(true, least, 1 - least)))
+
+
+@dataclass(frozen=True)
+class Numbers(Predicted):
+    """A number a row."""
+
+    references: npt.NDArray[np.float64]  # (N,)
+    predictions: npt.NDArray[np.float64]  # (N,)
+
+    measure: ClassVar[str] = "neg_absolute_error"
+
+    @property
+    def config_name(self) -> str:
+        return "regression"
+
+    @property
+    def described(self) -> str:
+        return "a regression"
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def of(self, rows: Rows) -> Numbers:
+        return Numbers(self.references[rows], self.predictions[rows])
+
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """The numbers, where numbers are asked for."""
+        if listed or not dtype.startswith("float"):
+            return None
+        return {"predictions": self.predictions, "references": self.references}.get(feature)
+
+    @property
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """The absolute error, less than zero."""
+        return -np.abs(self.predictions - self.references)
+
+    def told(self, row: int) -> Mapping[str, Any]:
+        label, prediction = float(self.references[row]), float(self.predictions[row])
+        return {"label": label, "prediction": round(prediction, 4), "error": round(prediction - label, 4)}
+
+
+@dataclass(frozen=True)
 class Likelihoods(Predicted):
     """How likely the tokens of each row were to a language model."""
 

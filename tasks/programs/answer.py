@@ -80,8 +80,7 @@ def _batch(kind: Kind, names: Sequence[str], rows: Sequence[Values]) -> pa.Recor
 def _asker(kind: Kind, job_dir: Path, say: Mapping[str, Any]) -> Asker:
     from training.asking import Asker
 
-    folder = logged(say["model"], job_dir / "model")
-    return Asker(kind, folder / "model", folder / "components" / "tokenizer", say["max_length"])
+    return Asker(kind, *parts_of(logged(say["model"], job_dir / "model")), say["max_length"])
 
 
 def logged(uri: str, into: Path) -> Path:
@@ -92,6 +91,12 @@ def logged(uri: str, into: Path) -> Path:
     with failures_told():
         into.mkdir(parents=True, exist_ok=True)
         return Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
+
+
+def parts_of(folder: Path) -> tuple[Path, Path]:
+    """Where a logged model has its weights and its tokenizer."""
+    code = folder / "artifacts" / "model"
+    return (code, code) if code.is_dir() else (folder / "model", folder / "components" / "tokenizer")
 
 
 if __name__ == "__main__":

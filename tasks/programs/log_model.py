@@ -5,11 +5,12 @@ The server is the one that MLFLOW_TRACKING_URI names: its URL may hold a passwor
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.programs.answer import logged
+from tasks.programs.answer import logged, parts_of
 from tasks.runtime.connection import failures_told
 from training.absent import absent
 from training.program import run_program
@@ -40,45 +41,74 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     import mlflow
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, Schema
-    from transformers import AutoTokenizer
 
-    from training import kinds, model
+    from training import kinds
 
     say, folder = job.settings, Path(job.inputs["model"])
     kind = kinds.of(say)
     rows, stored = _probes(kind, job)
     mlflow.set_experiment(say["experiment"])
+    inputs = rows.schema.names
     info = Model.log(
         artifact_path=None,
         name=say["registry"],
-        flavor=mlflow.transformers,
         run_id=say["run_id"],
-        transformers_model={
-            "model": model.load_trained(kind, folder),
-            "tokenizer": AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
-        },
-        task=kind.task,
-        # A served model cuts long texts as training did.
-        model_config={"truncation": True, "max_length": say["max_length"]},
         # By name: of texts without one, MLflow takes those that look like values of Python's for these values.
         signature=ModelSignature(
-            inputs=Schema([ColSpec("string", name) for name in say["inputs"]]),
-            outputs=Schema([ColSpec("string", "label"), ColSpec("double", "score")]),
+            inputs=Schema([ColSpec("string", name) for name in inputs]),
+            outputs=Schema([ColSpec(of, name) for name, of in kind.serves.items()]) if kind.serves else None,
         ),
         input_example=rows.slice(0, say["examples"]).to_pylist(),
-        validate_serving_input=False,  # below, and held against what is known
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
+        **(_as_pipeline if kind.pipeline else _as_code)(kind, folder, say),
     )
     events.progress(done=1, total=3)
     _compare(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(rows.to_pylist())
-    for answer, score in zip(stored, served["score"], strict=True):
-        if abs(answer["probability"] - score) > say["tolerance"]:
-            raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
+    if not kind.served_alike(served, stored, say["tolerance"]):
+        raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
     events.progress(done=2, total=3)
     # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
     return str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)
+
+
+def _as_pipeline(kind: Kind, folder: Path, say: Mapping[str, Any]) -> dict[str, Any]:
+    """What MLflow is given of a model that it serves by a pipeline of transformers."""
+    import mlflow
+    from transformers import AutoTokenizer
+
+    from training import model
+
+    return {
+        "flavor": mlflow.transformers,
+        "transformers_model": {
+            "model": model.load_trained(kind, folder),
+            "tokenizer": AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+        },
+        "task": kind.task,
+        # A served model cuts long texts as training did.
+        "model_config": {"truncation": True, "max_length": say["max_length"]},
+        "validate_serving_input": False,  # below, and held against what is known
+    }
+
+
+def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any]) -> dict[str, Any]:
+    """Of any other: its folder, and the code that asks it, the author's of the kind included; no pickle."""
+    import mlflow
+
+    import training
+
+    own = inspect.getsourcefile(type(kind))
+    package = Path(training.__file__).parent
+    assert own is not None
+    return {
+        "flavor": mlflow.pyfunc,
+        "python_model": str(Path(__file__).with_name("served.py")),
+        "artifacts": {"model": str(folder)},
+        "model_config": {name: say.get(name) for name in ("kind", "options", "max_length")},
+        "code_paths": [str(package), *([] if package in Path(own).parents else [own])],
+    }
 
 
 def _probes(kind: Kind, job: Job) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
@@ -99,7 +129,7 @@ def _compare(
     """Raises RuntimeError where the model that was logged answers otherwise than was stored."""
     from training.asking import Asker
 
-    asker = Asker(kind, folder / "model", folder / "components" / "tokenizer", say["max_length"])
+    asker = Asker(kind, *parts_of(folder), say["max_length"])
     for row, given, before in zip(rows.to_pylist(), asker.answers(rows), stored, strict=True):
         if not kind.alike(given, before, say["tolerance"]):
             raise RuntimeError(

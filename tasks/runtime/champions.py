@@ -59,10 +59,11 @@ def rows_digest(recipe: Recipe, pins: Pins) -> str:
     """Of the rows that a model learns from: the content of the training split, and how it is read. Where files lie does
     not count, nor does another split."""
     data, elsewhere = recipe.data, {"path", "config", "splits"} if pins.data_files else set()
+    newer = set() if data.columns else {"columns"}  # than digests that registered versions are known by
     own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return digest_of(
         {
-            "data": data.model_dump(mode="json", exclude=_NOT_LEARNT_FROM | elsewhere),
+            "data": data.model_dump(mode="json", exclude=_NOT_LEARNT_FROM | elsewhere | newer),
             "files": [pin.sha256 for pin in pins.data_files.get("train", ())],
             "commit": pins.data_hub.commit if pins.data_hub else None,
             "fingerprint": pins.data_fingerprint,

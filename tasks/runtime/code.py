@@ -188,7 +188,14 @@ def _parsed(package: str, path: Path) -> str:
 
 
 def _imports(tree: ast.AST, package: str) -> Iterable[str]:
-    for node in ast.walk(tree):
+    """What is imported, but for types alone."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting.extend(node.orelse)
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

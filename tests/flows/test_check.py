@@ -203,3 +203,19 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     first = lines.index("warning  duplicates  train.csv row 3: 1 row repeats a text of train")
     assert lines[first + 1].startswith(" " * 21 + "that stands") and lines[-1] == "1 warning."
     assert max(map(len, lines)) <= 70
+
+
+def test_rows_of_a_kind_without_labels_are_shown_without_a_table_of_them(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    asked = ["kind=tests.training.rows.kinds:Lines", "data.label=null"]
+    asked += [f"model={{source: folder, path: {tmp_path / 'model'}}}"]
+    assert check(file, *(word for one in asked for word in ("--set", one))) == 0
+    head, train, validation, blank, note, *_ = capsys.readouterr().out.splitlines()
+    assert (head.split(), train.split()[:2], validation.split()[:2]) == (
+        ["split", "rows", "characters"],
+        ["train", "240"],
+        ["validation", "60"],
+    )
+    assert blank == "" and note.startswith("Token lengths were not checked.")

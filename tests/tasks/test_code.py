@@ -68,6 +68,9 @@ def test_a_module_that_is_not_imported_does_not_count(work: Path) -> None:
     before = code_digests(["rows"])
     (work / "lib" / "unused.py").write_text("x = 2\n")
     assert code_digests(["rows"]) == before
+    for_types = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from lib import unused\n"
+    (work / "rows.py").write_text(for_types + (work / "rows.py").read_text())
+    assert set(code_digests(["rows"])) == set(before)
 
 
 def test_a_moved_folder_is_not_noticed(

@@ -9,7 +9,7 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,19 @@ from tasks.runtime.connection import connect, find_or_create_run
 from tests.training import tiny
 from tests.training.forks import FORKS
 from training.ipc import ipc_writer
+from training.kinds.base import Kind
+from training.kinds.sequence_classification import SequenceClassification
 from training.program import run_program
 from training.protocol import Job, Outcome, read_outcome
+
+
+class Unpiped(SequenceClassification):
+    """One whose task no pipeline is for."""
+
+    pipeline = False
+    serves: ClassVar = {}
+    served_alike = Kind.served_alike
+
 
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
 
@@ -65,6 +76,11 @@ def log_and_ask(world: Path, run_id: str, uri: str) -> None:
         inputs = {"model": world / "model", "rows": world / "rows.arrow", "predictions": world / f"{name}.parquet"}
         paths = {part: str(path) for part, path in inputs.items()}
         run(world / name, "tasks.programs.log_model", settings | {"tags": {"made": name}}, paths)
+    own = {"registry": "own", "kind": f"{__name__}:Unpiped", "tags": {}}
+    run(world / "unpiped", "tasks.programs.log_model", settings | own, paths)
+    rest = {"model": "models:/own/1", "rows": [list(pair) for pair in PAIRS]}
+    columns = {"columns": {"text": "first", "text_pair": "second"}}
+    run(world / "typed", "tasks.programs.answer", {**own, **rest, **columns, "max_length": 32}, {})
     asked = {"model": "models:/pairs/1", "max_length": 32, "kind": "sequence-classification", "out": "out.csv"}
     asked["columns"] = {"text": "first", "text_pair": "second"}
     run(world / "asked", "tasks.programs.answer", asked, {"file": str(world / "in.csv"), "aside": str(world / "aside")})
@@ -103,8 +119,13 @@ def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked
     (version,) = client.search_model_versions("name = 'pairs'")
     assert version.tags == {"made": "logged"}
 
-    assert outcome(world / "asked").figures == {"rows": 3, "unanswered": 0}
+    assert outcome(world / "unpiped").figures == {"version": "1"}
+    likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["answers"]]
     found = json.loads((world / "found.json").read_text())
+    assert likeliest == [max(one, key=one.__getitem__) for one in found]
+    assert [*tracked.rglob("served.py")] and not [*tracked.rglob("*.pkl")]
+
+    assert outcome(world / "asked").figures == {"rows": 3, "unanswered": 0}
     with (world / "aside").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["first"], row["second"]) for row in rows] == PAIRS

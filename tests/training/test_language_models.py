@@ -153,11 +153,8 @@ def tokenizer_of(world: Path) -> Tokenizer:
 
 
 def fit_job(world: Path, job_dir: Path, kind: str, **training: Any) -> Path:
-    job = Job.read(tiny.fit_job(world, job_dir, base=kind, **training))
-    settings = job.settings | {"kind": kind, "labels": [], "metrics": ["perplexity", "token_accuracy"]}
-    inputs = dict(job.inputs) | {"tokens": str(world / kind / "tokens")}
-    job.model_copy(update={"settings": settings, "inputs": inputs}).write(job_dir)
-    return job_dir
+    settings = {"kind": kind, "labels": [], "metrics": ["perplexity", "token_accuracy"]}
+    return tiny.fit_job(world, job_dir, base=kind, tokens=f"{kind}/tokens", settings=settings, **training)
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("causal-lm", "accelerate"), ("masked-lm", "trainer")])

@@ -19,13 +19,16 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from training import metrics
+from training.kinds import KINDS, load
 from training.metrics.resampled import figures
 from training.predicted import OneLabel
 from training.problems import UserError
-from training.recipe.release import LESS_IS_BETTER, METRICS, OF_NUMBERS
+from training.recipe.release import LESS_IS_BETTER, OF_NUMBERS
+from training.recipe.release import METRICS as OF_ANY_KIND
 from training.resampling import draws
 
 ROOT = Path(__file__).parents[2]
+METRICS = load("sequence-classification").metrics
 
 
 def sure(predictions: Any, references: Any, labels: list[str]) -> OneLabel:
@@ -100,7 +103,7 @@ LABELS = [["0", "1"], ["1", "2.5", "10"], [str(n) for n in range(12)]]
 
 @pytest.mark.parametrize("labels", LABELS, ids=len)
 def test_every_metric_is_what_the_library_says_called_directly(labels: list[str]) -> None:
-    assert tuple(metrics.METRICS) == METRICS and DIRECTLY.keys() == metrics.METRICS.keys()
+    assert DIRECTLY.keys() == set(METRICS)
     rows = guessed(labels, 300)
     assert metrics.compute(METRICS, rows) == pytest.approx({n: f(rows) for n, f in DIRECTLY.items()}, abs=1e-12)
 
@@ -199,7 +202,7 @@ def test_what_has_no_value_is_no_number_and_no_error() -> None:
 
 def test_all_metrics_combine_as_those_of_evaluate_do() -> None:
     rows = guessed(["0", "1", "2"], 50)
-    together = evaluate.combine([metric() for metric in metrics.METRICS.values()])
+    together = evaluate.combine([metrics.METRICS[name]() for name in METRICS])
     given = {"predictions": rows.predictions, "references": rows.references, "prediction_scores": rows.probabilities}
     assert together.compute(**given) == pytest.approx(metrics.compute(METRICS, rows), abs=1e-12)
 
@@ -303,6 +306,14 @@ def test_the_table_of_the_reference_page_is_what_the_metrics_say_of_themselves()
     """Made anew by `python -m tests.training.test_metrics`."""
     page = (ROOT / "training/README.md").read_text()
     assert page.partition("<!-- metrics -->\n\n")[2].partition("\n\n<!-- /metrics -->")[0] == table()
+
+
+def test_every_metric_is_of_some_kind_and_every_kind_has_some() -> None:
+    of_kinds = {kind: load(kind).metrics for kind in KINDS}
+    assert tuple(metrics.METRICS) == OF_ANY_KIND and set(OF_ANY_KIND) == {
+        n for names in of_kinds.values() for n in names
+    }
+    assert all(of_kinds.values())
 
 
 def test_values_lie_in_the_range_that_is_told_and_agreement_is_better() -> None:

@@ -13,7 +13,8 @@ import pytest
 from tests.kept import write_kept
 from tests.training import tiny
 from training import score, slices
-from training.metrics import METRICS, LabelMetric, make
+from training.kinds import load
+from training.metrics import LabelMetric, make
 from training.predicted import OneLabel
 from training.protocol import Events, Job, read_events
 
@@ -22,6 +23,7 @@ TRUE = np.arange(ROWS) % 2
 GENRES = [None if row < 2 else "none" if row == 2 else "war/é" if row < 20 else "horror" for row in range(ROWS)]
 THIRDS = ["abcde"[row // 11] if row < 55 else f"{row}" for row in range(ROWS)]
 TOKENS = np.repeat([3, 7, 12], 20).astype(np.int32)
+METRICS = load("sequence-classification").metrics
 
 
 class Fussy(LabelMetric):
@@ -147,8 +149,8 @@ def test_the_figures_of_a_group_are_those_of_its_rows_alone() -> None:
     rows = OneLabel(draw.integers(0, 3, 90), draw.integers(0, 3, 90), draw.dirichlet(np.ones(3), 90), ["1", "2", "4"])
     for part in (rows.of(np.arange(20, 50)), rows.of(np.flatnonzero(rows.references == 1))):
         with np.errstate(all="raise"):
-            found = score.scores_of_group(make([*METRICS], part), part, True)
-        assert found == score.scores([*METRICS], part) and list(found) == [*METRICS]
+            found = score.scores_of_group(make(METRICS, part), part, True)
+        assert found == score.scores(METRICS, part) and list(found) == [*METRICS]
 
 
 def test_groups_beyond_the_largest_are_told_of_and_progress_reaches_its_end(scored: Path) -> None:

@@ -49,15 +49,16 @@ def write_data(out: Path, rows: dict[str, int]) -> Path:
     return out
 
 
-def write_tokens(out: Path, rows: list[list[int]], labels: list[int], split: str = "train", block: int = 50) -> Path:
-    """A tokens folder with one split, in record batches of `block` rows."""
+def write_tokens(out: Path, rows: list[list[int]], labels: list[Any], split: str = "train", block: int = 50) -> Path:
+    """A tokens folder with one split, in record batches of `block` rows, whose labels are of any type."""
     out.mkdir(parents=True, exist_ok=True)
-    schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32()), ("label", pa.int64())])
+    schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32()), ("label", pa.array(labels).type)])
     with pa.OSFile(str(out / f"{split}.arrow"), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for start in range(0, len(rows), block):
             part = rows[start : start + block]
             lengths = np.array([len(row) for row in part], dtype=np.int32)
-            columns = [pa.array(part, pa.list_(pa.int32())), lengths, labels[start : start + block]]
+            given = pa.array(labels[start : start + block], schema.field("label").type)
+            columns = [pa.array(part, pa.list_(pa.int32())), lengths, given]
             writer.write_batch(pa.record_batch(columns, schema=schema))
     return out
 
@@ -96,30 +97,34 @@ def fit_job(
     job_dir: Path,
     *,
     base: str = "base",
+    tokens: str = "tokens",
+    settings: dict[str, Any] | None = None,
     precision: str = "no",
     processes: int = 1,
     division: int = 1,
     compute: dict[str, Any] | None = None,
     **training: Any,
 ) -> Path:
-    """Write a job that trains on the world; `training` and `compute` change those sections of the recipe."""
+    """Write a job that trains on the world; `training` and `compute` change those sections of the recipe, `settings`
+    what else the program is told."""
     chosen = {
         "num_train_epochs": 3,
         "learning_rate": 3e-3,
         "per_device_train_batch_size": 8,
         "logging_steps": 4,
     }
-    settings = {
+    every = {
         "kind": "sequence-classification",
         "labels": LABELS,
         "training": Training(**{**chosen, **training}).model_dump(),
         "compute": {**Compute(**compute or {}).learnt_by(), "num_processes": processes, "mixed_precision": precision},
         "batch_division": division,
         "metrics": ["accuracy", "f1", "calibration_error"],
+        **(settings or {}),
     }
-    inputs = {"model": f"{base}/model", "tokenizer": f"{base}/tokenizer", "tokens": "tokens"}
+    inputs = {"model": f"{base}/model", "tokenizer": f"{base}/tokenizer", "tokens": tokens}
     absolute = {name: str(world / path) for name, path in inputs.items()}
     if named := training.get("resume_from_checkpoint"):
         absolute["checkpoint"] = named
-    Job(program="training.fit", key=job_dir.name, settings=settings, inputs=absolute).write(job_dir)
+    Job(program="training.fit", key=job_dir.name, settings=every, inputs=absolute).write(job_dir)
     return job_dir

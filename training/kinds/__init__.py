@@ -14,6 +14,8 @@ from training.problems import Problem, UserError, nearest
 
 KINDS: dict[str, str] = {
     "sequence-classification": "training.kinds.sequence_classification:SequenceClassification",
+    "multi-label-classification": "training.kinds.multi_label_classification:MultiLabelClassification",
+    "regression": "training.kinds.regression:Regression",
     "causal-lm": "training.kinds.causal_lm:CausalLM",
     "masked-lm": "training.kinds.masked_lm:MaskedLM",
 }

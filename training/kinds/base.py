@@ -51,10 +51,20 @@ class Kind(KindOfRows, ABC):
 
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
+    metrics: ClassVar[Sequence[str]] = ()
+    """The metrics of training.metrics that fit its answers: those that a recipe may name as they are."""
+    loss_fields: ClassVar[Sequence[str]] = ()
+    """The fields of the recipe's training section that `loss` goes by, of loss, focal_gamma, class_weights and
+    label_smoothing_factor; the last is the Trainer's, too. A recipe that sets another of these is told."""
 
     task: ClassVar[str]
-    """What transformers' pipelines, MLflow and the Hub call it, such as text-classification."""
+    """What the Hub calls it, such as text-classification."""
+    pipeline: ClassVar[bool] = True
+    """Whether transformers has a pipeline for that task, which then is what MLflow serves. Else MLflow serves `answers`
+    as they are `explained`."""
 
+    serves: ClassVar[Mapping[str, str]] = {}
+    """What MLflow's server gives of a row: its columns, and what MLflow calls their types."""
     does: ClassVar[str]
     """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
     pair of them, and `{labels}` for how many labels there are, and their names."""
@@ -133,6 +143,13 @@ class Kind(KindOfRows, ABC):
         """Whether two such answers are the same but for rounding: numbers differ by no more than this."""
         return _alike(given, stored, tolerance)
 
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """Whether what MLflow's server gives is the same as such answers. By default, of a pipeline, whether it gives
+        one a row."""
+        if self.pipeline:
+            return len(served) == len(stored)
+        return all(self.alike(given, answer, tolerance) for given, answer in zip(served, stored, strict=True))
+
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """Such an answer in a terminal."""
         return [f"{name}: {value}" for name, value in explained.items()]
@@ -141,6 +158,12 @@ class Kind(KindOfRows, ABC):
         """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that
         was made for `labels`."""
         return answers
+
+    def settle(self, predicted: Predicted) -> dict[str, Any]:
+        """What the model's config is to say of how its answers are read, such as thresholds, as these rows have it:
+        those of the validation split by the weights that are exported, and nobody while it trains. By default nothing,
+        and then nothing is predicted for it."""
+        return {}
 
 
 def _alike(given: Any, stored: Any, tolerance: float) -> bool:

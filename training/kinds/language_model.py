@@ -24,7 +24,8 @@ class LanguageModel(Kind):
     """A model of texts, which tells tokens of a text from others."""
 
     columns: ClassVar = {"text": Column("text")}
-    metrics: ClassVar[Sequence[str]] = ("perplexity", "token_accuracy")
+    metrics: ClassVar = ("perplexity", "token_accuracy")
+    loss_fields: ClassVar = ("label_smoothing_factor",)
     causal: ClassVar[bool]
     """Whether what it gives at a token is for the next one."""
 
@@ -36,9 +37,9 @@ class LanguageModel(Kind):
         self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
     ) -> Loss | None:
         """Cross entropy, outside of the model: what models compute inside is no number where there are no targets."""
-        from training import likelihood
+        from training.likelihood import TokenLoss
 
-        return likelihood.loss(training, causal=self.causal)
+        return TokenLoss(self.causal, training["label_smoothing_factor"])
 
     def targets(self, batch: Batch) -> int:
         """The tokens of the batch that the model shall tell."""

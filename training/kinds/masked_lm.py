@@ -43,6 +43,7 @@ class MaskedLM(LanguageModel):
     option_stages: ClassVar = {"score": (), "compare": ()}
     auto_class = "AutoModelForMaskedLM"
     task = "fill-mask"
+    pipeline = False  # that of transformers takes only texts with mask tokens in them
     does = "Tells the hidden tokens of a {text}"
     causal = False
 

@@ -13,43 +13,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.kinds.base import Column, Kind
+from training.kinds.base import Column
+from training.kinds.of_texts import TEXTS, KindOfTexts, as_lists, logits_of, named_both_ways, replaced
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
-    from training.batching import PadToLongest, TokenRows
+    from training.batching import TokenRows
     from training.evaluating import Batch
     from training.losses import Loss
     from training.predicted import OneLabel
 
 
-class SequenceClassification(Kind):
+class SequenceClassification(KindOfTexts):
     """One of the labels a row."""
 
-    auto_class = "AutoModelForSequenceClassification"
-    task = "text-classification"
+    serves: ClassVar = {"label": "string", "score": "double"}
     does = "Gives a {text} one of {labels}"
-    columns: ClassVar = {"text": Column("text"), "text_pair": Column("text", optional=True), "label": Column("label")}
+    columns: ClassVar = {**TEXTS, "label": Column("label")}
+    metrics: ClassVar = (
+        "accuracy",
+        *(f"{name}{of}" for name in ("f1", "precision", "recall") for of in ("", "_macro", "_micro", "_weighted")),
+        *("matthews_correlation", "roc_auc", "pearson", "spearman", "log_loss", "calibration_error", "mse", "mae"),
+    )
+    loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """Their names both ways, and that a row has one of them."""
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: index for index, label in enumerate(labels)},
-            "problem_type": "single_label_classification",
-        }
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
-        """Pads to the longest row."""
-        from training.batching import PadToLongest
-
-        return PadToLongest(tokenizer, multiple)
+        return {**named_both_ways(labels), "problem_type": "single_label_classification"}
 
     def loss(
         self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
@@ -67,7 +62,7 @@ class SequenceClassification(Kind):
         from training.predicted import OneLabel
 
         references, predictions = (answers[name].to_numpy() for name in ("label", "prediction"))
-        return OneLabel(references, predictions, probabilities(_logits(answers, len(labels))), labels)
+        return OneLabel(references, predictions, probabilities(logits_of(answers, len(labels))), labels)
 
     def nobody(self, labels: Sequence[str]) -> OneLabel:
         import numpy as np
@@ -85,7 +80,7 @@ class SequenceClassification(Kind):
 
     def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         predictions = [labels[place] for place in answers["prediction"].to_pylist()]
-        rows = (dict(zip(labels, row, strict=True)) for row in probabilities(_logits(answers, len(labels))).tolist())
+        rows = (dict(zip(labels, row, strict=True)) for row in probabilities(logits_of(answers, len(labels))).tolist())
         return [
             {"label": label, "probability": row[label], "probabilities": row}
             for label, row in zip(predictions, rows, strict=True)
@@ -94,6 +89,11 @@ class SequenceClassification(Kind):
     def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the probabilities alone: of two labels that are as likely, either may come first."""
         return super().alike(given["probabilities"], stored["probabilities"], tolerance)
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """By the probability of the likeliest label."""
+        pairs = zip(served["score"], stored, strict=True)
+        return all(abs(score - answer["probability"]) <= tolerance for score, answer in pairs)
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The labels with their probabilities, the likeliest first."""
@@ -106,7 +106,7 @@ class SequenceClassification(Kind):
         was sure."""
         import numpy as np
 
-        logits, references = _logits(answers, len(theirs)), answers["label"].to_numpy()
+        logits, references = logits_of(answers, len(theirs)), answers["label"].to_numpy()
         columns = [place for place, name in enumerate(labels) if name in theirs]
         sources = [theirs.index(labels[place]) for place in columns]
         dropped = [place for place, name in enumerate(theirs) if name not in labels]
@@ -125,10 +125,7 @@ class SequenceClassification(Kind):
             shared[rows, wrong] += given[:, dropped].sum(axis=-1)
             with np.errstate(divide="ignore"):
                 ordered = np.log(shared).astype(np.float32)
-        retold = _answers(ordered, predictions)
-        for name in retold.schema.names:
-            answers = answers.set_column(answers.column_names.index(name), name, retold[name])
-        return answers
+        return replaced(answers, _answers(ordered, predictions))
 
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
@@ -143,16 +140,6 @@ def _answers(logits: npt.NDArray[np.float32], predictions: npt.NDArray[np.int64]
     import numpy as np
     import pyarrow as pa
 
-    rows, width = logits.shape
     if predictions is None:
         predictions = np.asarray(logits.argmax(axis=-1), dtype=np.int64)  # the lower index where two are equal
-    offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
-    return pa.RecordBatch.from_pydict(
-        {"prediction": predictions, "logits": pa.ListArray.from_arrays(offsets, logits.reshape(-1))}
-    )
-
-
-def _logits(answers: pa.Table, labels: int) -> npt.NDArray[np.float32]:
-    found = answers["logits"].combine_chunks().flatten().to_numpy()
-    logits: npt.NDArray[np.float32] = found.reshape(len(answers), labels)
-    return logits
+    return pa.RecordBatch.from_pydict({"prediction": predictions, "logits": as_lists(logits)})

@@ -1,9 +1,9 @@
 """Metrics as `evaluate.Metric` classes that need no network: `evaluate.combine` takes them as they are.
 
 A metric of your own is a class like these, named in the recipe by where it is: `my_metrics:ExactMatch`. It is made
-with a `config_name` ("binary" or "multiclass"), and given what its features ask for: `predictions` and `references`
-(label indices, or numbers), or `prediction_scores` (probabilities); LabelMetric, ScoreMetric and NumberMetric are that
-already. Every number that it returns is kept under its name.
+with a `config_name` ("binary", "multiclass", "multilabel" or "regression"), and given what its features ask for:
+`predictions` and `references` (label indices, or numbers), or `prediction_scores` (probabilities); LabelMetric,
+ScoreMetric and NumberMetric are that already. Every number that it returns is kept under its name.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from training.metrics.of_labels import (
     Accuracy,
     F1Macro,
     F1Micro,
+    F1Samples,
     F1Weighted,
+    HammingLoss,
     MatthewsCorrelation,
     Precision,
     PrecisionMacro,
     PrecisionMicro,
+    PrecisionSamples,
     PrecisionWeighted,
     Recall,
     RecallMacro,
     RecallMicro,
+    RecallSamples,
     RecallWeighted,
 )
 from training.metrics.of_likelihoods import Perplexity, TokenAccuracy
-from training.metrics.of_numbers import Mae, Mse, Pearson, Spearman
+from training.metrics.of_numbers import R2, Mae, Mse, Pearson, Rmse, Spearman
 from training.metrics.of_probabilities import CalibrationError, LogLoss, RocAuc
 from training.named import Place
 from training.predicted import Predicted
@@ -47,21 +51,27 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "f1_macro": F1Macro,
     "f1_micro": F1Micro,
     "f1_weighted": F1Weighted,
+    "f1_samples": F1Samples,
     "precision": Precision,
     "precision_macro": PrecisionMacro,
     "precision_micro": PrecisionMicro,
     "precision_weighted": PrecisionWeighted,
+    "precision_samples": PrecisionSamples,
     "recall": Recall,
     "recall_macro": RecallMacro,
     "recall_micro": RecallMicro,
     "recall_weighted": RecallWeighted,
+    "recall_samples": RecallSamples,
     "matthews_correlation": MatthewsCorrelation,
     "roc_auc": RocAuc,
     "pearson": Pearson,
     "spearman": Spearman,
+    "r2": R2,
     "log_loss": LogLoss,
     "calibration_error": CalibrationError,
+    "hamming_loss": HammingLoss,
     "mse": Mse,
+    "rmse": Rmse,
     "mae": Mae,
     "perplexity": Perplexity,
     "token_accuracy": TokenAccuracy,

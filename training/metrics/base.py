@@ -17,29 +17,38 @@ with absent("transformers"):
     import evaluate as evaluate  # for the others, who would load transformers
     from datasets import Features, List, Value
 
+MULTILABEL = "multilabel"
+"""What `evaluate` calls rows with any number of labels."""
+
 
 class LabelMetric(evaluate.Metric):
-    """A metric of label indices: subclasses define `_compute(predictions, references) -> {name: number}`, both (N,)."""
+    """A metric of label indices: subclasses define `_compute(predictions, references) -> {name: number}`, both (N,).
+
+    Where rows have any number of labels, `config_name` is "multilabel", and both are (N, L): 1 for a label that a row
+    has, else 0. Where evaluate's own `compute` is called, they come as lists then.
+    """
 
     _given: ClassVar[dict[str, Any]] = {"predictions": Value("int64"), "references": Value("int64")}
     # As arrays evaluate gives numbers in half their precision, and lists of them not at all.
     _format: ClassVar[str | None] = "numpy"
 
     def _info(self) -> evaluate.MetricInfo:
+        many = self.config_name == MULTILABEL
+        given = {name: List(kind) if many and isinstance(kind, Value) else kind for name, kind in self._given.items()}
         return evaluate.MetricInfo(
             description=type(self).__doc__ or "",
             citation="",
             inputs_description="One a row: label indices, or their probabilities, or numbers.",
-            features=Features(self._given),
-            format=self._format,
+            features=Features(given),
+            format=None if many else self._format,
         )
 
 
 class ScoreMetric(LabelMetric):
     """A metric of probabilities: subclasses define `_compute(prediction_scores, references) -> {name: number}`.
 
-    The scores are (N, L), the probability of each label; the references (N,) label indices. Where evaluate's own
-    `compute` is called, both come as lists.
+    The scores are (N, L), the probability of each label; the references (N,) label indices, or (N, L) as above. Where
+    evaluate's own `compute` is called, both come as lists.
     """
 
     _given: ClassVar[dict[str, Any]] = {"prediction_scores": List(Value("float64")), "references": Value("int64")}
@@ -64,15 +73,30 @@ class SumMetric(LabelMetric):
     name: ClassVar[str]
     """Under which it gives its number."""
 
-    def statistics(self, **inputs: Any) -> npt.NDArray[np.float64]:
+    def statistics(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
         raise NotImplementedError
 
     def of_sums(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         raise NotImplementedError
 
-    def _compute(self, **inputs: Any) -> dict[str, float]:
-        sums = self.statistics(**inputs).sum(axis=0, keepdims=True)
+    def _compute(self, *_: Any, **inputs: Any) -> dict[str, float]:
+        asked = {feature: inputs[feature] for feature in self._given}  # evaluate's `combine` gives all that any takes
+        sums = self.statistics(**asked).sum(axis=0, keepdims=True)
         return {self.name: float(self.of_sums(sums)[0])}
+
+
+class MeanMetric(SumMetric):
+    """A metric that is the mean of a figure of each row: subclasses define `of_rows(**inputs) -> (N,)`."""
+
+    def of_rows(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
+        raise NotImplementedError
+
+    def statistics(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
+        found = self.of_rows(**inputs)
+        return np.stack([found, np.ones_like(found)], axis=1)
+
+    def of_sums(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.asarray(sums[:, 0] / sums[:, 1])
 
 
 def inputs_of(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[str, Any]:

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from training.metrics import compute, make
 from training.metrics.base import SumMetric, evaluate, inputs_of, numbers_of
+from training.metrics.of_labels import f1, precision, recall, share
 from training.metrics.of_probabilities import BINS, calibration
-from training.predicted import OneLabel, Predicted
+from training.predicted import ManyLabels, Numbers, OneLabel, Predicted
 from training.resampling import Figure
 
 Counts = npt.NDArray[np.int32]  # (D, N) how often each row counts in each draw
@@ -30,7 +31,7 @@ def figures(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
     returns. nan where a draw's rows leave a metric undefined, such as correlations where all predictions are alike.
     Raises UserError as `metrics.compute` does.
     """
-    known = _of_one_label(names, predicted) if isinstance(predicted, OneLabel) else {}
+    known = _known(names, predicted)
     found: dict[str, Figure] = {}
     for name, metric in make(names, predicted).items():
         if name in known:
@@ -44,6 +45,18 @@ def figures(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
 
 def _of_sums(metric: SumMetric, statistics: Floats, counts: Counts) -> Floats:
     return metric.of_sums(counts @ statistics)
+
+
+def _known(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
+    """The figures that are neither made of sums nor need the rows of each draw."""
+    match predicted:
+        case OneLabel():
+            return _of_one_label(names, predicted)
+        case ManyLabels() if np.isfinite(predicted.probabilities).all():
+            return {"roc_auc": _roc_auc_of_many(predicted)} if "roc_auc" in names else {}
+        case Numbers() if np.isfinite(predicted.predictions).all():
+            return {"spearman": _spearman_of_numbers(predicted)} if "spearman" in names else {}
+    return {}
 
 
 def _of_one_label(names: Sequence[str], predicted: OneLabel) -> dict[str, Figure]:
@@ -95,33 +108,12 @@ def _of_pairs(pairs: _Pairs, metric: Callable[[_Pairs, Floats], Floats], counts:
     return metric(pairs, pairs.rows(counts))
 
 
-def _share(part: Floats, whole: Floats) -> Floats:
-    """0 of nothing is 0."""
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
-
-
-def _accuracy(pairs: _Pairs, rows: Floats) -> Floats:
-    return rows[:, pairs.true == pairs.predicted].sum(axis=1) / rows.sum(axis=1)
-
-
 def _matthews(pairs: _Pairs, rows: Floats) -> Floats:
     true, predicted, both = pairs.of_label(rows)
     total = rows.sum(axis=1)
     covariance = both.sum(axis=1) * total - (true * predicted).sum(axis=1)
     variances = (total**2 - (predicted**2).sum(axis=1)) * (total**2 - (true**2).sum(axis=1))
-    return _share(covariance, np.sqrt(variances))
-
-
-def _precision(true: Floats, predicted: Floats, both: Floats) -> Floats:
-    return _share(both, predicted)
-
-
-def _recall(true: Floats, predicted: Floats, both: Floats) -> Floats:
-    return _share(both, true)
-
-
-def _f1(true: Floats, predicted: Floats, both: Floats) -> Floats:
-    return _share(2 * both, true + predicted)
+    return share(covariance, np.sqrt(variances))
 
 
 def _averaged(score: Callable[[Floats, Floats, Floats], Floats], average: str, pairs: _Pairs, rows: Floats) -> Floats:
@@ -134,21 +126,6 @@ def _averaged(score: Callable[[Floats, Floats, Floats], Floats], average: str, p
     # A label that occurs on neither side does not count.
     weights = true if average == "weighted" else (true + predicted > 0).astype(np.float64)
     return (scores * weights).sum(axis=1) / weights.sum(axis=1)
-
-
-def _mse(pairs: _Pairs, rows: Floats) -> Floats:
-    true, predicted = pairs.numbers()
-    return rows @ (true - predicted) ** 2 / rows.sum(axis=1)
-
-
-def _mae(pairs: _Pairs, rows: Floats) -> Floats:
-    true, predicted = pairs.numbers()
-    return rows @ np.abs(true - predicted) / rows.sum(axis=1)
-
-
-def _pearson(pairs: _Pairs, rows: Floats) -> Floats:
-    true, predicted = pairs.numbers()
-    return _correlation(np.broadcast_to(true, rows.shape), np.broadcast_to(predicted, rows.shape), rows)
 
 
 def _spearman(pairs: _Pairs, rows: Floats) -> Floats:
@@ -177,30 +154,19 @@ def _correlation(first: Floats, second: Floats, rows: Floats) -> Floats:
     return np.clip(np.divide(covariance, spread, out=np.full(len(rows), np.nan), where=known), -1, 1)
 
 
-_SCORES = {"f1": _f1, "precision": _precision, "recall": _recall}
+_SCORES = {"f1": f1, "precision": precision, "recall": recall}
 _OF_PAIRS: dict[str, Callable[[_Pairs, Floats], Floats]] = {
-    "accuracy": _accuracy,
     **{
         f"{name}_{average}" if average else name: partial(_averaged, score, average)
         for name, score in _SCORES.items()
         for average in ("", "macro", "micro", "weighted")
     },
     "matthews_correlation": _matthews,
-    "pearson": _pearson,
     "spearman": _spearman,
-    "mse": _mse,
-    "mae": _mae,
 }
 
 
 # Metrics of probabilities
-
-
-def _log_loss(predicted: OneLabel) -> Figure:
-    given = predicted.probabilities[np.arange(len(predicted)), predicted.references]
-    least = np.finfo(np.float64).eps
-    losses = -np.log(np.clip(given, least, 1 - least))
-    return lambda counts: counts @ losses / counts.sum(axis=1)
 
 
 def _calibration_error(predicted: OneLabel) -> Figure:
@@ -213,6 +179,20 @@ def _roc_auc(predicted: OneLabel) -> Figure:
     labels = [1] if len(predicted.labels) == 2 else range(len(predicted.labels))
     ordered = [_Ordered(predicted.probabilities[:, label], predicted.references == label) for label in labels]
     return lambda counts: np.mean([one.area(counts) for one in ordered], axis=0)
+
+
+def _roc_auc_of_many(predicted: ManyLabels) -> Figure:
+    columns = zip(predicted.probabilities.T, predicted.references.T, strict=True)
+    ordered = [_Ordered(scores, has) for scores, has in columns]
+
+    def figure(counts: Counts) -> Floats:
+        areas = np.array([one.area(counts) for one in ordered])  # (L, D)
+        there = np.isfinite(areas)
+        judged = there.sum(axis=0)
+        total = np.where(there, areas, 0.0).sum(axis=0)
+        return np.divide(total, judged, out=np.full(len(counts), np.nan), where=judged > 0)
+
+    return figure
 
 
 class _Ordered:
@@ -239,10 +219,35 @@ class _Ordered:
 
 
 _OF_PROBABILITIES: dict[str, Callable[[OneLabel], Figure]] = {
-    "log_loss": _log_loss,
     "calibration_error": _calibration_error,
     "roc_auc": _roc_auc,
 }
+
+
+# Ranks of numbers
+
+
+def _spearman_of_numbers(predicted: Numbers) -> Figure:
+    ranked = [_Ranked(predicted.predictions), _Ranked(predicted.references)]
+
+    def of_draw(count: npt.NDArray[np.int32]) -> float:
+        first, second = (one.ranks(count)[None, :] for one in ranked)
+        return float(_correlation(first, second, count[None, :].astype(np.float64))[0])
+
+    return lambda counts: np.array([of_draw(count) for count in counts])
+
+
+class _Ranked:
+    """Rows by a number of each."""
+
+    def __init__(self, values: Floats) -> None:
+        different, self._place = np.unique(values, return_inverse=True)
+        self._different = len(different)
+
+    def ranks(self, count: npt.NDArray[np.int32]) -> Floats:
+        """(N,) in one draw, less a half; the mean one where values are equal."""
+        equal = np.bincount(self._place, count, self._different)
+        return np.asarray((np.cumsum(equal) - equal / 2)[self._place])
 
 
 # Others

@@ -8,22 +8,23 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from training.problems import nearest
+from training.recipe.columns import kind_of
 from training.recipe.data import DOTTED
 from training.recipe.slices import LABEL, slice_of, slices_of_any_rows
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
 
-_AVERAGES = ("macro", "micro", "weighted")
+_AVERAGES = ("macro", "micro", "weighted", "samples")
 MORE_IS_BETTER = (
     "accuracy",
     *(name + average for name in ("f1", "precision", "recall") for average in ("", *(f"_{a}" for a in _AVERAGES))),
-    *("matthews_correlation", "roc_auc", "pearson", "spearman"),
+    *("matthews_correlation", "roc_auc", "pearson", "spearman", "r2"),
     "token_accuracy",
 )
-LESS_IS_BETTER = ("log_loss", "calibration_error", "mse", "mae", "perplexity")
+LESS_IS_BETTER = ("log_loss", "calibration_error", "hamming_loss", "mse", "rmse", "mae", "perplexity")
 METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
-"""The metrics that a recipe may name as they are; training/metrics has them."""
+"""The metrics that recipes may name as they are; training/metrics has them, and which fit a kind, that says."""
 OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
 """Those of them that take the labels' names as numbers, such as ratings."""
 OF_ONE_LABEL = (
@@ -50,7 +51,9 @@ def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
 
 
 def _metrics(written: Written) -> Iterator[tuple[str, str]]:
-    metrics = written["evaluation.metrics"]
+    metrics, kind = written["evaluation.metrics"], written["kind"]
+    known = kind_of(written).metrics
+    choices = f"choose from {', '.join([*known, ''])}or name a class of yours as module:Class"
     for index, name in enumerate(metrics):
         where = f"evaluation.metrics[{index}]"
         if name in metrics[:index]:
@@ -60,9 +63,9 @@ def _metrics(written: Written) -> Iterator[tuple[str, str]]:
                 yield where, f"{name!r} is not pinned: write hub:owner/name@COMMIT, with all 40 digits of the commit."
             elif not written["evaluation.allow_remote_code"]:
                 yield where, f"{name!r} is code of the Hub: read it, then set evaluation.allow_remote_code: true."
-        elif name not in METRICS and not DOTTED.fullmatch(name):
-            choices = f"choose from {', '.join(METRICS)}, or name a class of yours as module:Class"
-            yield where, f"{name!r} is unknown: {choices}.{nearest(name, METRICS)}"
+        elif name not in known and not DOTTED.fullmatch(name):
+            what = f"does not fit kind {kind}" if name in METRICS else "is unknown"
+            yield where, f"{name!r} {what}: {choices}.{nearest(name, known)}"
 
 
 def more_is_better(figure: str) -> bool:

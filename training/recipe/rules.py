@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from training.kinds import KINDS, class_of
 from training.problems import Problem, UserError, nearest
+from training.recipe.columns import kind_of
 from training.recipe.compute import SHARING_RULES
 from training.recipe.data import DATA_RULES, DOTTED, revision
 from training.recipe.engine import engine_has, engine_name
@@ -21,6 +23,7 @@ from training.recipe.release import RELEASE_RULES, figures_of
 from training.recipe.wording import describe, section_fields
 
 _LOSSES = ("cross_entropy", "focal")
+_LOSS_FIELDS = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
 
 class WrongItself(LookupError):
@@ -180,6 +183,16 @@ def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
+def _loss_of_the_kind(written: Written) -> Iterator[tuple[str, str]]:
+    """The fields about the loss are for the kinds whose loss goes by them."""
+    kind, fields = kind_of(written), written.fields("training")
+    for name in _LOSS_FIELDS:
+        value = written[f"training.{name}"]
+        if name not in kind.loss_fields and value != fields[name].get_default():
+            usual = json.dumps(fields[name].get_default()).strip('"')
+            yield f"training.{name}", f"does nothing with kind {written['kind']}: leave it out, or set it to {usual}."
+
+
 def _loss(written: Written) -> Iterator[tuple[str, str]]:
     loss, gamma, smoothing = (written[f"training.{name}"] for name in ("loss", "focal_gamma", "label_smoothing_factor"))
     if loss not in _LOSSES and not DOTTED.fullmatch(loss):
@@ -327,6 +340,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _steps,
     _evaluation_while_training,
     _best_metric,
+    _loss_of_the_kind,
     _loss,
     engine_name,
     _class_weights,

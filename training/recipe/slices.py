@@ -82,6 +82,9 @@ def slices_of_any_rows(written: Written) -> Iterator[tuple[str, str]]:
         where = f"evaluation.slices[{index}]"
         if name in slices[:index]:
             yield where, f"{name!r} is listed twice."
+        elif name == LABEL and all(column.form != "label" for column in columns_of(written)):
+            message = f"'{LABEL}' is for kinds of one label a row, and {written['kind']} is none: choose another slice"
+            yield where, f"{message}, such as {LENGTH}."
         elif name in MADE:
             continue
         elif name == label:

@@ -133,9 +133,8 @@ def _text_lines(file: Path, columns: Sequence[str]) -> Numbered:
 
 
 def _csv(file: Path, columns: Sequence[str]) -> Numbered:
-    csv.field_size_limit(LONGEST_LINE)
-
     def rows() -> Iterator[tuple[int, dict[str, Any]]]:
+        before = csv.field_size_limit(LONGEST_LINE)  # it is the whole process's
         reader = csv.reader((line for _, line in _lines(file, newline="")), strict=True)
         header: list[str] = []
         try:
@@ -149,6 +148,8 @@ def _csv(file: Path, columns: Sequence[str]) -> Numbered:
                     raise _problem(file, f"row {number} has {len(fields)} fields, and its header {len(header)}.")
         except csv.Error as error:
             raise _problem(file, f"is no CSV at line {reader.line_num}: {error}.") from error
+        finally:
+            csv.field_size_limit(before)
 
     return _batched(rows())
 

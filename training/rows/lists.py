@@ -22,6 +22,10 @@ NESTED = ("texts", "labels", "value")
 """The forms of such columns."""
 EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": '[{"role": "user", "content": "Hi"}]'}
 
+_ONLY_TEXT = {str}
+_ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
+"""The types of what lists may hold, once JSON is read; none stands for an entry that is missing."""
+
 Wrong = dict[int, tuple[str, str, str]]
 """The place of each value that is wrong in its block; and the check, the words and the value of its fault."""
 
@@ -125,21 +129,26 @@ def _fitted(value: Any, name: str, form: Form) -> Any:
     """One value as it is stored. Raises _Misfit for one that is not of the form."""
     if value is None:
         return None
-    if form != "value":
-        good = (str,) if form == "texts" else (str, bool, int)
-        if not isinstance(value, list) or not all(one is None or isinstance(one, good) for one in value):
-            belongs = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
-            what = f"holds no list of {belongs} in column {name!r}"
-            raise _Misfit("type", what, f": {shortly(value)}")
-        value = [_label(one) for one in value]
     try:
-        spelt = as_json(value)
-        spelt.isascii() or spelt.encode()
+        if form == "value":
+            return _text(as_json(value))
+        if isinstance(value, list) and _ENTRIES[form].issuperset(map(type, value)):
+            made = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_label, value))
+            _text("".join(made))
+            return made
     except UnicodeError as error:  # half of a character, which JSON can write; or bytes that are no text
         raise _Misfit(*_not_text(name)) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f" ({error})") from error
-    return spelt if form == "value" else value
+    belongs = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
+    raise _Misfit("type", f"holds no list of {belongs} in column {name!r}", f": {shortly(value)}")
+
+
+def _text(value: str) -> str:
+    """The same. Raises UnicodeEncodeError for what UTF-8 cannot write."""
+    if not value.isascii():
+        value.encode()
+    return value
 
 
 def _of_scalar(value: pa.Scalar, name: str) -> Any:
@@ -151,9 +160,9 @@ def _of_scalar(value: pa.Scalar, name: str) -> Any:
 
 def _label(value: str | bool | int | None) -> str:
     """An entry of a list as it is spelt; nothing for a missing one."""
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str):
+        return value
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _is_text(value: bytes | None) -> bool:

@@ -54,14 +54,13 @@ def read_csv(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices
 
 
 def _csv_file(file: str, asked: Asked, slices: Slices) -> Iterator[Block]:
-    data = asked.data
-    where, delimiter = shown(file), delimiter_of(file, data)
-    header, blank = _header(file, data, delimiter)
+    where, delimiter = shown(file), delimiter_of(file, asked.data)
+    header, blank = _header(file, asked.data, delimiter)
     named = _columns_of(header, asked, where)
     others = slices.of_file(header)
     read = list(dict.fromkeys([*named.values(), *others.values()]))
     ragged = _Ragged(where, delimiter, first=blank + 2)
-    with opened(file, data) as raw:
+    with opened(file, asked.data) as raw:
         # One thread, or pyarrow does not know the rows' numbers. Bytes, so that all rows that are no text are found.
         options = {
             "read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=LONGEST_ROW_BYTES, skip_rows=blank),

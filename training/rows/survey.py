@@ -135,6 +135,7 @@ class Survey:
             for value in pc.value_counts(each(labels.filter(pa.array(bad)))).to_pylist():
                 self.labels[value["values"]] -= value["counts"]
         self.labels.update(unknown)  # which are still to be told of
+        self.labels = +self.labels  # without those that only such rows had
         self.rows -= gone
         self.left_out += gone
 

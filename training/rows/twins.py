@@ -36,8 +36,7 @@ def hashes_of(rows: pa.RecordBatch, inputs: Sequence[Stored]) -> Hashes:
 
 
 def _spelt(column: pa.Array) -> list[str]:
-    values: list[Any] = column.to_pylist()
-    return values if pa.types.is_string(column.type) and not column.null_count else list(map(as_json, values))
+    return [value if isinstance(value, str) else as_json(value) for value in column.to_pylist()]
 
 
 @dataclass(frozen=True)

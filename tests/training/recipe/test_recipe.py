@@ -120,9 +120,9 @@ def test_choices_of_scheduler_and_optimizer_are_those_of_the_installed_transform
     assert child.returncode == 0, child.stderr
 
 
-@pytest.mark.parametrize("file", ["sst2.yaml", "demo.yaml"])
+@pytest.mark.parametrize("file", [str(file.relative_to(ROOT)) for file in (ROOT / "deployments").rglob("*.yaml")])
 def test_the_recipes_that_come_along_are_right(file: str) -> None:
-    assert load(ROOT / "deployments" / file).name == file.removesuffix(".yaml")
+    assert load(ROOT / file).name == Path(file).stem
 
 
 def test_a_hub_recipe_is_pointed_at_files_and_a_folder_by_overrides_alone() -> None:

@@ -89,12 +89,16 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         writer.write_table(table)
     lines = ["import numpy as np", f"ROWS = {TAGS!r}", "def rows(split):", "    for row in ROWS:"]
     lines += ["        yield {'words': np.array(row['words']), 'tags': tuple(row['tags'])}"]
+    lines += ["def dataset(split):", "    import datasets as d", "    tags = d.ClassLabel(names=['O', 'B'])"]
+    lines += ["    features = d.Features({'words': d.List(d.Value('string')), 'tags': d.List(tags)})"]
+    lines += ["    return d.Dataset.from_list(ROWS, features)"]
     (tmp_path / "tagged_rows.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     return {
         "csv": csv_cells(tmp_path / "t.csv", TAGS),
         "json": json_lines(tmp_path / "t.jsonl", TAGS),
         "python": "tagged_rows:rows",
+        "dataset": "tagged_rows:dataset",
         "parquet": str(tmp_path / "t.parquet"),
         "arrow": str(tmp_path / "t.arrow"),
     }
@@ -103,7 +107,7 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_lists_of_words_and_tags_are_stored_alike_from_every_source(tmp_path: Path, tagged: dict[str, str]) -> None:
     found = {}
     for source, file in tagged.items():
-        assert run(Tags(), file, tmp_path / source, source)["problems"] == []
+        assert run(Tags(), file, tmp_path / source, "python" if source == "dataset" else source)["problems"] == []
         found[source] = contents(tmp_path / source)
     assert json.loads(found["csv"]["labels.json"]) == ["O", "B"]
     table = stored(tmp_path / "csv")
@@ -195,10 +199,10 @@ def test_a_few_bytes_that_stand_for_a_row_of_gigabytes_are_refused_unpacked(tmp_
 
 
 def test_a_row_with_an_unknown_label_among_others_is_left_out_and_no_longer_counted(tmp_path: Path) -> None:
-    rows = [*TAGS, {"words": ["x", "y"], "tags": ["B", "I"]}]
+    rows = [*TAGS, {"words": ["x", "y", "z"], "tags": ["B", "I", "C"]}]
     checks = {"unknown_label": "warning"}
-    report = run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path, label_names=["O", "B"], checks=checks)
-    assert report["labels"]["train"] == {"O": 4, "B": 2}
+    report = run(Tags(), json_lines(tmp_path / "t.jsonl", rows), tmp_path, label_names=["O", "B", "C"], checks=checks)
+    assert report["labels"]["train"] == {"O": 4, "B": 2, "C": 0}
     assert (report["rows"]["train"], report["left_out"]["train"], stored(tmp_path).num_rows) == (3, 1, 3)
     assert "label 'I' (1 row of train) is unknown" in report["problems"][0]["message"]
 
