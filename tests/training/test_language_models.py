@@ -284,9 +284,12 @@ def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(ma
 
 def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:
     kind = kinds.load("masked-lm", {"whole_words": True, "mlm_probability": 0.3})
-    encoder = tokens.FastEncoder(word_pieces(), 40, side="right", split_special_tokens=False, eos=None)
+    made = word_pieces()
+    encoder = tokens.FastEncoder(
+        Tokenizer.from_str(made.to_str()), 40, side="right", split_special_tokens=False, eos=None
+    )
     rows = TokenRows(pa.Table.from_batches([kind.features(encoder, pa.record_batch({"text": TEXTS})).rows]))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_pieces(), mask_token="[MASK]", **WORD_PIECES)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", **WORD_PIECES)
     alone = tokenizer(TEXTS, truncation=True, max_length=40)
     collate, parts = kind.collator(tokenizer, 1), 0
     for epoch in range(20):

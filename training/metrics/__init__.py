@@ -67,6 +67,7 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "pearson": Pearson,
     "spearman": Spearman,
     "r2": R2,
+    "token_accuracy": TokenAccuracy,
     "log_loss": LogLoss,
     "calibration_error": CalibrationError,
     "hamming_loss": HammingLoss,
@@ -74,7 +75,6 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "rmse": Rmse,
     "mae": Mae,
     "perplexity": Perplexity,
-    "token_accuracy": TokenAccuracy,
 }
 """A metric's name in the recipe, and its class."""
 
