@@ -36,6 +36,9 @@ class Asker:
         types of `Kind.answer_types`."""
         if not rows.num_rows:
             return []
-        features = TokenRows(pa.Table.from_batches([self._kind.features(self._encoder, rows).rows]))
+        features = self._kind.features(self._encoder, rows).rows
+        features = TokenRows(
+            pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, iter([features])))
+        )
         answers = predict(self._kind, self._network, features, self._collate, BATCH_ROWS, "no")
         return self._kind.explained(answers, self.labels)

@@ -55,8 +55,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         write(job_dir / OUTPUT / f"{split}.parquet", kind.retold(answers, own, labels), rows)
     ranks.part()
     return {
-        "rows": len(rows),
-        "rows_per_second": round(len(rows) / (time.monotonic() - began), 1),
+        "rows": len(rows.tokens),
+        "rows_per_second": round(len(rows.tokens) / (time.monotonic() - began), 1),
         "unknown": [name for name in labels if name not in own],
         "dropped": [name for name in own if name not in labels],
     }

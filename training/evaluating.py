@@ -80,7 +80,7 @@ def predict(
     mixed_precision: str,
     tell: Callable[[int], None] = lambda done: None,
 ) -> pa.Table:
-    """The kind's answers and `label`, row by row as `rows` has them.
+    """The kind's answers and `label`, row by row as the data has them.
 
     Every rank calls it, and rank 0 alone gets them. `tell` hears on rank 0 how many are done.
     """

@@ -40,5 +40,10 @@ def of_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:
 
 def lists(encoded: Encoded, values: npt.NDArray[Any]) -> pa.ListArray:
     """Values of all tokens, (T,), as a list a row."""
-    offsets = np.concatenate([[0], np.cumsum(encoded.lengths)]).astype(np.int32)
+    return of_lengths(values, encoded.lengths)
+
+
+def of_lengths(values: npt.NDArray[Any], lengths: npt.NDArray[np.integer[Any]]) -> pa.ListArray:
+    """Values, (T,), as lists of these lengths, (N,)."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -43,6 +43,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     network = model.load_trained(kind, folder).to(device)
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
     total, before = sum(map(len, splits.values())), 0
+    whole = sum(len(rows.tokens) for rows in splits.values())
     batch_size = -(-job.settings["batch_size"] // job.settings["batch_division"])
     began = time.monotonic()
     for split, rows in splits.items():
@@ -52,7 +53,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
         before += len(rows)
     ranks.part()
-    return {"rows": total, "rows_per_second": round(total / (time.monotonic() - began), 1)}
+    return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}
 
 
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
@@ -60,7 +61,8 @@ def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
     import numpy as np
     import pyarrow.parquet as pq
 
-    table = answers.add_column(0, "row", [np.arange(len(rows))]).append_column("tokens", [rows.lengths])
+    tokens = rows.tokens
+    table = answers.add_column(0, "row", [np.arange(len(tokens))]).append_column("tokens", [tokens])
     pq.write_table(table, file, compression="zstd")
 
 

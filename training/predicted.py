@@ -242,3 +242,42 @@ class Numbers(Predicted):
     def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         label, prediction = float(self.references[row]), float(self.predictions[row])
         return {"label": label, "prediction": round(prediction, 4), "error": round(prediction - label, 4)}
+
+
+@dataclass(frozen=True)
+class Likelihoods(Predicted):
+    """How likely the tokens of each row were to a language model."""
+
+    loss: npt.NDArray[np.float64]  # (N,) the sum over targets of minus the logarithms of their probabilities
+    targets: Rows  # (N,) how many of a row's tokens the model was asked for
+    hits: Rows  # (N,) of how many of these no other token was likelier
+
+    measure: ClassVar[str] = "log_likelihood"
+
+    @property
+    def config_name(self) -> str:
+        return "tokens"
+
+    @property
+    def described(self) -> str:
+        return "a language model"
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    def of(self, rows: Rows) -> Likelihoods:
+        return Likelihoods(self.loss[rows], self.targets[rows], self.hits[rows])
+
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """`loss`, `targets` or `hits`."""
+        values = {"loss": self.loss, "targets": self.targets, "hits": self.hits}
+        return None if listed else values.get(feature)
+
+    @property
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """The mean logarithm of the targets' probabilities; 0 where there are none."""
+        return -self.loss / np.maximum(self.targets, 1)
+
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        perplexity = float(np.exp(-self.goodness[row]))
+        return {"label": f"{self.targets[row]} tokens", "prediction": f"perplexity {perplexity:.4g}"}

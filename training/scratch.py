@@ -98,13 +98,18 @@ def train_wordpiece(rows: Callable[[], Iterator[str]], vocab_size: int) -> Token
 
 
 def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTrainedModel:
-    """An encoder without a head, its weights drawn with `seed`; `config` has its model_type's own names."""
+    """A model without a head, its weights drawn with `seed`; `config` has its model_type's own names. One that has
+    tokens for the ends of a text has those of the tokenizer, not the numbers that they have by default."""
     from transformers import AutoConfig, AutoModel, set_seed
 
     model_type, fields = config["model_type"], {k: v for k, v in config.items() if k != "model_type"}
     fields["pad_token_id"] = tokenizer.token_to_id(SPECIAL["pad_token"])
+    made = AutoConfig.for_model(model_type, **fields)
+    for name, token in {"bos_token_id": "cls_token", "eos_token_id": "sep_token"}.items():
+        if name not in fields and getattr(made, name, None) is not None:
+            setattr(made, name, tokenizer.token_to_id(SPECIAL[token]))
     set_seed(seed)
-    return AutoModel.from_config(AutoConfig.for_model(model_type, **fields), trust_remote_code=False)
+    return AutoModel.from_config(made, trust_remote_code=False)
 
 
 def save_tokenizer(tokenizer: Tokenizer, max_length: int | None, out: Path) -> None:

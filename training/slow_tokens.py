@@ -60,7 +60,11 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
     ):
         split = loaded.split_special_tokens
         return FastEncoder(
-            loaded.backend_tokenizer, max_length, side=loaded.truncation_side, split_special_tokens=split
+            loaded.backend_tokenizer,
+            max_length,
+            side=loaded.truncation_side,
+            split_special_tokens=split,
+            eos=loaded.eos_token_id,
         )
     return PythonEncoder(loaded, max_length)
 
@@ -69,11 +73,24 @@ class PythonEncoder:
     """A tokenizer that has a way of its own to encode, in Python."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        self.max_length = max_length
+        self.max_length, self.eos = max_length, tokenizer.eos_token_id
         self._tokenizer = tokenizer
 
     def special_tokens(self, pairs: bool) -> int:
         return int(self._tokenizer.num_special_tokens_to_add(pair=pairs))
+
+    def encode_whole(self, texts: list[str]) -> Encoded:
+        rows = self._tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+        lengths = np.fromiter(map(len, rows), np.int32, len(texts))
+        ids = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
+        return Encoded(lengths, ids, None, np.zeros(len(texts), np.int64))
+
+    def words_of(self, texts: list[str]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        message = (
+            f"{type(self._tokenizer).__name__} does not tell which word a token is of: set it to false, or choose "
+        )
+        message += "a model whose tokenizer is one of the tokenizers library."
+        raise UserError([Problem(kind="tokens", where="options.whole_words", message=message)])
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         rows = self._tokenizer(

@@ -49,6 +49,8 @@ class Encoder(Protocol):
     """A tokenizer that cuts, and never pads."""
 
     max_length: int
+    eos: int | None
+    """The token that ends a text, where the tokenizer has one."""
 
     def special_tokens(self, pairs: bool) -> int:
         """Tokens that every row, or pair, has beside those of its texts."""
@@ -59,6 +61,13 @@ class Encoder(Protocol):
     def encode_words(self, rows: list[list[str]]) -> Encoded:
         """The tokens of these lists of words, each cut on its own. Raises UserError where the tokenizer does not tell
         which word a token is of."""
+
+    def encode_whole(self, texts: list[str]) -> Encoded:
+        """All tokens of these texts, however many."""
+
+    def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
+        """(T,) which word of its text each token that `encode` gives is of, -1 for those that the tokenizer adds.
+        Raises UserError where the tokenizer does not tell."""
 
 
 def tokenize(
@@ -106,7 +115,8 @@ def write(
         # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
         with ipc_reader(path, mapped=False) as reader:
             _need_room(encoder, "text_pair" in reader.schema.names)
-            blocks = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
+            features = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
+            blocks = kind.token_rows(path.stem, encoder.max_length, features)
             first = next(blocks)
             with ipc_writer(out / path.name, first.schema) as writer:
                 for block in chain([first], blocks):
@@ -151,12 +161,14 @@ class Tally:
 class FastEncoder:
     """A tokenizer of the `tokenizers` library, in its own threads."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, *, side: str, split_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_length: int, *, side: str, split_special_tokens: bool, eos: int | None
+    ) -> None:
         """Sets the tokenizer to cut at `max_length` on this `side`, and never to pad, whatever it did before;
         `split_special_tokens` says whether a special token that stands in a text is a text like any other."""
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = split_special_tokens
-        self.max_length = max_length
+        self.max_length, self.eos = max_length, eos
         self.tokenizer = tokenizer
         self._side = side
         self._limit()
@@ -201,10 +213,23 @@ class FastEncoder:
 
     def _lost(self, encodings: list[Encoding], lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         lost = np.zeros(len(encodings), np.int64)
+        if self.tokenizer.truncation is None:
+            return lost
         # Only a full row can have lost something; asking is costly.
         for row in np.flatnonzero(lengths >= self.max_length).tolist():
             lost[row] = self._rest(encodings[row].overflowing)
         return lost
+
+    def encode_whole(self, texts: list[str]) -> Encoded:
+        self.tokenizer.no_truncation()
+        whole = self.encode(texts, None)
+        self._limit()
+        return whole
+
+    def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
+        encodings = self.tokenizer.encode_batch(texts)  # the fast one does not tell
+        words = chain.from_iterable(encoding.word_ids for encoding in encodings)
+        return np.fromiter((-1 if word is None else word for word in words), np.int32)
 
     def _rest(self, parts: list[Encoding]) -> int:
         """The tokens of the rest of a text, which comes in parts with special tokens of their own."""
@@ -256,7 +281,10 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     # What the file itself says of lengths is of some earlier use, except for the side.
     side = settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
     split = bool(settings.get("split_special_tokens", False))
-    return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split)
+    eos = settings.get("eos_token")
+    eos = eos.get("content") if isinstance(eos, dict) else eos  # as older files have it
+    eos = None if eos is None else tokenizer.token_to_id(eos)
+    return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split, eos=eos)
 
 
 def _need_room(encoder: Encoder, pairs: bool) -> None:

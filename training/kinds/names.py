@@ -8,6 +8,8 @@ KINDS: dict[str, str] = {
     "multi-label-classification": "training.kinds.multi_label_classification:MultiLabelClassification",
     "regression": "training.kinds.regression:Regression",
     "token-classification": "training.kinds.token_classification:TokenClassification",
+    "causal-lm": "training.kinds.causal_lm:CausalLM",
+    "masked-lm": "training.kinds.masked_lm:MaskedLM",
 }
 """A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
 kind and a change to one kind's code leaves the artifacts of others valid."""

@@ -36,6 +36,7 @@ from training.metrics.of_labels import (
     RecallSamples,
     RecallWeighted,
 )
+from training.metrics.of_likelihoods import Perplexity, TokenAccuracy
 from training.metrics.of_numbers import R2, Mae, Mse, Pearson, Rmse, Spearman
 from training.metrics.of_probabilities import CalibrationError, LogLoss, RocAuc
 from training.metrics.of_tags import OF_TAGS
@@ -68,12 +69,14 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "pearson": Pearson,
     "spearman": Spearman,
     "r2": R2,
+    "token_accuracy": TokenAccuracy,
     "log_loss": LogLoss,
     "calibration_error": CalibrationError,
     "hamming_loss": HammingLoss,
     "mse": Mse,
     "rmse": Rmse,
     "mae": Mae,
+    "perplexity": Perplexity,
 }
 """A metric's name in the recipe, and its class; those of words' tags are OF_TAGS."""
 

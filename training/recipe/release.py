@@ -21,8 +21,9 @@ MORE_IS_BETTER = (
     "accuracy",
     *(name + average for name in ("f1", "precision", "recall") for average in ("", *(f"_{a}" for a in _AVERAGES))),
     *("matthews_correlation", "roc_auc", "pearson", "spearman", "r2"),
+    "token_accuracy",
 )
-LESS_IS_BETTER = ("log_loss", "calibration_error", "hamming_loss", "mse", "rmse", "mae")
+LESS_IS_BETTER = ("log_loss", "calibration_error", "hamming_loss", "mse", "rmse", "mae", "perplexity")
 METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
 """The metrics that recipes may name as they are; training/metrics has them, and which fit a kind, that says."""
 OF_NUMBERS = ("pearson", "spearman", "mse", "mae")

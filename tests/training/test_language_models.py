@@ -1,0 +1,314 @@
+"""Language models: documents that are kept apart, masks that are the same whoever makes them, and sums by row."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DataCollatorForLanguageModeling,
+    DataCollatorWithFlattening,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from tests.training import tiny
+from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
+from training import kinds, predict, scratch, tokens
+from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.drawing import Numbered
+from training.kinds.base import Kind
+from training.likelihood import IGNORED, TokenLoss, following, sums_of_rows
+from training.metrics import compute
+from training.model import export, load_for_training, load_tokenizer
+from training.predicted import Likelihoods
+from training.problems import UserError
+from training.protocol import Events, Job
+from training.score import scores
+
+WORDS = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(models.WordLevel({str(word): word for word in range(50)})), pad_token="9", eos_token="9"
+)
+SIZE = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+DOCUMENTS = [[1, 2, 3, 4, 5, 6, 9], [7, 9], [8, 8, 8, 9], [9]]
+
+
+def documents(*lists: list[int]) -> pa.RecordBatch:
+    lengths = np.array([len(ids) for ids in lists], np.int32)
+    return pa.RecordBatch.from_pydict({"input_ids": pa.array(lists, pa.list_(pa.int32())), "length": lengths})
+
+
+def rows_of(kind: Kind, split: str, max_length: int, *blocks: pa.RecordBatch) -> TokenRows:
+    return TokenRows(pa.Table.from_batches(kind.token_rows(split, max_length, iter(blocks))))
+
+
+def network(model_type: str, **config: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    wide = {"opt": {"ffn_dim": 64, "word_embed_proj_dim": 32}}.get(model_type, {"intermediate_size": 64})
+    made = AutoConfig.for_model(model_type, **SIZE, **wide, bos_token_id=0, eos_token_id=9, pad_token_id=0)
+    return AutoModelForCausalLM.from_config(made, **config).eval()
+
+
+def test_documents_are_packed_without_a_gap_and_nobody_is_asked_for_the_first_token_of_one() -> None:
+    kind = kinds.load("causal-lm")
+    rows = rows_of(kind, "train", 5, documents(*DOCUMENTS[:2]), documents(*DOCUMENTS[2:]))
+    assert [rows[row]["input_ids"].tolist() for row in range(3)] == [[1, 2, 3, 4, 5], [6, 9, 7, 9, 8], [8, 8, 9, 9]]
+    assert [rows[row]["starts"].tolist() for row in range(3)] == [[0], [0, 2, 4], [0, 3]]
+    assert rows.targets.tolist() == [4, 2, 2]
+    batch = kind.collator(WORDS, 6)([rows[row] for row in range(3)])
+    none = IGNORED
+    assert batch["labels"].tolist() == [
+        [none, 2, 3, 4, 5, none],
+        [none, 9, none, 9, none, none],
+        [none, 8, 9, none, none, none],
+    ]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0], [0, 1, 0, 1, 0, 0], [0, 1, 2, 0, 0, 1]]
+    assert batch["input_ids"][:, 4:].tolist() == [[5, 9], [8, 9], [9, 9]]
+    assert kind.targets(batch) == 8
+
+
+def test_windows_have_all_of_a_document_in_its_row_and_one_without_tokens_has_a_row_too() -> None:
+    kind = kinds.load("causal-lm", {"packing": False})
+    blocks = documents(*DOCUMENTS[:2]), documents([], *DOCUMENTS[2:])
+    for split in ("train", "validation"):
+        rows = rows_of(kind, split, 3, *blocks)
+        assert [rows[row]["input_ids"].tolist() for row in range(len(rows))] == [
+            *([1, 2, 3], [4, 5, 6], [9], [7, 9], []),
+            *([8, 8, 8], [9], [9]),
+        ]
+        assert rows.targets.tolist() == [2, 2, 0, 1, 0, 2, 0, 0]
+        assert rows.tokens.tolist() == [7, 2, 0, 4, 1]
+    assert kind.targets(kind.collator(WORDS, 1)([rows[2], rows[4]])) == 0
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_a_packed_document_gets_the_logits_that_it_gets_alone_and_with_the_librarys_collators_it_does_not(
+    model_type: str, attention: str
+) -> None:
+    kind, model = kinds.load("causal-lm"), network(model_type, attn_implementation=attention)
+    rows = rows_of(kind, "train", 14, documents(*DOCUMENTS))
+    batch = kind.collator(WORDS, 8)([rows[0]])
+    flattened = DataCollatorWithFlattening()([{"input_ids": ids} for ids in DOCUMENTS])
+    for name in ("input_ids", "labels", "position_ids"):  # so far the library agrees
+        assert torch.equal(batch[name][:, :14], flattened[name])
+    joined = DataCollatorForLanguageModeling(WORDS, mlm=False)([{"input_ids": [*chain(*DOCUMENTS)]}])
+    with torch.no_grad():
+        alone = torch.cat([model(torch.tensor([ids])).logits[0] for ids in DOCUMENTS])
+        crossing = [(model(**given).logits[0] - alone).abs().max().item() for given in (flattened, joined)]
+        kind.prepare(model)
+        kept_apart = (model(**batch).logits[0, :14] - alone).abs().max().item()
+    assert kept_apart < 1e-6 and min(crossing) > 0.01
+    assert (joined["labels"] == WORDS.eos_token_id).sum() == 0  # filled up with eos, it teaches no model to end
+    assert (batch["labels"] == WORDS.eos_token_id).sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field"),
+    [("opt", "options.packing"), ("bloom", "options.packing"), ("bert", "model")],
+)
+def test_a_model_that_cannot_keep_documents_apart_or_sees_what_it_shall_tell_is_refused(
+    model_type: str, field: str
+) -> None:
+    model = network(model_type)
+    with pytest.raises(UserError) as refused:
+        kinds.load("causal-lm").prepare(model)
+    assert refused.value.problems[0].where == field
+    if field == "options.packing":
+        kinds.load("causal-lm", {"packing": False}).prepare(model)
+
+
+@pytest.fixture(scope="module")
+def speakers(world: Path) -> Path:
+    """A world with a causal model beside the other one, and the tokens of both kinds."""
+    made = tokenizer_of(world)
+    config = tiny.CONFIG | {"model_type": "gpt2", "vocab_size": made.get_vocab_size()}
+    scratch.create(config, made, seed=1).save_pretrained(world / "causal-lm/model")
+    shutil.copytree(world / "base/model", world / "masked-lm/model")
+    for name in MOST:
+        shutil.copytree(world / "base/tokenizer", world / name / "tokenizer")
+        encoder = tokens.load_encoder(world / "base/tokenizer", MOST[name])
+        tokens.write(kinds.load(name), world / "data", encoder, world / name / "tokens", "ignore", lambda *_: None)
+    return world
+
+
+MOST = {"causal-lm": 12, "masked-lm": 64}
+"""Tokens of a row."""
+
+
+def tokenizer_of(world: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(world / "base/tokenizer/tokenizer.json"))
+
+
+def fit_job(world: Path, job_dir: Path, kind: str, **training: Any) -> Path:
+    settings = {"kind": kind, "labels": [], "metrics": ["perplexity", "token_accuracy"]}
+    return tiny.fit_job(world, job_dir, base=kind, tokens=f"{kind}/tokens", settings=settings, **training)
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("causal-lm", "accelerate"), ("masked-lm", "trainer")])
+def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
+    speakers: Path, tmp_path: Path, kind: str, engine: str
+) -> None:
+    asked = {"engine": engine, "checkpoint_interval_s": 0.02, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
+    whole, killed = (fit_job(speakers, tmp_path / name, kind, **asked) for name in ("whole", "killed"))
+    assert finish(whole).state == "finished"
+    assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
+    assert finish(killed).state == "finished"
+    assert_same(killed, whole)
+    figures = curve(whole)[max(curve(whole))]
+    assert figures["eval_perplexity"] == pytest.approx(math.exp(figures["eval_loss"]), rel=1e-4)
+    assert figures["eval_perplexity"] < tokenizer_of(speakers).get_vocab_size() / 2
+
+
+def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model_by_hand(
+    speakers: Path, tmp_path: Path
+) -> None:
+    kind, folder = kinds.load("causal-lm"), speakers / "causal-lm"
+    model = load_for_training(kind, folder / "model", [], load_tokenizer(folder / "tokenizer"), seed=1)
+    export(model, folder / "tokenizer", tmp_path / "model")
+    tables = [predicted(folder, tmp_path, batch_size) for batch_size in (3, 64)]
+    assert tables[0].column_names == ["row", "loss", "targets", "hits", "tokens"]
+    encoded = tokenizer_of(speakers).encode_batch(texts_of(speakers))
+    model.eval()
+    for row, ids in enumerate(encoding.ids for encoding in encoded):
+        losses, hits = [], 0
+        for window in (torch.tensor(ids[start : start + 12]) for start in range(0, len(ids), 12)):
+            with torch.no_grad():
+                told = model(window[None]).logits[0, :-1].double().log_softmax(-1)
+            losses += (-told[torch.arange(len(told)), window[1:]]).tolist()
+            hits += int((told.argmax(-1) == window[1:]).sum())
+        for table in tables:
+            of_row = {name: table[name][row].as_py() for name in table.column_names}
+            assert of_row.pop("loss") == pytest.approx(sum(losses), abs=1e-4)
+            assert of_row == {"row": row, "targets": len(losses), "hits": hits, "tokens": len(ids)}
+    assert max(map(len, encoded)) > 12 and len(tables[0]) == len(encoded)
+    found = kind.predicted(tables[0], [])
+    total, targets, hits = (sum(tables[0][name].to_pylist()) for name in ("loss", "targets", "hits"))
+    values = compute(["perplexity", "token_accuracy"], found)
+    assert values == pytest.approx({"perplexity": math.exp(total / targets), "token_accuracy": hits / targets})
+    assert scores(["perplexity"], found)["perplexity"]["low"] < values["perplexity"]
+
+
+def texts_of(world: Path, split: str = "validation") -> list[str]:
+    texts: list[str] = pa.ipc.open_file(str(world / "data" / f"{split}.arrow")).read_all()["text"].to_pylist()
+    return texts
+
+
+def predicted(folder: Path, tmp_path: Path, batch_size: int) -> pa.Table:
+    settings = {"kind": "causal-lm", "splits": ["validation"], "batch_size": batch_size, "batch_division": 1}
+    job_dir = tmp_path / str(batch_size)
+    (job_dir / "output").mkdir(parents=True)
+    inputs = {"model": str(tmp_path / "model"), "tokens": str(folder / "tokens")}
+    job = Job(program="training.predict", key="predict", settings=settings | {"mixed_precision": "no"}, inputs=inputs)
+    assert predict.main(job_dir, job, Events(job_dir / "events.jsonl"))["rows"] == 60
+    return pq.read_table(job_dir / "output/validation.parquet")
+
+
+def test_rows_with_nothing_to_tell_weigh_nothing_and_make_no_number_undefined() -> None:
+    labels = torch.tensor([[IGNORED, 3, 4], [1, IGNORED, IGNORED]])
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = TokenLoss(causal=True, smoothing=0.1)
+    assert loss(logits, labels).item() == pytest.approx(loss(logits[:1], labels[:1]).item())
+    loss(logits[1:], labels[1:]).backward()
+    assert loss(logits[1:], labels[1:]).item() == 0 and not logits.grad.any()
+    sums = sums_of_rows(logits.detach(), following(labels))
+    assert sums["targets"].to_pylist() == [2, 0] and sums["loss"][1].as_py() == 0
+    kind = kinds.load("causal-lm")
+    assert kind.explained(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
+    none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
+    assert math.isnan(compute(["perplexity"], none)["perplexity"])
+
+
+@pytest.fixture(scope="module")
+def masked(speakers: Path) -> tuple[TokenRows, Any]:
+    folder = speakers / "masked-lm"
+    collate = kinds.load("masked-lm").collator(load_tokenizer(folder / "tokenizer"), 1)
+    return TokenRows(folder / "tokens/train.arrow"), collate
+
+
+def masks(rows: TokenRows, collate: Any, epoch: int | None, **dealt: Any) -> dict[int, tuple[list[int], list[int]]]:
+    """The ids and labels of each row, as the batches of this epoch have them, or None: an evaluation's."""
+    batches: Any = EvaluationBatches(rows.lengths, 7)
+    if epoch is not None:
+        batches = LengthGroupedBatches(rows.lengths, 8, seed=3, **dealt)
+        batches.set_epoch(epoch)
+    found = {}
+    for numbers in batches:
+        batch = collate(rows.__getitems__(numbers))
+        for place, row in enumerate(numbers):
+            length = rows.lengths[row]
+            found[row] = batch["input_ids"][place, :length].tolist(), batch["labels"][place, :length].tolist()
+    return found
+
+
+def test_masks_are_the_same_whatever_the_batch_or_rank_and_others_each_epoch(masked: tuple[TokenRows, Any]) -> None:
+    whole = masks(*masked, epoch=0)
+    ranks = [masks(*masked, epoch=0, accumulation=2, world=2, rank=rank) for rank in range(2)]
+    assert ranks[0] | ranks[1] == whole and len(whole) == len(masked[0])
+    again = masks(*masked, epoch=1)
+    assert sum(again[row] != whole[row] for row in whole) > len(whole) * 0.8
+    assert masks(*masked, epoch=None) == masks(*masked, epoch=None)
+    (row, (ids, labels)), *_ = masks(*masked, epoch=None).items()
+    batch = masked[1]([masked[0][row]])
+    assert (batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) == (ids, labels)
+
+
+def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(masked: tuple[TokenRows, Any]) -> None:
+    rows, collate = masked
+    became = {"mask": 0, "same": 0, "other": 0}
+    for epoch in range(10):
+        for row, (ids, labels) in masks(rows, collate, epoch).items():
+            chosen = [place for place, label in enumerate(labels) if label != IGNORED]
+            assert len(chosen) == rows.targets[row] == max(1, round(0.15 * (len(ids) - 2)))
+            assert chosen[0] > 0 and chosen[-1] < len(ids) - 1  # not those that the tokenizer adds
+            for place, token in enumerate(rows[row]["input_ids"].tolist()):
+                assert ids[place] == token or place in chosen
+                if place in chosen:
+                    assert labels[place] == token
+                    became["mask" if ids[place] == 4 else "same" if ids[place] == token else "other"] += 1
+    shares = {name: count / sum(became.values()) for name, count in became.items()}
+    assert shares == pytest.approx({"mask": 0.8, "same": 0.1, "other": 0.1}, abs=0.03)
+
+
+def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:
+    kind = kinds.load("masked-lm", {"whole_words": True, "mlm_probability": 0.3})
+    made = word_pieces()
+    encoder = tokens.FastEncoder(
+        Tokenizer.from_str(made.to_str()), 40, side="right", split_special_tokens=False, eos=None
+    )
+    rows = TokenRows(pa.Table.from_batches([kind.features(encoder, pa.record_batch({"text": TEXTS})).rows]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", **WORD_PIECES)
+    alone = tokenizer(TEXTS, truncation=True, max_length=40)
+    collate, parts = kind.collator(tokenizer, 1), 0
+    for epoch in range(20):
+        batch = collate(Numbered([rows[row] for row in range(5)], (1, epoch, 0, 0), range(5)))
+        for row, labels in enumerate(batch["labels"].tolist()):
+            chosen = {place for place, label in enumerate(labels) if label != IGNORED}
+            words = {alone.word_ids(row)[place] for place in chosen}
+            assert chosen == {place for place, word in enumerate(alone.word_ids(row)) if word in words}
+            assert 0 < len(chosen) <= rows.targets[row] or len(words) == 1
+            parts += len(chosen) > len(words)
+    assert parts
+
+
+def test_the_librarys_masks_hang_on_what_was_drawn_before_so_a_resumed_run_has_others(
+    masked: tuple[TokenRows, Any], speakers: Path
+) -> None:
+    rows = [{"input_ids": masked[0][row]["input_ids"].tolist()} for row in range(8)]
+    tokenizer = load_tokenizer(speakers / "masked-lm/tokenizer")
+    whole, resumed = (DataCollatorForLanguageModeling(tokenizer, seed=3) for _ in range(2))
+    whole(rows[:4])  # the batch before the checkpoint
+    theirs = [collate(rows[4:])["labels"] for collate in (whole, resumed)]
+    assert not torch.equal(*theirs)

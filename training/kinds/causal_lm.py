@@ -1,0 +1,119 @@
+"""Causal language models: each token of a text is told from those before it.
+
+A row of the data set        {"text": "Now is the winter"}
+becomes a document           [14, 7, 3, 98, 0], the tokens as the tokenizer makes them, and its eos token
+and for training, packed     {"input_ids": [51, 0, 14, 7, 3, 98, 0, 22], "starts": [0, 2, 7], "length": 8, "targets": 5}
+of which a batch has         {"input_ids": (B, T), "position_ids": [0, 1, 0, 1, 2, 3, 4, 0],
+                              "labels": [-100, 0, -100, 7, 3, 98, 0, -100]}
+for evaluation, windows      {"input_ids": [14, 7, 3, 98], "row": 0, "length": 4, "targets": 3}
+                             {"input_ids": [0], "row": 0, "length": 1, "targets": 0}
+the model answers with       logits (B, T, V), summed up to a loss a row.
+
+Packed rows are documents one after the other, cut into rows of tokens.max_length (training/packing.py). Attention does
+not cross from one document to another, positions begin anew with each, and nobody is asked for the first token of one.
+Special tokens are those that the tokenizer adds by itself, as transformers' run_clm.py has them: `<s>` for Llama, none
+for GPT-2, [CLS] and [SEP] for the tokenizer of a model from scratch.
+
+B rows of a batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from training.kinds.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+    from training.evaluating import Batch
+    from training.features import Features
+    from training.next_tokens import PadDocuments
+    from training.tokens import Encoder
+
+
+class CausalLM(LanguageModel):
+    """The next token, for each token of a text."""
+
+    class Options(LanguageModel.Options):
+        """What may be set for it."""
+
+        packing: bool = True
+        """Whether training rows are filled with documents up to tokens.max_length, so that none of it is padding. Else
+        each is a row of its own, or several where it is longer."""
+        append_eos: bool = True
+        """Whether each document ends with the tokenizer's eos token, if there is one, so that a model learns to end."""
+
+    options: Options
+    option_stages: ClassVar = {"fit": ("packing",), "predict": ("append_eos",), "score": (), "compare": ()}
+    auto_class = "AutoModelForCausalLM"
+    task = "text-generation"
+    does = "Continues a {text}"
+    causal = True
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """The tokens of whole documents."""
+        import numpy as np
+        import pyarrow as pa
+
+        from training.features import Features, of_lengths
+
+        encoded = encoder.encode_whole(rows.column("text").to_pylist())
+        ids, lengths = encoded.ids, encoded.lengths
+        if self.options.append_eos and encoder.eos is not None:
+            ends = np.cumsum(lengths)
+            last = np.insert(ids, 0, -1)[ends]
+            unended = (lengths == 0) | (last != encoder.eos)
+            ids = np.insert(ids, ends[unended], encoder.eos)
+            lengths = lengths + unended.astype(np.int32)
+        documents = pa.RecordBatch.from_pydict({"input_ids": of_lengths(ids, lengths), "length": lengths})
+        return Features(documents, encoded.lost)
+
+    def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Packed documents for training; windows of each for whatever is told of by row."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        from training.packing import STARTS, packed, windows
+
+        if split == "train" and self.options.packing:
+            for rows in packed(features, max_length):
+                targets = rows.column("length").to_numpy() - pc.list_value_length(rows.column(STARTS)).to_numpy()
+                yield rows.append_column("targets", targets.astype(np.int32))
+        else:
+            for rows in windows(features, max_length):
+                yield rows.append_column("targets", np.maximum(rows.column("length").to_numpy() - 1, 0))
+
+    def joined(self, answers: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+        """The sums over the windows of each row."""
+        import numpy as np
+        import pyarrow as pa
+
+        sums = {name: np.bincount(rows, weights=answers[name].to_numpy()) for name in answers.column_names}
+        return pa.table(sums).cast(answers.schema)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadDocuments:
+        from training.next_tokens import PadDocuments
+
+        return PadDocuments(tokenizer, multiple)
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Has it make no cache, and sees that it tells tokens from those before, of the same document alone."""
+        from training.next_tokens import make_no_cache, require_apart, require_causal
+
+        make_no_cache(model)
+        require_causal(model)
+        if self.options.packing:
+            require_apart(model)
+
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        """As ever. Raises UserError for packed rows, whose answers would be of no row of the data."""
+        from training.next_tokens import refuse_packed
+
+        refuse_packed(batch)
+        return super().forward(model, batch)

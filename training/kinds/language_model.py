@@ -1,0 +1,94 @@
+"""What the kinds of language models have in common: rows are texts alone, and answers tell how likely each one's tokens
+were to the model. The logits of a vocabulary are summed up batch by batch, and never kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from training.kinds.base import Column, Kind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.utils import ModelOutput
+
+    from training.batching import TokenRows
+    from training.evaluating import Batch
+    from training.losses import Loss
+    from training.predicted import Likelihoods
+
+
+class LanguageModel(Kind):
+    """A model of texts, which tells tokens of a text from others."""
+
+    columns: ClassVar = {"text": Column("text")}
+    metrics: ClassVar = ("perplexity", "token_accuracy")
+    loss_fields: ClassVar = ("label_smoothing_factor",)
+    causal: ClassVar[bool]
+    """Whether what it gives at a token is for the next one."""
+
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """None: there are no labels."""
+        return {}
+
+    def loss(
+        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+    ) -> Loss | None:
+        """Cross entropy, outside of the model: what models compute inside is no number where there are no targets."""
+        from training.likelihood import TokenLoss
+
+        return TokenLoss(self.causal, training["label_smoothing_factor"])
+
+    def targets(self, batch: Batch) -> int:
+        """The tokens of the batch that the model shall tell."""
+        from training.batching import IGNORED
+
+        return int((self._labels(batch) != IGNORED).sum())
+
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`loss`, `targets` and `hits`, as training.likelihood has them."""
+        from training.likelihood import sums_of_rows
+
+        return sums_of_rows(outputs["logits"], self._labels(batch))
+
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Likelihoods:
+        from training.predicted import Likelihoods
+
+        return Likelihoods(*(answers[name].to_numpy() for name in ("loss", "targets", "hits")))
+
+    def nobody(self, labels: Sequence[str]) -> Likelihoods:
+        import numpy as np
+
+        from training.predicted import Likelihoods
+
+        return Likelihoods(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def labels_of(self, config: PreTrainedConfig) -> list[str]:
+        return []
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`loss`, the mean over `targets` tokens of minus the logarithm of each one's probability, and `perplexity`, e
+        to the power of that; null where there are no targets."""
+        import pyarrow as pa
+
+        return {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64()}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        told = []
+        for row in answers.select(["loss", "targets"]).to_pylist():
+            mean = row["loss"] / row["targets"] if row["targets"] else None
+            perplexity = None if mean is None else math.exp(min(mean, 700.0))  # more is no float
+            told.append({"loss": mean, "targets": row["targets"], "perplexity": perplexity})
+        return told
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the mean loss alone: the perplexity multiplies its rounding."""
+        return super().alike({"loss": given["loss"]}, {"loss": stored["loss"]}, tolerance)
+
+    def _labels(self, batch: Batch) -> Any:
+        """(B, T) what the model's logits are for."""
+        from training.likelihood import following
+
+        return following(batch["labels"]) if self.causal else batch["labels"]

@@ -1,0 +1,68 @@
+"""Masked language models: some of a text's tokens are hidden, and told from all others.
+
+A row of the data set        {"text": "Now is the winter"}
+becomes token features       {"input_ids": [2, 14, 7, 3, 98, 3], "length": 6, "targets": 1}
+and, in a batch of training, {"input_ids": [2, 14, 7, 4, 98, 3], "attention_mask": (B, T),
+                              "labels": [-100, -100, -100, 3, -100, -100]}
+the model answers with       logits (B, T, V), summed up to a loss a row.
+
+Which tokens are hidden: training/masks.py. A text longer than tokens.max_length is cut.
+
+B rows of a batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from training.kinds.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from transformers import PreTrainedTokenizerBase
+
+    from training.features import Features
+    from training.masks import MaskedTokens
+    from training.tokens import Encoder
+
+
+class MaskedLM(LanguageModel):
+    """The hidden tokens of a text."""
+
+    class Options(LanguageModel.Options):
+        """What may be set for it."""
+
+        mlm_probability: float = Field(default=0.15, gt=0, lt=1)
+        """The share of a text's tokens that are hidden: of each text so many, rounded, and at least one."""
+        whole_words: bool = False
+        """Whether words are hidden as a whole, as many as fit into that share: harder to tell than parts of a word."""
+
+    options: Options
+    option_stages: ClassVar = {"score": (), "compare": ()}
+    auto_class = "AutoModelForMaskedLM"
+    task = "fill-mask"
+    pipeline = False  # that of transformers takes only texts with mask tokens in them
+    does = "Tells the hidden tokens of a {text}"
+    causal = False
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """Those of the texts, and how many tokens of each are hidden, but for texts that spell special tokens."""
+        from training.features import Features, of_lengths, of_texts
+        from training.masks import WORDS, chosen_of
+
+        found = of_texts(encoder, rows)
+        features, lengths = found.rows, found.rows.column("length").to_numpy()
+        if self.options.whole_words:
+            words = encoder.words_of(rows.column("text").to_pylist())
+            features = features.append_column(WORDS, of_lengths(words, lengths))
+        maskable = (lengths - encoder.special_tokens(pairs=False)).clip(min=0)
+        return Features(
+            features.append_column("targets", chosen_of(maskable, self.options.mlm_probability)), found.lost
+        )
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> MaskedTokens:
+        from training.masks import MaskedTokens
+
+        return MaskedTokens(tokenizer, multiple, self.options.mlm_probability)
