@@ -172,13 +172,11 @@ def test_an_evaluation_counts_each_row_once_over_two_ranks_in_the_order_of_one_p
 
 
 def test_the_true_traceback_of_the_rank_that_failed_first_is_told(world: Path, tmp_path: Path) -> None:
-    job_dir = tiny.fit_job(world, tmp_path / "failing", processes=2, **EPOCHS)
-    job = Job.read(job_dir)
-    settings = {**job.settings, "metrics": ["tests.training.failing:OnSecondRank"]}
-    job.model_copy(update={"settings": settings}).write(job_dir)
+    collator = "tests.training.failing:on_second_rank"
+    job_dir = tiny.fit_job(world, tmp_path / "failing", processes=2, **EPOCHS, collator=collator)
     told = failure(finish(job_dir))
     assert (told.kind, told.rank, told.message) == ("internal", 1, "ZeroDivisionError: only here")
-    assert "failing.py" in told.traceback and "in _compute" in told.traceback
+    assert "failing.py" in told.traceback and "in collate" in told.traceback
 
 
 def test_ranks_that_would_train_alone_are_refused(world: Path, tmp_path: Path) -> None:

@@ -71,5 +71,5 @@ class Lines(SequenceClassification):
 class Mute(SequenceClassification):
     """One that cannot be made."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: object = None) -> None:
         raise TypeError("it wants a voice")
