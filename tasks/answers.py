@@ -16,6 +16,7 @@ from tasks.runtime import settings
 from tasks.runtime.connection import MAX_LENGTH_TAG, connect, environment, failures_told
 from tasks.runtime.launch import python_argv, require_finished, run_job
 from tasks.runtime.versions import COLUMNS_TAG, KIND_TAG, aliases_of, need_model, need_version
+from training.kinds.names import KINDS
 from training.problems import Problem, UserError
 from training.protocol import Job, fsync
 from training.rows.answered import READ, WRITTEN
@@ -42,23 +43,27 @@ class Asked:
     """The columns that it was shown of the rows it was trained on, by what they are to its kind, in its order."""
 
 
-def find(name: str, alias: str = "", version: str = "") -> Asked:
+def find(name: str, alias: str = "", version: str = "", own_kind: str = "") -> Asked:
     """The version of this number, or with this alias; with neither, the champion.
 
-    Raises UserError where the registry has no such model, alias or version, MlflowFailed where it does not answer.
+    A registry may name any code as a kind: one that is not the project's own must be `own_kind`. Raises UserError where
+    it is not, or the registry has no such model, alias or version, MlflowFailed where it does not answer.
     """
     with failures_told():
         client = connect()
         model = need_model(client, name)
         chosen = {"version": version} if version else {"alias": alias or aliases_of(model).champion}
         found = need_version(client, model, **chosen)
+    said = f"version {found.version} of {name!r}"
     if not {KIND_TAG, COLUMNS_TAG, MAX_LENGTH_TAG} <= found.tags.keys():
-        message = (
-            f"version {found.version} of {name!r} does not say what it is asked: name one that finetune registered."
-        )
+        message = f"{said} does not say what it is asked: run its recipe again, and it will."
         raise UserError([Problem(kind="option", where="NAME", message=message)])
+    task = json.loads(found.tags[KIND_TAG])
+    if task["kind"] not in KINDS and task["kind"] != own_kind:
+        message = f"{said} is of a kind of its author's: to run that code, as it is here, set --kind {task['kind']}."
+        raise UserError([Problem(kind="option", where="--kind", message=message)])
     length, columns = int(found.tags[MAX_LENGTH_TAG]), json.loads(found.tags[COLUMNS_TAG])
-    return Asked(f"models:/{name}/{found.version}", length, json.loads(found.tags[KIND_TAG]), columns)
+    return Asked(f"models:/{name}/{found.version}", length, task, columns)
 
 
 def ask(model: Asked, rows: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -123,7 +123,8 @@ def _worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterato
     split = recipe.judged_split
     file = predictions.path / f"{split}.parquet"
     schema = pq.read_schema(file)
-    if not labels or any(not pa.types.is_integer(schema.field(name).type) for name in ("label", "prediction")):
+    there = [schema.field(name).type for name in ("label", "prediction") if name in schema.names]
+    if len(there) < 2 or not all(map(pa.types.is_integer, there)):
         return
     table = pq.read_table(file, columns=["label", "prediction"])
     truth, given = table["label"].to_numpy(), table["prediction"].to_numpy()

@@ -25,7 +25,7 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
     data, asked = recipe.data, asked_of(recipe)
     columns = {column.name: column.form + " or nothing" * column.blank for column in asked.columns}
-    code, named = code_for_rows(recipe)
+    code, named, options = code_for_rows(recipe)
     read = data.model_dump(exclude=NOT_READ)
     read["checks"].pop("truncated", None)  # another stage's
     if data.source == "csv":  # the one thing that a file's name says of its rows
@@ -37,7 +37,7 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     return Ingredients(
         {
             "data": read,
-            "kind": {"columns": columns, "checks": dict(asked.kind.checks)},
+            "kind": {"options": options, "columns": columns, "checks": dict(asked.kind.checks)},
             "files": files,
             "commit": pins.data_hub.commit if pins.data_hub else None,
             "fingerprint": pins.data_fingerprint,

@@ -89,6 +89,8 @@ def require_same_labels(pins: Pins, data: object, model: object) -> None:
     if pins.started_from is None or not isinstance(data, Ref) or not isinstance(model, Ref):
         return
     labels = json.loads((data.path / "labels.json").read_text())
+    if not labels:
+        return
     named = read_json(model.path / "model" / "config.json").get("id2label", {})
     own = [named[number] for number in sorted(named, key=int)]
     if own != labels:

@@ -195,12 +195,8 @@ def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
 
 def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:
     """What the model was made of, as tags: it stays what it is."""
-    inputs = asked_of(recipe).inputs
     tags = {
         MODEL_TAG: artifacts["fit"].parts["model"],
-        MAX_LENGTH_TAG: str(recipe.tokens.max_length),
-        KIND_TAG: json.dumps(recipe.task, ensure_ascii=False),
-        COLUMNS_TAG: json.dumps({column.name: column.of for column in inputs}, ensure_ascii=False),
         RECIPE_TAG: recipe.name,
         "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
         FLOW_RUN_TAG: run,
@@ -226,8 +222,12 @@ def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) 
 
 
 def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> dict[str, str]:
-    """What was found of the model, as tags: a later run may find more."""
+    """How the model is asked, and what was found of it, as tags: a later run may find more, and ask otherwise."""
+    inputs = asked_of(recipe).inputs
     tags = {
+        MAX_LENGTH_TAG: str(recipe.tokens.max_length),
+        KIND_TAG: json.dumps(recipe.task, ensure_ascii=False),
+        COLUMNS_TAG: json.dumps({column.name: column.of for column in inputs}, ensure_ascii=False),
         VERDICT_TAG: verdict.decision,
         REASON_TAG: verdict.reason,
         SPLIT_TAG: recipe.judged_split,

@@ -142,7 +142,7 @@ def test_the_chapter_on_evaluation_names_every_metric_and_what_a_run_prints_of_t
     from training.recipe.release import METRICS
 
     chapter = README.partition("\n## Evaluate\n")[2].partition("\n## ")[0]
-    averages = [name for name in METRICS if name.endswith(("_macro", "_micro", "_weighted"))]
+    averages = [name for name in METRICS if name.endswith(("_macro", "_micro", "_weighted", "_samples"))]
     assert [name for name in METRICS if f"`{name}`" not in chapter and name not in averages] == []
     assert {name.partition("_")[2] for name in averages} == set(re.findall(r"`_(\w+)`", chapter))
     printed = block("evaluate")

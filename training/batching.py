@@ -22,9 +22,10 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from training.drawing import Numbered
-from training.kinds.base import Kind
 from training.problems import Problem, UserError
 
+IGNORED = -100
+"""The label of a token that has none: cross entropy leaves it out."""
 MEGABATCH = 50
 """Optimizer steps' worth of random rows that are sorted together. More pads less and mixes lengths less."""
 
@@ -39,18 +40,23 @@ class TokenRows(Dataset[dict[str, Any]]):
 
     def __init__(self, rows: Path | pa.Table) -> None:
         table = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
+        self.table: pa.Table = table
+        """The rows as the file has them."""
         chunks = table.to_batches()
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
-        self._label = table["label"] if "label" in table.column_names else None
         listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
-        self._row: npt.NDArray[np.int64] | None = table["row"].to_numpy() if "row" in table.column_names else None
         self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
         single = [name for name in table.column_names if name not in ("length", *listed)]
         self._values: dict[str, npt.NDArray[Any]] = {name: table[name].to_numpy() for name in single}
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def count_targets(self) -> bool:
+        """Whether they say how many targets each has."""
+        return "targets" in self._values
 
     @property
     def targets(self) -> npt.NDArray[np.int32]:
@@ -60,9 +66,8 @@ class TokenRows(Dataset[dict[str, Any]]):
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
         """The tokens of each row of the data, which may have several rows here."""
-        if self._row is None:
-            return self.lengths
-        return np.bincount(self._row, weights=self.lengths).astype(np.int32)
+        row = self._values.get("row")
+        return self.lengths if row is None else np.bincount(row, weights=self.lengths).astype(np.int32)
 
     @property
     def labels(self) -> npt.NDArray[Any]:
@@ -78,14 +83,10 @@ class TokenRows(Dataset[dict[str, Any]]):
             features[name] = values[offsets[within] : offsets[within + 1]]
         return features
 
-    def answered(self, answers: pa.Table, kind: Kind) -> pa.Table:
-        """Given the answers to all of these rows, in order, those to the rows of the data, with the `label` of each in
-        front, where rows have one."""
-        label = self._label
-        if self._row is not None:
-            answers = kind.joined(answers, self._row)
-            label = None if label is None else label.take(np.unique(self._row, return_index=True)[1])
-        return answers if label is None else answers.add_column(0, "label", label)
+    def labelled(self, answers: pa.Table) -> pa.Table:
+        """Answers to all of the rows, in order, with the `label` of each in front, where rows have one."""
+        there = "label" in self.table.column_names
+        return answers.add_column(0, "label", self.table["label"]) if there else answers
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
@@ -128,12 +129,17 @@ class PadToLongest:
         batch = {"attention_mask": torch.from_numpy(mask)}
         for name, fill in self.fill.items():
             if name in rows[0]:
-                batch[name] = torch.from_numpy(self._padded([row[name] for row in rows], width, fill))
-        if "label" in rows[0]:
-            batch["labels"] = torch.from_numpy(_labels([row["label"] for row in rows]))
+                batch[name] = torch.from_numpy(self.padded([row[name] for row in rows], width, fill))
+        if (labels := self.labels(rows, width)) is not None:
+            batch["labels"] = torch.from_numpy(labels)
         return batch
 
-    def _padded(self, rows: list[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
+    def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[Any] | None:
+        """What the model shall say of the rows of a batch that is so wide, a label each; None where they have none."""
+        return _labels([row["label"] for row in rows]) if "label" in rows[0] else None
+
+    def padded(self, rows: Sequence[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
+        """What the tokens of each row have, as wide as the batch."""
         padded = np.full((len(rows), width), fill, dtype=np.int64)
         for line, row in zip(padded, rows, strict=True):
             line[self._place(len(row), width)] = row
@@ -141,6 +147,22 @@ class PadToLongest:
 
     def _place(self, length: int, width: int) -> slice:
         return slice(width - length, width) if self.left else slice(length)
+
+
+class PadTags(PadToLongest):
+    """The same, for rows of words: labels are (B, T), the tag of a word at its first token, IGNORED at all others.
+
+    Where rows have no tags, 0 stands for one, so that it is known where an answer belongs.
+    """
+
+    def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[np.int64]:
+        return self.padded([self._of_tokens(row) for row in rows], width, IGNORED)
+
+    def _of_tokens(self, row: dict[str, Any]) -> npt.NDArray[np.int64]:
+        labels = np.full(len(row["input_ids"]), IGNORED, dtype=np.int64)
+        seen = row["first"] >= 0
+        labels[row["first"][seen]] = row["label"][seen] if "label" in row else 0
+        return labels
 
 
 def _labels(labels: list[Any]) -> npt.NDArray[Any]:
@@ -202,7 +224,7 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         return self._last if (step + 1) % self.steps == 0 else self.effective_batch_size
 
     def targets_of_step(self, step: int) -> int:
-        """The targets of the loss in such a step; 1 where it has none, for losses are divided by them."""
+        """The targets of the loss in such a step; 1 where it has none, for means are divided by it."""
         epoch, place = divmod(step, self.steps)
         if self._targets_of_epoch[0] != epoch:
             self._targets_of_epoch = epoch, [max(1, int(self._targets[rows].sum())) for rows in self._steps(epoch)]
@@ -268,6 +290,7 @@ class EvaluationBatches(BatchRebalanceSampler):
         """Those of all ranks together."""
         self.sizes = [len(rows) for rows in self._batches]
         """The rows of each of them."""
+        self._done = np.cumsum([0, *self.sizes])
         self.own = len(self._batches[rank::world])
         """How many are this rank's own."""
 
@@ -280,7 +303,7 @@ class EvaluationBatches(BatchRebalanceSampler):
 
     def done(self, number: int) -> int:
         """The rows of all ranks that are done when each has done so many batches."""
-        return sum(self.sizes[: number * self.dp_size])
+        return int(self._done[min(number * self.dp_size, self.batches)])
 
     def order_of_shares(self) -> npt.NDArray[np.int64]:
         """The row numbers as the ranks' own batches have them, one rank after the other."""

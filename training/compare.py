@@ -30,7 +30,6 @@ from training.recipe.release import more_is_better
 from training.score import inputs_of, read, write_samples
 
 SHOWN_ROWS = 50
-EXACT = "accuracy"
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -62,9 +61,9 @@ def compared(
     better, worse = differing(new, old)
     gained, lost = int(better.sum()), int(worse.sum())
     right, was_right = new.right, old.right
-    exact = say["figure"] == EXACT and say["margin"] == 0 and right is not None and was_right is not None
+    exact = say["figure"] == new.of_right and say["margin"] == 0
     if right is not None and was_right is not None and exact:
-        name, values = EXACT, (float(right.mean()), float(was_right.mean()))
+        name, values = say["figure"], (float(right.mean()), float(was_right.mean()))
         found = mcnemar(gained, lost, len(new), say["confidence"])
     else:
         name, values, found = resampled(new, old, say, tell)
@@ -131,9 +130,9 @@ def disagreements(new: Predicted, old: Predicted, data: Path) -> list[dict[str, 
             "change": "gained" if better[row] else "lost",
             "row": int(row),
             **inputs,
-            "label": new.told(row)["label"],
-            "prediction": new.told(row)["prediction"],
-            "champion": old.told(row)["prediction"],
+            "label": new.told(row, inputs)["label"],
+            "prediction": new.told(row, inputs)["prediction"],
+            "champion": old.told(row, inputs)["prediction"],
             new.measure: round(float(new.goodness[row]), 4),
             f"champion_{new.measure}": round(float(old.goodness[row]), 4),
         }

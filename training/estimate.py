@@ -274,7 +274,7 @@ def _trial(task: Task, first: list[int]) -> Trial | None:
 def _passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
     import torch
 
-    from training.speed import DTYPES
+    from training.model import DTYPES
 
     device = task.model.device
     precision = DTYPES[task.compute["mixed_precision"]]

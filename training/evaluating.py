@@ -17,8 +17,7 @@ import torch
 
 from training import ranks
 from training.batching import EvaluationBatches
-from training.protocol import rank
-from training.speed import DTYPES
+from training.model import DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,10 +60,11 @@ def evaluate(
             losses.append((math.nan if loss is None else float(loss), targets))
         tell(plan.done(number + 1))
     shares = ranks.to_first((found, losses))
-    of_batches = np.full((plan.batches, 2), math.nan)  # in their order, so that the sum does not hang on the ranks
+    of_batches = np.zeros((plan.batches, 2))  # in their order, so that the sum does not hang on the ranks
     for place, (_, of_share) in enumerate(shares):
         of_batches[place :: len(shares)] = np.reshape(of_share, (-1, 2))  # a rank may have none
-    mean = float(of_batches.prod(axis=1).sum() / of_batches[:, 1].sum())
+    of_batches = of_batches[of_batches[:, 1] > 0]  # the mean over nothing is no number
+    mean = float(of_batches.prod(axis=1).sum() / max(of_batches[:, 1].sum(), 1))
     if not shares:
         return Evaluated(ranks.from_first(mean), pa.table({}))
     everything = pa.Table.from_batches([one for of_share, _ in shares for one in of_share])
@@ -84,7 +84,7 @@ def predict(
 
     Every rank calls it, and rank 0 alone gets them. `tell` hears on rank 0 how many are done.
     """
-    plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=rank())
+    plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=ranks.place())
     dtype = DTYPES[mixed_precision]
 
     def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
@@ -93,5 +93,5 @@ def predict(
 
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        answers = evaluate(batches, plan, answer, tell if rank() == 0 else lambda done: None).answers
-    return answers if rank() else rows.answered(answers, kind)
+        answers = evaluate(batches, plan, answer, tell if ranks.place() == 0 else lambda done: None).answers
+    return answers if ranks.place() else kind.beside_rows(answers, rows)

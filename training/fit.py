@@ -85,6 +85,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     from training import drawing, dropout, kinds, metrics, model
     from training.batching import TokenRows, require_a_row_each
     from training.engines import Task
+    from training.kinds.base import Kind
 
     settings = job.settings
     asked, labels, compute = settings["training"], settings["labels"], settings["compute"]
@@ -97,10 +98,13 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
 
     tokens, named = Path(job.inputs["tokens"]), job.inputs.get("checkpoint")
     rows, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
+    if type(kind).targets is not Kind.targets and not rows.count_targets:
+        message = f"{settings['kind']} counts targets of its own, and its features have no column `targets`: add it."
+        raise UserError([Problem(kind="recipe", where="kind", message=message)])
     metrics.make(settings["metrics"], kind.nobody(labels))  # what cannot be computed is told before training, not after
 
     def computed(answers: pa.Table) -> dict[str, float]:
-        found = metrics.compute(settings["metrics"], kind.predicted(validation.answered(answers, kind), labels))
+        found = metrics.compute(settings["metrics"], kind.predicted(kind.beside_rows(answers, validation), labels))
         require_metric(asked["metric_for_best_model"], found)
         return found
 

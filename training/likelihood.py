@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch.nn import functional
 
-IGNORED = -100
+from training.batching import IGNORED
 
 
 def following(labels: torch.Tensor) -> torch.Tensor:

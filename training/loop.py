@@ -31,10 +31,11 @@ from training import checkpoints, drawing, oracle, ranks, strategies
 from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked
 from training.evaluating import Batch, evaluate
+from training.model import DTYPES
 from training.program import Interrupted, stop_requested
 from training.recipe.release import more_is_better
 from training.reporter import Reporter
-from training.speed import DTYPES, Speed, flops, hardware_limit
+from training.speed import Speed, flops, hardware_limit
 from training.stepping import arguments, loss_function, make_optimizer, make_scheduler
 
 MODEL, STEPPING, PLACE, OF_RANK = "model.safetensors", "stepping.pt", "place.json", "rank{}.pt"
@@ -209,6 +210,7 @@ class Loop:
         plan = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
 
         def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
+            batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
             loss, outputs = self.loss_and_outputs(self.task.model, batch)
             return loss, self.task.kind.targets(batch), self.task.kind.answers(self.task.model, outputs, batch)
 

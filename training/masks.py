@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from training.batching import PadToLongest
+from training.batching import IGNORED, PadToLongest
 from training.drawing import Numbered
-from training.likelihood import IGNORED
 from training.problems import Problem, UserError
 
 WORDS = "words"
@@ -53,7 +52,7 @@ class MaskedTokens(PadToLongest):
         found = [self._masked(row, draw) for row, draw in zip(rows, _generators(rows), strict=True)]
         batch = super().__call__([{**row, "input_ids": ids} for row, (ids, _) in zip(rows, found, strict=True)])
         width = batch["input_ids"].shape[1]
-        batch["labels"] = torch.from_numpy(self._padded([labels for _, labels in found], width, IGNORED))
+        batch["labels"] = torch.from_numpy(self.padded([labels for _, labels in found], width, IGNORED))
         return batch
 
     def _masked(self, row: dict[str, Any], draw: np.random.Generator) -> tuple[Ids, Ids]:

@@ -18,6 +18,9 @@ from training.kinds.base import Kind
 
 transformers.utils.logging.disable_progress_bar()
 
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What a recipe calls a precision, and what torch does."""
+
 # Nothing that a model folder holds is run, and nothing is fetched.
 _SAFELY = {"local_files_only": True, "trust_remote_code": False}
 

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.batching import PadToLongest
-from training.likelihood import IGNORED
+from training.batching import IGNORED, PadToLongest
 from training.packing import STARTS
 from training.problems import Problem, UserError
 

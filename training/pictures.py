@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.predicted import ManyLabels, Numbers, OneLabel, Predicted
+from training.tagged import Tagged
+from training.tags import agreement, types_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +65,8 @@ def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
     `calibration_SPLIT.png`, how often predictions of some probability are right, and how many there are of it; and
     `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten. Where rows
     have any number of labels, `labels_SPLIT.png`: the F1 of each and its threshold, of the most frequent 30. Of
-    numbers, `numbers_SPLIT.png`: each prediction against its label.
+    numbers, `numbers_SPLIT.png`: each prediction against its label. Of tagged words, `spans_SPLIT.png`: precision,
+    recall and F1 of each type of span, of the most frequent 30.
     """
     match predicted:
         case OneLabel():
@@ -75,6 +78,8 @@ def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
             _save(_f1_of_labels(predicted), folder / f"labels_{split}.png")
         case Numbers():
             _save(_numbers(predicted), folder / f"numbers_{split}.png")
+        case Tagged():
+            _save(_of_types(predicted), folder / f"spans_{split}.png")
 
 
 def draw_slice(
@@ -265,6 +270,37 @@ def _precision_recall(predicted: OneLabel) -> Figure:
     for text in axes.legend(loc="lower left").get_texts() if axes.lines else ():
         text.set_parse_math(False)  # a name is no formula
     _plain(axes)
+    return figure
+
+
+def _of_types(predicted: Tagged) -> Figure:
+    """A panel a figure, side by side: they have the types in common."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    counts = agreement(
+        predicted.labels, predicted.references, predicted.predictions, predicted.rows, len(predicted)
+    ).sum(axis=0)
+    types = np.array(types_of(predicted.labels), object)
+    shown = np.argsort(-counts[:, 0], kind="stable")[:MOST_LABELS]
+    true, found, both = counts[shown].T
+    panels = {"precision": (both, found), "recall": (both, true), "f1": (2 * both, true + found)}
+    figure = Figure(figsize=(3 + 2.6 * len(panels), 1.3 + 0.28 * len(shown)), layout="constrained")
+    every = figure.subplots(1, len(panels), sharey=True, sharex=True, squeeze=False)[0]
+    for axes, (name, (part, whole)) in zip(every, panels.items(), strict=True):
+        shares = np.divide(part, whole, out=np.zeros(len(shown)), where=whole > 0)
+        axes.bar_label(
+            axes.barh(range(len(shown)), shares), [f"{share:.1%}" for share in shares], padding=3, fontsize=8
+        )
+        axes.set_title(name, loc="left", fontsize=9)
+        axes.set_xlim(0, 1.25)
+        axes.set_xticks((0, 0.5, 1))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        _plain(axes)
+    names = [f"{_shown(name)} ({number:,.0f})" for name, number in zip(types[shown], true, strict=True)]
+    every[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
+    every[0].set_ylim(len(names) - 0.4, -0.6)
+    figure.suptitle("spans by type: in brackets how many there are", fontsize=9)
     return figure
 
 

@@ -60,9 +60,18 @@ class Predicted(ABC):
         """(N,) which answers are right; None where they are better or worse, but not right or wrong."""
         return None
 
+    of_right: ClassVar[str | None] = None
+    """The metric that is the share of `right` rows, if one is."""
+
+    @property
+    def caveat(self) -> str | None:
+        """What to know of all figures of these rows, in words; None where there is nothing."""
+        return None
+
     @abstractmethod
-    def told(self, row: int) -> Mapping[str, Any]:
-        """A row for people to read: its `label`, the `prediction`, and whatever tells more."""
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row for people to read, given what the model is shown of it: its `label`, the `prediction`, and whatever
+        tells more."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class OneLabel(Predicted):
     labels: Sequence[str]
 
     measure: ClassVar[str] = "probability_of_label"
+    of_right: ClassVar[str | None] = "accuracy"
 
     @property
     def config_name(self) -> str:
@@ -115,7 +125,7 @@ class OneLabel(Predicted):
     def right(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.predictions == self.references)
 
-    def told(self, row: int) -> Mapping[str, Any]:
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         prediction = self.predictions[row]
         return {
             "label": self.labels[self.references[row]],
@@ -134,6 +144,7 @@ class ManyLabels(Predicted):
     labels: Sequence[str]
 
     measure: ClassVar[str] = "neg_log_loss"
+    of_right: ClassVar[str | None] = "accuracy"
 
     @property
     def predictions(self) -> npt.NDArray[np.bool_]:
@@ -175,7 +186,7 @@ class ManyLabels(Predicted):
         """Where all of the row's labels are predicted, and no other."""
         return np.asarray((self.predictions == self.references).all(axis=1))
 
-    def told(self, row: int) -> Mapping[str, Any]:
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
             "label": self._named(self.references[row]),
             "prediction": self._named(self.predictions[row]),
@@ -228,7 +239,7 @@ class Numbers(Predicted):
         """The absolute error, less than zero."""
         return -np.abs(self.predictions - self.references)
 
-    def told(self, row: int) -> Mapping[str, Any]:
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         label, prediction = float(self.references[row]), float(self.predictions[row])
         return {"label": label, "prediction": round(prediction, 4), "error": round(prediction - label, 4)}
 
@@ -267,6 +278,6 @@ class Likelihoods(Predicted):
         """The mean logarithm of the targets' probabilities; 0 where there are none."""
         return -self.loss / np.maximum(self.targets, 1)
 
-    def told(self, row: int) -> Mapping[str, Any]:
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         perplexity = float(np.exp(-self.goodness[row]))
         return {"label": f"{self.targets[row]} tokens", "prediction": f"perplexity {perplexity:.4g}"}

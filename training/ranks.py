@@ -86,6 +86,11 @@ def joined() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
+def place() -> int:
+    """This process's place among those that have found each other."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
 def _alone() -> bool:
     return joined() == 1
 

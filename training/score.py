@@ -8,9 +8,10 @@ settings   kind, options, metrics, labels (names, in the order of their indices)
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9}}}
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
-           log/confusion_SPLIT.png          rows by true and predicted label
+           log/confusion_SPLIT.png          rows by true and predicted label (this and the next two: of one label a row)
            log/calibration_SPLIT.png        how often predictions are right, by their probability
            log/precision_recall_SPLIT.png   what finding more of a label's rows costs
+           log/spans_SPLIT.png              precision, recall and F1 of each type of span, where words have tags
            log/predictions_sample.csv       the most confident mistakes, then the least confident hits
 figures    SPLIT.METRIC, each a number, or null where it has no value
 
@@ -75,6 +76,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         found[split] = scores(job.settings["metrics"], predicted, partial(_tell, events, split))
         for name in (name for name, score in found[split].items() if score["value"] is None):
             events.warning(f"{name} has no value on {split}: training/README.md says when it has none.")
+        if predicted.caveat:
+            events.warning(f"{split}: {predicted.caveat}")
         pictures.draw_scores(predicted, split, output / "log")
         sliced[split] = _sliced(split, predicted, found[split], job, output / "log", events)
         samples += worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
@@ -208,7 +211,7 @@ def worst_rows(split: str, predicted: Predicted, data: Path) -> list[dict[str, A
     """The SAMPLE_ROWS rows with the poorest answers, worst first."""
     worst = np.argsort(predicted.goodness, kind="stable")[:SAMPLE_ROWS]
     rows = zip(worst.tolist(), inputs_of(data, worst), strict=True)
-    return [{"split": split, "row": number, **inputs, **predicted.told(number)} for number, inputs in rows]
+    return [{"split": split, "row": number, **inputs, **predicted.told(number, inputs)} for number, inputs in rows]
 
 
 def inputs_of(data: Path, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:

@@ -104,6 +104,14 @@ class PythonEncoder:
         types = None if pairs is None else np.fromiter(chain.from_iterable(rows["token_type_ids"]), np.int8, total)
         return Encoded(lengths, np.fromiter(chain.from_iterable(rows["input_ids"]), np.int32, total), types, lost)
 
+    def encode_words(self, rows: list[list[str]]) -> Encoded:
+        """Raises UserError: Python's tokenizers do not tell which word a token is of."""
+        message = (
+            f"{type(self._tokenizer).__name__} encodes in Python and does not tell which word a token is of: choose a "
+            "model with a tokenizer.json that AutoTokenizer takes as it is."
+        )
+        raise UserError([Problem(kind="tokens", where=str(self._tokenizer.name_or_path), message=message)])
+
     def _uncut_lengths(self, texts: list[str], pairs: list[str] | None, rows: list[int]) -> np.ndarray[Any, Any]:
         chosen = [None if column is None else [column[row] for row in rows] for column in (texts, pairs)]
         whole = self._tokenizer(*chosen, truncation=False, verbose=False)["input_ids"]

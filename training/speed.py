@@ -25,8 +25,6 @@ LIMIT_S = 0.05
 FIRST_STEPS_S, SOON_S = 10.0, 60.0
 _SIDE = {"cpu": 768, "cuda": 4096}
 _AMOUNTS = ("seconds", "rows", "tokens", "flops")
-DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What a recipe calls a precision, and what torch does."""
 
 
 class Speed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -41,6 +42,7 @@ class Encoded:
     ids: npt.NDArray[np.int32]  # (T,)
     types: npt.NDArray[np.int8] | None  # (T,) which text of a pair a token is of; None for single texts
     lost: npt.NDArray[np.int64]  # (N,) tokens a row that did not fit
+    words: npt.NDArray[np.int32] | None = None  # (T,) which word of its row a token is of, -1 for none; None for texts
 
 
 class Encoder(Protocol):
@@ -55,6 +57,10 @@ class Encoder(Protocol):
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """The tokens of these texts, or of these pairs of them."""
+
+    def encode_words(self, rows: list[list[str]]) -> Encoded:
+        """The tokens of these lists of words, each cut on its own. Raises UserError where the tokenizer does not tell
+        which word a token is of."""
 
     def encode_whole(self, texts: list[str]) -> Encoded:
         """All tokens of these texts, however many."""
@@ -174,24 +180,45 @@ class FastEncoder:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
         # Without offsets into the text, which nobody needs here, it is faster.
         encodings = self.tokenizer.encode_batch_fast(rows)
-        lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
-        total = int(lengths.sum())
-        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, total)
-        types = None
-        if pairs is not None:
-            types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, total)
+        lengths, ids = _ids(encodings)
+        if pairs is None:
+            return Encoded(lengths, ids, None, self._lost(encodings, lengths))
+        types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, len(ids))
+        lost = np.zeros(len(encodings), np.int64)
+        if len(full := np.flatnonzero(lengths >= self.max_length)):
+            lost[full] = self._uncut_lengths([rows[row] for row in full.tolist()]) - lengths[full]
+        return Encoded(lengths, ids, types, lost)
+
+    def encode_words(self, rows: list[list[str]]) -> Encoded:
+        """With the ids that AutoTokenizer gives for `is_split_into_words`, and the words in it that of `word_ids`; byte
+        pairs with a space before each word, as in a text and as with `add_prefix_space`."""
+        if self._glues_words:
+            rows = [[word if word.startswith(" ") else f" {word}" for word in row] for row in rows]
+        encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True)  # the fast one loses which word is whose
+        lengths, ids = _ids(encodings)
+        of_tokens = chain.from_iterable(encoding.word_ids for encoding in encodings)
+        words = np.fromiter((-1 if word is None else word for word in of_tokens), np.int32, len(ids))
+        return Encoded(lengths, ids, None, self._lost(encodings, lengths), words)
+
+    @cached_property
+    def _glues_words(self) -> bool:
+        """Whether a word alone is to the tokenizer the rest of a word, as it is to byte pairs, unless told otherwise:
+        they write the space before a word as \u0120."""
+        before = self.tokenizer.pre_tokenizer
+        if before is None:
+            return False
+        (alone, _), *_ = before.pre_tokenize_str("a")
+        (spaced, _), *_ = before.pre_tokenize_str(" a")
+        return (alone, spaced) == ("a", "\u0120a")
+
+    def _lost(self, encodings: list[Encoding], lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         lost = np.zeros(len(encodings), np.int64)
         if self.tokenizer.truncation is None:
-            return Encoded(lengths, ids, types, lost)
+            return lost
         # Only a full row can have lost something; asking is costly.
-        full = np.flatnonzero(lengths >= self.max_length)
-        if len(full):
-            lost[full] = (
-                [self._rest(encodings[row].overflowing) for row in full.tolist()]
-                if pairs is None
-                else self._uncut_lengths([rows[row] for row in full.tolist()]) - lengths[full]
-            )
-        return Encoded(lengths, ids, types, lost)
+        for row in np.flatnonzero(lengths >= self.max_length).tolist():
+            lost[row] = self._rest(encodings[row].overflowing)
+        return lost
 
     def encode_whole(self, texts: list[str]) -> Encoded:
         self.tokenizer.no_truncation()
@@ -218,6 +245,13 @@ class FastEncoder:
 
     def _limit(self) -> None:
         self.tokenizer.enable_truncation(self.max_length, strategy="longest_first", direction=self._side)
+
+
+def _ids(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """(N,) the tokens of each, and (T,) their ids."""
+    lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
+    ids = chain.from_iterable(encoding.ids for encoding in encodings)
+    return lengths, np.fromiter(ids, np.int32, int(lengths.sum()))
 
 
 def load_encoder(folder: Path, max_length: int) -> FastEncoder:

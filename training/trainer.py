@@ -27,9 +27,10 @@ from training.arguments import training_arguments
 from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked, users_mistake
 from training.evaluating import Batch, evaluate
+from training.model import DTYPES
 from training.named import Place
 from training.reporter import Reporter
-from training.speed import DTYPES, Speed, flops, hardware_limit
+from training.speed import Speed, flops, hardware_limit
 
 LOSS_SUM = "loss_sum.rank{}.json"
 # What a TrainerState has lived through, beside what it was set to and where its checkpoints lie.
@@ -144,6 +145,7 @@ class ExactTrainer(Trainer):
         """The loss and the metrics of the validation split, by what the programs that predict use, too: the Trainer's
         own holds the logits of all rows, and counts some twice."""
         model = self._wrap_model(self.model, training=False)
+        self.callback_handler.eval_dataloader = dataloader
 
         kind = self._task.kind
 

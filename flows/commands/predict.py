@@ -29,6 +29,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="what it is asked; several a row where it takes several",
     )
     parser.add_argument(
+        "--kind",
+        metavar="MODULE:CLASS",
+        default="",
+        help="of a model of your own kind, that kind: its code is run",
+    )
+    parser.add_argument(
         "--file",
         metavar="IN",
         type=Path,
@@ -52,7 +58,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError(problems)
     name, alias, version = _named(arguments.model)
     with sigterm_interrupts():
-        model = find(name, alias, version)
+        model = find(name, alias, version, arguments.kind)
         if arguments.file is None:
             return _print_answers(model, arguments.texts)
         terminal = Terminal()

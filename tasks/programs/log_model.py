@@ -5,12 +5,13 @@ The server is the one that MLFLOW_TRACKING_URI names: its URL may hold a passwor
 
 from __future__ import annotations
 
-import inspect
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.programs.answer import logged, parts_of
+from tasks.runtime.code import PROJECT, code_digests
 from tasks.runtime.connection import failures_told
 from training.absent import absent
 from training.program import run_program
@@ -48,20 +49,19 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     kind = kinds.of(say)
     rows, stored = _probes(kind, job)
     mlflow.set_experiment(say["experiment"])
-    inputs = rows.schema.names
     info = Model.log(
         artifact_path=None,
         name=say["registry"],
         run_id=say["run_id"],
         # By name: of texts without one, MLflow takes those that look like values of Python's for these values.
         signature=ModelSignature(
-            inputs=Schema([ColSpec("string", name) for name in inputs]),
+            inputs=Schema([ColSpec(_mlflow_type(rows.schema.field(name).type), name) for name in rows.schema.names]),
             outputs=Schema([ColSpec(of, name) for name, of in kind.serves.items()]) if kind.serves else None,
         ),
         input_example=rows.slice(0, say["examples"]).to_pylist(),
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
-        **(_as_pipeline if kind.pipeline else _as_code)(kind, folder, say),
+        **(_as_pipeline(kind, folder, say) if kind.pipeline else _as_code(kind, folder, say, job_dir / "code")),
     )
     events.progress(done=1, total=3)
     _compare(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
@@ -93,22 +93,34 @@ def _as_pipeline(kind: Kind, folder: Path, say: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any]) -> dict[str, Any]:
-    """Of any other: its folder, and the code that asks it, the author's of the kind included; no pickle."""
+def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any], code: Path) -> dict[str, Any]:
+    """Of any other: its folder, and the code that asks it, gathered in `code`, with what the author's of the kind
+    imports of their own; no pickle."""
     import mlflow
 
-    import training
-
-    own = inspect.getsourcefile(type(kind))
-    package = Path(training.__file__).parent
-    assert own is not None
+    for name in code_digests(["training.asking", type(kind).__module__]):
+        source = next(path for path in (PROJECT / name, Path(name)) if path.is_file())
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, code / name)
+    shutil.copytree(PROJECT / "training", code / "training", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pyc"))
     return {
         "flavor": mlflow.pyfunc,
         "python_model": str(Path(__file__).with_name("served.py")),
         "artifacts": {"model": str(folder)},
         "model_config": {name: say.get(name) for name in ("kind", "options", "max_length")},
-        "code_paths": [str(package), *([] if package in Path(own).parents else [own])],
+        "code_paths": sorted(map(str, code.iterdir())),
     }
+
+
+def _mlflow_type(stored: pa.DataType) -> Any:
+    """What MLflow calls the type of a column that the model is shown."""
+    from mlflow.types import DataType
+    from mlflow.types.schema import Array
+    from pyarrow import types
+
+    if types.is_list(stored):
+        return Array(DataType.string)
+    return DataType.double if types.is_floating(stored) else DataType.string
 
 
 def _probes(kind: Kind, job: Job) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:

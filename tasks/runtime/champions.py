@@ -18,8 +18,10 @@ from training.problems import Problem, UserError
 from training.recipe import Recipe
 from training.snapshot import part_of
 
-# The folders in which mlflow.transformers keeps what a model is made of.
-PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
+PARTS = ("model", "tokenizer")
+# The folders in which mlflow.transformers keeps them; one that is served by code has both in the last.
+_LAYOUT = {"model": "model", "tokenizer": "components/tokenizer"}
+_SERVED_BY_CODE = "artifacts/model"
 # Of a recipe's data: where the rows lie, and what is only said of them.
 _NOT_LEARNT_FROM = {"revision", "max_file_gb", "checks"}
 
@@ -119,7 +121,9 @@ def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
         from mlflow.artifacts import download_artifacts, list_artifacts
 
         uri, tracking_uri, found = _place_of(champion, where), settings.tracking_uri(), {}
-        for part, folder in PARTS.items():
+        by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
+        for part in PARTS:
+            folder = _SERVED_BY_CODE if by_code else _LAYOUT[part]
             listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
             found[part] = [file for entry in listed if part_of(file := Path(entry.path).name) == part]
             (aside / part).mkdir(parents=True)

@@ -33,6 +33,7 @@ NOT_INGREDIENTS = (
     "flows",
     "tasks.runtime",
     "training.estimate",
+    "training.kinds.names",
     "training.pictures",
     "training.problems",
     "training.processes",

@@ -15,6 +15,7 @@ from tests.training.test_tokens import save_rows
 from tests.training.vocabularies import CHAT, PAIRS, ROBERTA, TEXTS, save_repository, snapshot
 from training import slow_tokens
 from training import snapshot as parts
+from training.kinds.sequence_classification import SequenceClassification
 from training.problems import UserError
 from training.snapshot import as_the_file_says
 from training.tokens import load_encoder, write
@@ -85,7 +86,7 @@ def check_ids(repository: Path, data: Path, pairs: bool, out: Path) -> None:
             encoder = load_encoder(tokenizer, max_length)
         else:
             encoder = slow_tokens.load_encoder(tokenizer, model, max_length)
-        write(data, encoder, out / str(max_length), "warning", lambda done, total: None)
+        write(SequenceClassification(), data, encoder, out / str(max_length), "warning", lambda done, total: None)
         expected = reference(*texts, truncation=True, max_length=max_length, return_token_type_ids=pairs)
         found = pa.ipc.open_file(out / str(max_length) / "train.arrow").read_all().to_pydict()
         assert found["input_ids"] == expected["input_ids"]

@@ -6,7 +6,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from training import metrics
-from training.kinds import KINDS, load
+from training.kinds import load
 from training.metrics.resampled import figures
 from training.predicted import OneLabel
 from training.problems import UserError
 from training.recipe.release import LESS_IS_BETTER, OF_NUMBERS
-from training.recipe.release import METRICS as OF_ANY_KIND
 from training.resampling import draws
 
 ROOT = Path(__file__).parents[2]
@@ -293,10 +292,14 @@ def test_what_is_no_number_is_told() -> None:
     assert message.endswith("gave 'a' as str: it must be a number.")
 
 
-def table() -> str:
+TABLES = {"metrics": metrics.METRICS, "metrics of tags": metrics.OF_TAGS}
+"""By what marks their place in the reference page."""
+
+
+def table(of: Mapping[str, type[evaluate.Metric]]) -> str:
     """The metrics, as they describe themselves."""
     lines = ["| metric | | better |", "|---|---|---|"]
-    for name, metric in metrics.METRICS.items():
+    for name, metric in of.items():
         better = "less" if name in LESS_IS_BETTER else "more"
         lines.append(f"| `{name}` | {' '.join((metric.__doc__ or '').split())} | {better} |")
     return "\n".join(lines)
@@ -305,15 +308,8 @@ def table() -> str:
 def test_the_table_of_the_reference_page_is_what_the_metrics_say_of_themselves() -> None:
     """Made anew by `python -m tests.training.test_metrics`."""
     page = (ROOT / "training/README.md").read_text()
-    assert page.partition("<!-- metrics -->\n\n")[2].partition("\n\n<!-- /metrics -->")[0] == table()
-
-
-def test_every_metric_is_of_some_kind_and_every_kind_has_some() -> None:
-    of_kinds = {kind: load(kind).metrics for kind in KINDS}
-    assert tuple(metrics.METRICS) == OF_ANY_KIND and set(OF_ANY_KIND) == {
-        n for names in of_kinds.values() for n in names
-    }
-    assert all(of_kinds.values())
+    for mark, of in TABLES.items():
+        assert page.partition(f"<!-- {mark} -->\n\n")[2].partition(f"\n\n<!-- /{mark} -->")[0] == table(of)
 
 
 def test_values_lie_in_the_range_that_is_told_and_agreement_is_better() -> None:
@@ -336,4 +332,4 @@ def test_scoring_imports_neither_torch_nor_transformers() -> None:
 
 
 if __name__ == "__main__":
-    print(table())
+    print("\n\n".join(map(table, TABLES.values())))

@@ -9,18 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from training.kinds.base import Kind
+from training.kinds.names import KINDS
 from training.named import Place
 from training.problems import Problem, UserError, nearest
 
-KINDS: dict[str, str] = {
-    "sequence-classification": "training.kinds.sequence_classification:SequenceClassification",
-    "multi-label-classification": "training.kinds.multi_label_classification:MultiLabelClassification",
-    "regression": "training.kinds.regression:Regression",
-    "causal-lm": "training.kinds.causal_lm:CausalLM",
-    "masked-lm": "training.kinds.masked_lm:MaskedLM",
-}
-"""A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
-kind and a change to one kind's code leaves the artifacts of others valid."""
+__all__ = ["KINDS", "class_of", "code", "load", "named", "of"]
 
 
 def load(kind: str, options: Mapping[str, Any] | None = None) -> Kind:
@@ -34,7 +27,7 @@ def load(kind: str, options: Mapping[str, Any] | None = None) -> Kind:
         raise UserError(
             Problem(kind="recipe", where=f"options.{name}", message=f"{said}.") for name, said in places
         ) from error
-    except TypeError as error:  # it is the author's own, and may lack a method
+    except Exception as error:  # it is the author's own, and may lack a method
         raise _PLACE.refused(f"{kind!r} cannot be made: {error}.") from error
 
 

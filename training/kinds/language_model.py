@@ -43,7 +43,7 @@ class LanguageModel(Kind):
 
     def targets(self, batch: Batch) -> int:
         """The tokens of the batch that the model shall tell."""
-        from training.likelihood import IGNORED
+        from training.batching import IGNORED
 
         return int((self._labels(batch) != IGNORED).sum())
 

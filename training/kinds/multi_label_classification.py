@@ -43,7 +43,7 @@ USUAL = 0.5
 class MultiLabelClassification(KindOfTexts):
     """Any number of the labels a row."""
 
-    serves: ClassVar = {"label": "string", "score": "double"}
+    pipeline = False  # that of text-classification gives one label, and knows no thresholds
     does = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", blank=True)}
     metrics: ClassVar = (
@@ -102,11 +102,6 @@ class MultiLabelClassification(KindOfTexts):
     def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the probabilities alone: one may lie on either side of its threshold."""
         return super().alike(given["probabilities"], stored["probabilities"], tolerance)
-
-    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
-        """By the probability of the likeliest label."""
-        pairs = zip(served["score"], stored, strict=True)
-        return all(abs(score - max(answer["probabilities"].values())) <= tolerance for score, answer in pairs)
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The labels with their probabilities, the likeliest first, those that it has with a mark."""

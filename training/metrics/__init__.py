@@ -39,11 +39,13 @@ from training.metrics.of_labels import (
 from training.metrics.of_likelihoods import Perplexity, TokenAccuracy
 from training.metrics.of_numbers import R2, Mae, Mse, Pearson, Rmse, Spearman
 from training.metrics.of_probabilities import CalibrationError, LogLoss, RocAuc
+from training.metrics.of_tags import OF_TAGS
 from training.named import Place
 from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
+from training.tagged import Tagged
 
-__all__ = ["METRICS", "LabelMetric", "NumberMetric", "ScoreMetric", "compute", "computed", "make"]
+__all__ = ["METRICS", "OF_TAGS", "LabelMetric", "NumberMetric", "ScoreMetric", "compute", "computed", "make"]
 
 METRICS: dict[str, type[evaluate.Metric]] = {
     "accuracy": Accuracy,
@@ -76,7 +78,7 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "mae": Mae,
     "perplexity": Perplexity,
 }
-"""A metric's name in the recipe, and its class."""
+"""A metric's name in the recipe, and its class; those of words' tags are OF_TAGS."""
 
 
 def compute(names: Sequence[str], predicted: Predicted) -> dict[str, float]:
@@ -104,7 +106,8 @@ def make(names: Sequence[str], predicted: Predicted) -> dict[str, evaluate.Metri
     with tempfile.TemporaryDirectory() as scratch:  # evaluate makes a folder a metric, used or not
         for index, name in enumerate(names):
             try:
-                made[name] = _class(name)(config_name=predicted.config_name, keep_in_memory=True, cache_dir=scratch)
+                found = _class(name, predicted)
+                made[name] = found(config_name=predicted.config_name, keep_in_memory=True, cache_dir=scratch)
                 inputs_of(name, made[name], nobody)
             except UserError as error:
                 where = f"evaluation.metrics[{index}]"
@@ -114,14 +117,21 @@ def make(names: Sequence[str], predicted: Predicted) -> dict[str, evaluate.Metri
     return made
 
 
-def _class(name: str) -> type[evaluate.Metric]:
-    if name in METRICS:
-        return METRICS[name]
+def known(predicted: Predicted) -> Mapping[str, type[evaluate.Metric]]:
+    """The project's metrics of such rows: a name may mean another class for another sort of answer."""
+    return OF_TAGS if isinstance(predicted, Tagged) else METRICS
+
+
+def _class(name: str, predicted: Predicted) -> type[evaluate.Metric]:
+    table = known(predicted)
+    if name in table:
+        return table[name]
     if name.startswith(PREFIX):
         return hub.load(name)
     if ":" not in name:
-        choices = f"choose from {', '.join(METRICS)}, or name a class as module:Class"
-        raise refused(f"{name!r} is unknown: {choices}.{nearest(name, METRICS)}")
+        choices = f"choose from {', '.join(table)}, or name a class as module:Class"
+        what = f"is not for {predicted.described}" if name in METRICS else "is unknown"
+        raise refused(f"{name!r} {what}: {choices}.{nearest(name, table)}")
     found: type[evaluate.Metric] = _OWN.load(name)
     return found
 

@@ -18,7 +18,7 @@ from training.problems import Problem, UserError
 from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Level, Model, Recipe, Release, Tokens, Training
 from training.recipe.files import Expanded
 from training.recipe.overrides import finetune_entry, merge, parse_set, read_entries
-from training.recipe.release import fits_slice, more_is_better
+from training.recipe.release import fits_slice, more_is_better, with_usual_metric
 from training.recipe.rules import Written, broken_rules
 from training.recipe.slices import FEWEST_ROWS
 from training.recipe.wording import describe, field_name, templated
@@ -53,7 +53,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
     if not isinstance(values, Mapping):
         raise UserError([Problem(kind="recipe", where="recipe", message=f"{values!r} is not a mapping of fields.")])
     merged, problems = merge(values, overrides or {}, Recipe)
-    expanded = Expanded(merged)
+    expanded = Expanded(with_usual_metric(merged))
     problems += [*expanded.problems, *templated(merged)]
     merged, as_written = expanded.values, len(problems)
     recipe, wrong = None, {problem.where for problem in problems}

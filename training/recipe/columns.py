@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training import kinds
 from training.problems import nearest
@@ -21,13 +21,13 @@ def asked_of(recipe: Recipe) -> Asked:
     return Asked(recipe.data, kinds.load(**recipe.task))
 
 
-def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str]]:
-    """The module of the kind's own code for rows, or the field that names it where it is its author's. None for most
-    kinds: what else they learn to do changes no rows."""
-    kind = type(kinds.load(**recipe.task))
-    if all(getattr(kind, name) is getattr(KindOfRows, name) for name in ("faults", "order")):
-        return [], {}
-    return kinds.code(recipe.kind), kinds.named(recipe.kind)
+def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, Any]]:
+    """The module of the kind's own code for rows, or the field that names it where it is its author's; and the options
+    that matter to it. None for most kinds: what else they learn to do changes no rows."""
+    kind = kinds.load(**recipe.task)
+    if all(getattr(type(kind), name) is getattr(KindOfRows, name) for name in ("faults", "order", "misfit")):
+        return [], {}, {}
+    return kinds.code(recipe.kind), kinds.named(recipe.kind), kind.options_of("load_data")
 
 
 def kind_of(written: Written) -> Kind:

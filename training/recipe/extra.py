@@ -39,6 +39,7 @@ _SET_BY_PROJECT = {
     "workers that outlive an epoch draw other random numbers than those of a run that goes on after a kill": (
         "dataloader_persistent_workers"
     ),
+    "predictions leave the GPU with each batch": "eval_accumulation_steps",
     "evaluation while training needs all predictions": (
         "prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object include_for_metrics"
     ),
@@ -77,7 +78,6 @@ ACCEPTED = {
     "log_level_replica": "the same for the other processes, each in a log of its own",
     "eval_delay": "epochs, or with `eval_strategy: steps` steps, before the first evaluation",
     "eval_on_start": "an evaluation before the first step; not again when a run goes on",
-    "eval_accumulation_steps": "predictions leave the GPU after so many batches",
     "full_determinism": "exact on a GPU, and slower",
     "dataloader_num_workers": "processes that make batches; the batches are the same",
     "dataloader_pin_memory": "on a GPU",

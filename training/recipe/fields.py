@@ -78,7 +78,8 @@ class Data(Section):
     text: list[Text] | None = Field(default=None, min_length=1, max_length=2)
     """The text column, or the two columns of a pair of texts, in the model's order (null: the kind wants none)."""
     label: Text | None = None
-    """The column of labels: names, or whole numbers (null: the kind wants none)."""
+    """The column of labels: names, or whole numbers; for some kinds lists of them, or any numbers (null: the kind wants
+    none)."""
     columns: dict[Text, Text] = Field(default_factory=dict)
     """The columns of the kinds that want others than text and label, by what they are to the kind:
     `{source: en, target: de}` (where left out, a column of that name)."""
@@ -211,8 +212,8 @@ class Training(Section):
     """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
     loss: Text = "cross_entropy"
-    """What training makes small: cross_entropy (the model's own), focal, or a function of yours as
-    `module:function`, called with logits (B, L) and labels (B,): training/losses.py."""
+    """What training makes small, for kind sequence-classification: cross_entropy (the model's own), focal, or a
+    function of yours as `module:function`, called with logits (B, L) and labels (B,): training/losses.py."""
     focal_gamma: float | None = Field(default=None, ge=0)
     """For `loss: focal`: how much less the rows count that are right already (null: 2; 0: cross entropy)."""
     class_weights: BalancedOrWeights | None = None
@@ -294,11 +295,12 @@ class Evaluation(Section):
     """The splits that are predicted and scored."""
     metrics: list[Text] = Field(default=["accuracy"], min_length=1)
     """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
-    of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`."""
+    of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`. Where it is left out and accuracy does not
+    fit the kind, the first that does."""
     slices: list[Text] = Field(default_factory=list)
     """By what each split is also judged in groups: columns of the rows (text, whole numbers or truths, of at most 1,000
-    different values), `label`, or `length_bucket` (quarters of the rows by their number of tokens). Rows without a
-    value are the group `none`, with those that say so themselves."""
+    different values), `label` (where a row has one), or `length_bucket` (quarters of the rows by their number of
+    tokens). Rows without a value are the group `none`, with those that say so themselves."""
     allow_remote_code: bool = False
     """Whether the code of metrics of the Hub may be run here."""
 
@@ -373,8 +375,9 @@ class Recipe(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """Names the runs of this recipe: lower-case letters, digits and `-`."""
     kind: Text
-    """What the model learns to do. sequence-classification: one label a text, or a pair of texts. Or a kind of yours, a
-    class as `module:Class`: training/kinds/base.py."""
+    """What the model learns to do, of each text or pair of texts. sequence-classification: one of the labels.
+    multi-label-classification: any number of them. regression: a number. Or a kind of yours, a class as `module:Class`:
+    training/kinds/base.py."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the kind's own; its class in training/kinds tells of them, and of their defaults."""
     data: Data

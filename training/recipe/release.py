@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from training.kinds import KINDS, class_of
 from training.problems import nearest
 from training.recipe.columns import kind_of
 from training.recipe.data import DOTTED
@@ -53,7 +54,8 @@ def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
 def _metrics(written: Written) -> Iterator[tuple[str, str]]:
     metrics, kind = written["evaluation.metrics"], written["kind"]
     known = kind_of(written).metrics
-    choices = f"choose from {', '.join([*known, ''])}or name a class of yours as module:Class"
+    choices = f"choose from {', '.join(known)}, or name" if known else "name"
+    choices += " a class of yours as module:Class"
     for index, name in enumerate(metrics):
         where = f"evaluation.metrics[{index}]"
         if name in metrics[:index]:
@@ -66,6 +68,15 @@ def _metrics(written: Written) -> Iterator[tuple[str, str]]:
         elif name not in known and not DOTTED.fullmatch(name):
             what = f"does not fit kind {kind}" if name in METRICS else "is unknown"
             yield where, f"{name!r} {what}: {choices}.{nearest(name, known)}"
+
+
+def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe as it is spelt; with the first metric of its kind, where it names none and accuracy does not fit."""
+    kind, evaluation = values.get("kind"), values.get("evaluation") or {}
+    if kind not in KINDS or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
+        return values
+    metrics = class_of(kind).metrics
+    return values if "accuracy" in metrics else {**values, "evaluation": {**evaluation, "metrics": [metrics[0]]}}
 
 
 def more_is_better(figure: str) -> bool:

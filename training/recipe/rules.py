@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from training.kinds import KINDS, class_of
+from training.kinds import KINDS, class_of, load
 from training.problems import Problem, UserError, nearest
 from training.recipe.columns import kind_of
 from training.recipe.compute import SHARING_RULES
@@ -89,10 +89,13 @@ def _options(written: Written) -> Iterator[tuple[str, str]]:
         return
     try:
         known.model_validate(given)
+        load(written["kind"], given)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             told = describe(detail, known)
             yield f"options.{told.where}", told.message
+    except UserError as error:  # of an author's own kind
+        yield "kind", error.problems[0].message
 
 
 def _model_source(written: Written) -> Iterator[tuple[str, str]]:

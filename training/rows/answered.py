@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -98,7 +99,13 @@ def need_value(value: Any, form: Form, kind: str, where: str, said: str = "") ->
             raise UserError([Problem(kind=kind, where=where, message=f"{said}, where a text belongs.")])
         return value
     if form == "number":
-        return float(value)
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError([Problem(kind=kind, where=where, message=f"{said}, where a number belongs.")])
+        return number
     column, wrong = from_json(pa.array([value if isinstance(value, str) else as_json(value)]), "", form)
     if wrong:
         raise UserError([Problem(kind=kind, where=where, message=f"{said}, where such as {EXAMPLES[form]} belongs.")])

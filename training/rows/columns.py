@@ -53,9 +53,10 @@ class KindOfRows:
         first counts that has all columns which the recipe names. By default there is one: all of them."""
         return (self.columns,)
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask] | tuple[str, str, Mask, str]]:
         """What is wrong with rows that passed all other checks: one of `checks`, words that follow "row 7", such as
-        "has fewer tags than words in column 'tags'", and a truth for each row.
+        "has fewer tags than words in column 'tags'", and a truth for each row; and perhaps words that follow those and
+        are of the first such row, such as ": 2 tags, 3 words".
 
         `rows` has what is to be stored, but for labels, which are still the names that the rows have (string, and
         list<string>). It may be called with no rows.
@@ -65,4 +66,9 @@ class KindOfRows:
     def order(self, labels: Sequence[str]) -> list[str] | None:
         """All these labels of the training rows in the order of the model's outputs, where neither the recipe nor the
         source names them. None for the order they come in: by value where all are whole numbers, else by spelling."""
+        return None
+
+    def misfit(self, labels: Sequence[str]) -> tuple[str, str] | None:
+        """One of all labels in order, whoever named them, that cannot stand beside the others, and why, in words that
+        follow "label 'x'"; None where all go together."""
         return None

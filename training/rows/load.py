@@ -194,6 +194,10 @@ class _Reading:
             names, places = label_places(self.asked.data.label_names, stored, seen)
         except UserError as error:
             return [], {}, _told([*found, *error.problems])
+        if (column := self.asked.labels) and (misfit := self.asked.kind.misfit(names)):
+            label, why = misfit
+            first = next((survey.first[label] for survey in parts if label in survey.first), column.field)
+            found.append(Problem(kind="data", where=first, message=f"label {label!r} {why}"))
         if level_of("unknown_label", self.asked) != "error":
             for split, survey in self.surveys.items():
                 survey.leave_out_unknown(places, _written(self.kept / split))

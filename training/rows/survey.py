@@ -159,10 +159,15 @@ def without_faulty(block: Block, survey: Survey, faults: Faults) -> Block:
     return _without(block, survey.asked.kind.faults(block.rows), survey, faults)
 
 
-def _without(block: Block, found: Iterable[tuple[str, str, Mask]], survey: Survey, faults: Faults) -> Block:
+def _without(
+    block: Block,
+    found: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
+    survey: Survey,
+    faults: Faults,
+) -> Block:
     bad = np.zeros(block.rows.num_rows, bool)
-    for check, what, wrong in found:
-        faults.add(block.where, check, what, block.numbers[wrong].tolist())
+    for check, what, wrong, *of_first in found:
+        faults.add(block.where, check, what, block.numbers[wrong].tolist(), *of_first)
         bad |= wrong
     if not bad.any():
         return block

@@ -42,7 +42,7 @@ def test_a_recipe_names_what_its_kind_wants_and_no_more_than_it_must(kind: str, 
     ("kind", "data", "where", "message"),
     [
         ("sequence-classification", {"text": ["a"]}, "data.label",
-         "is missing: The column of labels: names, or whole numbers."),
+         "is missing: The column of labels: names, or whole numbers; for some kinds lists of them, or any numbers."),
         (f"{KINDS}Lines", {}, "data.text",
          "is missing: The text column, or the two columns of a pair of texts, in the model's order."),
         (f"{KINDS}Lines", {"text": ["text"], "label": "y"}, "data.label",

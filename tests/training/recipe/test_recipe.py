@@ -10,10 +10,11 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from training.kinds import KINDS
+from training.kinds import load as load_kind
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra import arguments
-from training.recipe.release import METRICS
 from training.recipe.slices import named_groups
 
 ROOT = Path(__file__).parents[3]
@@ -163,8 +164,8 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("name", "My Reviews",
          "'My Reviews' is not a name for it: use lower-case letters, digits and '-', beginning with "
          "a letter or digit."),
-        ("kind", "regression",
-         "'regression' is unknown: choose from sequence-classification, or name a class of yours as module:Class."),
+        ("kind", "ranking",
+         f"'ranking' is unknown: choose from {', '.join(KINDS)}, or name a class of yours as module:Class."),
         ("data.path", "", "is empty: it takes text."),
         ("data.label", 3, "3 is of the wrong type: it takes text. Put it in quotes."),
         ("data.text", ["a", "b", "c"], "['a', 'b', 'c'] has 3 entries: it takes at most 2."),
@@ -291,9 +292,36 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
 def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
     assert problems(overrides={"evaluation.metrics": ["f1", "acuracy"]}) == {
         "evaluation.metrics[1]": (
-            f"'acuracy' is unknown: choose from {', '.join(METRICS)}, "
+            f"'acuracy' is unknown: choose from {', '.join(load_kind('sequence-classification').metrics)}, "
             "or name a class of yours as module:Class. Did you mean 'accuracy'?"
         )
+    }
+
+
+def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
+    assert changed(kind="regression").evaluation.metrics == ["mse"]
+    assert changed(kind="multi-label-classification").evaluation.metrics == ["accuracy"]
+    told = problems(
+        overrides={
+            "kind": "regression",
+            "evaluation.metrics": ["r2", "hamming_loss"],
+            "evaluation.slices": ["label"],
+            "training.loss": "focal",
+            "training.label_smoothing_factor": 0.1,
+            "training.class_weights": "balanced",
+        }
+    )
+    idle = "does nothing with kind regression: leave it out, or set it to {}."
+    choices = f"{', '.join(load_kind('regression').metrics)}, or name a class of yours as module:Class."
+    assert told == {
+        "training.loss": idle.format("cross_entropy"),
+        "training.label_smoothing_factor": idle.format("0.0"),
+        "training.class_weights": idle.format("null"),
+        "evaluation.metrics[1]": f"'hamming_loss' does not fit kind regression: choose from {choices}",
+        "evaluation.slices[0]": (
+            "'label' is for kinds of one label a row, and regression is none: choose another slice, "
+            "such as length_bucket."
+        ),
     }
 
 
@@ -397,7 +425,10 @@ def test_what_a_repository_cannot_take_is_told(values: dict[str, Any], where: st
 
 def test_missing_fields_are_told_with_what_they_are_for() -> None:
     values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
-    assert problems(values) == {"data.label": "is missing: The column of labels: names, or whole numbers."}
+    assert problems(values) == {
+        "data.label": "is missing: The column of labels: names, or whole numbers; for some kinds lists of them, or any "
+        "numbers."
+    }
 
 
 def test_a_text_that_prefect_would_template_is_refused() -> None:
