@@ -36,9 +36,7 @@ class Asker:
         types of `Kind.answer_types`."""
         if not rows.num_rows:
             return []
-        features = self._kind.features(self._encoder, rows).rows
-        features = TokenRows(
-            pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, iter([features])))
-        )
-        answers = predict(self._kind, self._network, features, self._collate, BATCH_ROWS, "no")
+        features = iter([self._kind.features(self._encoder, rows).rows])
+        token_rows = pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, features))
+        answers = predict(self._kind, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
         return self._kind.explained(answers, self.labels)

@@ -22,7 +22,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from training.drawing import Numbered
-from training.kinds.base import Kind
 from training.problems import Problem, UserError
 
 IGNORED = -100
@@ -47,7 +46,6 @@ class TokenRows(Dataset[dict[str, Any]]):
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
         listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
-        self._row: npt.NDArray[np.int64] | None = table["row"].to_numpy() if "row" in table.column_names else None
         self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
         single = [name for name in table.column_names if name not in ("length", *listed)]
         self._values: dict[str, npt.NDArray[Any]] = {name: table[name].to_numpy() for name in single}
@@ -68,9 +66,8 @@ class TokenRows(Dataset[dict[str, Any]]):
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
         """The tokens of each row of the data, which may have several rows here."""
-        if self._row is None:
-            return self.lengths
-        return np.bincount(self._row, weights=self.lengths).astype(np.int32)
+        row = self._values.get("row")
+        return self.lengths if row is None else np.bincount(row, weights=self.lengths).astype(np.int32)
 
     @property
     def labels(self) -> npt.NDArray[Any]:
@@ -90,17 +87,6 @@ class TokenRows(Dataset[dict[str, Any]]):
         """Answers to all of the rows, in order, with the `label` of each in front, where rows have one."""
         there = "label" in self.table.column_names
         return answers.add_column(0, "label", self.table["label"]) if there else answers
-
-    def answered(self, answers: pa.Table, kind: Kind) -> pa.Table:
-        """Given the answers to all of these rows, in order, those to the rows of the data, with the `label` of each in
-        front, where rows have one."""
-        if self._row is None:
-            return self.labelled(answers)
-        joined = kind.joined(answers, self._row)
-        if "label" not in self.table.column_names:
-            return joined
-        first = np.unique(self._row, return_index=True)[1]
-        return joined.add_column(0, "label", self.table["label"].take(first))
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""

@@ -27,10 +27,10 @@ from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import kinds, predict, scratch, tokens
-from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.batching import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.drawing import Numbered
 from training.kinds.base import Kind
-from training.likelihood import IGNORED, TokenLoss, following, sums_of_rows
+from training.likelihood import TokenLoss, following, sums_of_rows
 from training.metrics import compute
 from training.model import export, load_for_training, load_tokenizer
 from training.predicted import Likelihoods

@@ -13,8 +13,6 @@ from training.closed import Closed
 from training.rows.columns import Column, KindOfRows
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
@@ -82,13 +80,9 @@ class Kind(KindOfRows, ABC):
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What is stored of a split and made into batches, given the features of its rows, block by block: by default
         these as they are. There may be several a row: then with a column `row` (int64), which numbers the rows from 0,
-        in their order; or many in one, which can be trained on alone. At least one batch."""
+        in their order, and `beside_rows` makes one answer of theirs; or many in one, which can only be trained on. At
+        least one batch."""
         return features
-
-    def joined(self, answers: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """One answer a row, given one for each of its token rows, and the number of the row that each of these is of.
-        For kinds whose `token_rows` has that column."""
-        raise NotImplementedError(f"{type(self).__name__} has several token rows a row, and does not join the answers")
 
     def prepare(self, model: PreTrainedModel) -> None:
         """Makes a model ready to be trained, where loading is not enough. Raises UserError where it cannot be."""
@@ -122,7 +116,7 @@ class Kind(KindOfRows, ABC):
     def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """Answers to all of the rows, in order, as they are stored: by what the rows are made of rather than by their
         tokens, and with the `label` of each in front, where rows have one."""
-        return rows.answered(answers, self)
+        return rows.labelled(answers)
 
     @abstractmethod
     def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predicted:

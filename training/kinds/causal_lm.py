@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, ClassVar
 from training.kinds.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
+    from training.batching import TokenRows
     from training.evaluating import Batch
     from training.features import Features
     from training.next_tokens import PadDocuments
@@ -89,12 +88,13 @@ class CausalLM(LanguageModel):
             for rows in windows(features, max_length):
                 yield rows.append_column("targets", np.maximum(rows.column("length").to_numpy() - 1, 0))
 
-    def joined(self, answers: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """The sums over the windows of each row."""
         import numpy as np
         import pyarrow as pa
 
-        sums = {name: np.bincount(rows, weights=answers[name].to_numpy()) for name in answers.column_names}
+        row = rows.table["row"].to_numpy()
+        sums = {name: np.bincount(row, weights=answers[name].to_numpy()) for name in answers.column_names}
         return pa.table(sums).cast(answers.schema)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadDocuments:
