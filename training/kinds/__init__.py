@@ -14,6 +14,7 @@ from training.problems import Problem, UserError, nearest
 
 KINDS: dict[str, str] = {
     "sequence-classification": "training.kinds.sequence_classification:SequenceClassification",
+    "seq2seq": "training.kinds.seq2seq:Seq2Seq",
 }
 """A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
 kind and a change to one kind's code leaves the artifacts of others valid."""

@@ -35,6 +35,9 @@ class Kind(KindOfRows, ABC):
         """The settings that a recipe may have for it: `options`. By default none."""
 
     options: Options
+    silent: str | None = None
+    """Where the model answers nothing but what the loss of each row is: why that is, or nothing where the recipe asks
+    for it. The recipe's metrics have to wait then."""
     option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
     """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
     makes another."""
@@ -56,6 +59,14 @@ class Kind(KindOfRows, ABC):
     does: ClassVar[str]
     """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
     pair of them, and `{labels}` for how many labels there are, and their names."""
+
+    def while_training(self, compute: Mapping[str, Any]) -> Kind:
+        """The kind as evaluations have it while a model trains, given the recipe's compute section: one that is
+        `silent` where answers take too long, or are not to be had of a shared model. By default itself."""
+        return self
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Has the config of a model that is about to train say what it must know of its tokenizer."""
 
     @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
@@ -91,6 +102,10 @@ class Kind(KindOfRows, ABC):
     def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """What the model makes of the B rows of a batch, a line a row, given what came of the forward pass: what is
         stored of a prediction, under names other than `row`, `label` and `tokens`."""
+
+    def worded(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+        """Answers as they are stored: texts where the model's are token ids. By default as they are."""
+        return answers
 
     @abstractmethod
     def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predicted:

@@ -34,6 +34,7 @@ from training.metrics.of_labels import (
 )
 from training.metrics.of_numbers import Mae, Mse, Pearson, Spearman
 from training.metrics.of_probabilities import CalibrationError, LogLoss, RocAuc
+from training.metrics.of_texts import OF_TEXTS
 from training.named import Place
 from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
@@ -62,6 +63,7 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "calibration_error": CalibrationError,
     "mse": Mse,
     "mae": Mae,
+    **OF_TEXTS,
 }
 """A metric's name in the recipe, and its class."""
 
