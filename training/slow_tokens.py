@@ -85,7 +85,9 @@ def _need_target_language(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UserError for a tokenizer of many languages that does not know which one it is to write: left alone, it
     takes the source's."""
     if getattr(tokenizer, "tgt_lang", "") is None:
-        message = "names no tgt_lang: load the tokenizer with src_lang and tgt_lang, and save it with save_pretrained()."
+        message = (
+            "names no tgt_lang: load the tokenizer with src_lang and tgt_lang, and save it with save_pretrained()."
+        )
         where = f"{tokenizer.name_or_path}/tokenizer_config.json"
         raise UserError([Problem(kind="tokens", where=where, message=message)])
 

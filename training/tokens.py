@@ -289,9 +289,7 @@ def _targets(tallies: Mapping[str, Tally]) -> dict[str, Tally]:
     return {split: tally.targets for split, tally in tallies.items() if tally.targets}
 
 
-def _cut(
-    tallies: Mapping[str, Tally], what: str, where: str, level: Literal["error", "warning"]
-) -> Iterator[Problem]:
+def _cut(tallies: Mapping[str, Tally], what: str, where: str, level: Literal["error", "warning"]) -> Iterator[Problem]:
     """A problem for each split with rows that are longer than allowed, or with targets that are."""
     for split, tally in tallies.items():
         if tally.truncated:

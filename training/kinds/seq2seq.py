@@ -102,27 +102,31 @@ class Seq2Seq(Kind):
         return []
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """What a target ends with, and what a decoder begins with, where the config does not say so. Raises UserError
-        where the tokenizer ends a target with nothing: the model would never learn to end."""
-        ends = [tokenizer.eos_token_id, tokenizer.sep_token_id]
+        """What a decoder begins with, and what a target begins and ends with, as this tokenizer encodes it: a model of
+        many languages may bring another one's. Raises UserError where a target ends with nothing: the model would never
+        learn to end."""
+        import torch
+
+        config, generation = model.config, model.generation_config
         written = tokenizer(text_target="")["input_ids"]
+        ends = [tokenizer.eos_token_id, tokenizer.sep_token_id]
         end = next((token for token in ends if token is not None and token in written), None)
         if end is None:
             message = "puts no eos_token behind a target: choose a tokenizer that does, such as that of a T5 or a BART."
             raise UserError([Problem(kind="model", where="tokenizer", message=message)])
-        start = getattr(model.config, "decoder_start_token_id", None)
-        found = {
-            "pad_token_id": model.config.pad_token_id,
-            "decoder_start_token_id": model.config.pad_token_id if start is None else start,
-        }
-        own = model.config.eos_token_id
-        if end not in (own if isinstance(own, list) else [own]):
-            found["eos_token_id"] = end
-            if getattr(model.generation_config, "forced_eos_token_id", None) is not None:
-                found["forced_eos_token_id"] = end
-        for config in (model.config, model.generation_config):
-            for name, token in found.items():
-                setattr(config, name, token)
+        if end not in (own if isinstance(own := config.eos_token_id, list) else [own]):
+            config.eos_token_id = end
+        if getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = config.pad_token_id
+        start = config.decoder_start_token_id
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([written]))[0, 0])
+        generation.update(
+            pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id, decoder_start_token_id=start
+        )
+        for forced, token in {"forced_bos_token_id": written[0], "forced_eos_token_id": end}.items():
+            if getattr(generation, forced, None) is not None:
+                setattr(generation, forced, token)
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """Of the prefix with `source`: input_ids and length. Of `target`, where rows have one: `label`, its token ids
