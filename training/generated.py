@@ -51,7 +51,7 @@ class Generated(Predicted):
         return texts.reshape(-1, 1) if listed else texts
 
     @cached_property
-    def goodness(self) -> npt.NDArray[np.float64]:  # type: ignore[override]
+    def goodness(self) -> npt.NDArray[np.float64]:
         """The chrF of each row by itself."""
         from training.metrics.of_texts import Chrf
 

@@ -19,6 +19,7 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from training import metrics
+from training.metrics.of_texts import OF_TEXTS
 from training.metrics.resampled import figures
 from training.predicted import OneLabel
 from training.problems import UserError
@@ -26,6 +27,7 @@ from training.recipe.release import LESS_IS_BETTER, METRICS, OF_NUMBERS
 from training.resampling import draws
 
 ROOT = Path(__file__).parents[2]
+OF_LABELS = tuple(name for name in METRICS if name not in OF_TEXTS)
 
 
 def sure(predictions: Any, references: Any, labels: list[str]) -> OneLabel:
@@ -100,9 +102,9 @@ LABELS = [["0", "1"], ["1", "2.5", "10"], [str(n) for n in range(12)]]
 
 @pytest.mark.parametrize("labels", LABELS, ids=len)
 def test_every_metric_is_what_the_library_says_called_directly(labels: list[str]) -> None:
-    assert tuple(metrics.METRICS) == METRICS and DIRECTLY.keys() == metrics.METRICS.keys()
+    assert tuple(metrics.METRICS) == METRICS and tuple(DIRECTLY) == OF_LABELS
     rows = guessed(labels, 300)
-    assert metrics.compute(METRICS, rows) == pytest.approx({n: f(rows) for n, f in DIRECTLY.items()}, abs=1e-12)
+    assert metrics.compute(OF_LABELS, rows) == pytest.approx({n: f(rows) for n, f in DIRECTLY.items()}, abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore")  # the libraries warn of what has no value
@@ -113,8 +115,8 @@ def test_figures_of_drawn_rows_are_what_the_library_says_of_those_rows(labels: l
     (counts,) = draws(len(rows), 12, seed=3)
     lone = np.eye(len(rows), dtype=np.int32)[:1] * 5  # one row five times
     counts = np.concatenate([counts, np.ones((1, len(rows)), np.int32), lone])
-    found = figures(METRICS, rows)
-    assert list(found) == list(METRICS)
+    found = figures(OF_LABELS, rows)
+    assert list(found) == list(OF_LABELS)
     unknown = 0
     for name, figure in found.items():
         drawn = figure(counts)
@@ -188,20 +190,20 @@ def test_label_that_is_never_predicted_counts_as_nothing_found() -> None:
 
 @pytest.mark.filterwarnings("ignore:A single label was found")
 def test_what_has_no_value_is_no_number_and_no_error() -> None:
-    alike = metrics.compute(METRICS, sure([0, 0], [0, 0], ["1", "2"]))
+    alike = metrics.compute(OF_LABELS, sure([0, 0], [0, 0], ["1", "2"]))
     assert {name for name, value in alike.items() if math.isnan(value)} == {"roc_auc", "pearson", "spearman"}
     lost = OneLabel(TWO.references, TWO.predictions, np.full((5, 2), np.nan), ["1", "2"])
     names = {"roc_auc", "log_loss", "calibration_error"}
-    assert {name for name, value in metrics.compute(METRICS, lost).items() if math.isnan(value)} == names
+    assert {name for name, value in metrics.compute(OF_LABELS, lost).items() if math.isnan(value)} == names
     counts = np.ones((1, 5), np.int32)
-    assert {name for name, figure in figures(METRICS, lost).items() if np.isnan(figure(counts))} == names
+    assert {name for name, figure in figures(OF_LABELS, lost).items() if np.isnan(figure(counts))} == names
 
 
 def test_all_metrics_combine_as_those_of_evaluate_do() -> None:
     rows = guessed(["0", "1", "2"], 50)
-    together = evaluate.combine([metric() for metric in metrics.METRICS.values()])
+    together = evaluate.combine([metrics.METRICS[name]() for name in OF_LABELS])
     given = {"predictions": rows.predictions, "references": rows.references, "prediction_scores": rows.probabilities}
-    assert together.compute(**given) == pytest.approx(metrics.compute(METRICS, rows), abs=1e-12)
+    assert together.compute(**given) == pytest.approx(metrics.compute(OF_LABELS, rows), abs=1e-12)
 
 
 # The user's own
@@ -309,7 +311,7 @@ def test_values_lie_in_the_range_that_is_told_and_agreement_is_better() -> None:
     for seed in range(5):
         rows = guessed(["1", "2", "3"], 40, seed)
         right = OneLabel(rows.references, rows.references, np.eye(3)[rows.references], rows.labels)
-        found, best = metrics.compute(METRICS, rows), metrics.compute(METRICS, right)
+        found, best = metrics.compute(OF_LABELS, rows), metrics.compute(OF_LABELS, right)
         for name, value in found.items():
             said = " ".join((metrics.METRICS[name].__doc__ or "").split())
             ((low, high),) = re.findall(r"From (-?\d) (?:to (\d)|up)", said)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from training.closed import Closed
 from training.kinds.base import Column, Kind
 from training.problems import Problem, UserError
 
@@ -49,7 +48,7 @@ together, and they generate texts of different lengths."""
 class Seq2Seq(Kind):
     """A text for a text."""
 
-    class Options(Closed):
+    class Options(Kind.Options):
         prefix: str = ""
         """What stands before each source, such as `translate English to German: ` for T5."""
         max_target_length: int = Field(default=128, ge=1)

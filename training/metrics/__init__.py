@@ -59,11 +59,11 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "roc_auc": RocAuc,
     "pearson": Pearson,
     "spearman": Spearman,
+    **OF_TEXTS,
     "log_loss": LogLoss,
     "calibration_error": CalibrationError,
     "mse": Mse,
     "mae": Mae,
-    **OF_TEXTS,
 }
 """A metric's name in the recipe, and its class."""
 

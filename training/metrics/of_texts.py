@@ -34,8 +34,8 @@ class Bleu(TextMetric):
 
     name = "bleu"
 
-    def statistics(self, *, predictions: Texts, references: Texts, **_: Any) -> Floats:
-        return np.array(_bleu()._extract_corpus_statistics(list(predictions), [list(references)]), np.float64)
+    def statistics(self, **inputs: Any) -> Floats:
+        return _of_rows(_bleu(), **inputs)
 
     def of_sums(self, sums: Floats) -> Floats:
         bleu = _bleu()
@@ -48,22 +48,27 @@ class Chrf(TextMetric):
 
     name = "chrf"
 
-    def statistics(self, *, predictions: Texts, references: Texts, **_: Any) -> Floats:
-        return np.array(_chrf()._extract_corpus_statistics(list(predictions), [list(references)]), np.float64)
+    def statistics(self, **inputs: Any) -> Floats:
+        return _of_rows(_chrf(), **inputs)
 
     def of_sums(self, sums: Floats) -> Floats:
         chrf = _chrf()
         return np.array([chrf._compute_score_from_stats(line.tolist()).score for line in sums])
 
 
+def _of_rows(metric: Any, predictions: Texts, references: Texts) -> Floats:
+    """Sacrebleu's own statistics of each row."""
+    return np.array(metric._extract_corpus_statistics(list(predictions), [list(references)]), np.float64)
+
+
 def _bleu() -> Any:
-    from sacrebleu.metrics import BLEU  # here, for it takes a third of a second that others need not wait
+    from sacrebleu.metrics.bleu import BLEU  # here, for it takes a third of a second that others need not wait
 
     return BLEU()
 
 
 def _chrf() -> Any:
-    from sacrebleu.metrics import CHRF
+    from sacrebleu.metrics.chrf import CHRF
 
     return CHRF()
 
@@ -74,8 +79,9 @@ class _MeanOfTexts(TextMetric):
     def _of_row(self, prediction: str, reference: str) -> float:
         raise NotImplementedError
 
-    def statistics(self, *, predictions: Texts, references: Texts, **_: Any) -> Floats:
-        found = [(self._of_row(*texts), 1.0) for texts in zip(predictions, references, strict=True)]
+    def statistics(self, **inputs: Any) -> Floats:
+        texts = zip(inputs["predictions"], inputs["references"], strict=True)
+        found = [(self._of_row(*both), 1.0) for both in texts]
         return np.array(found, np.float64).reshape(len(found), 2)
 
     def of_sums(self, sums: Floats) -> Floats:

@@ -164,7 +164,8 @@ def test_six_different_mistakes_give_six_messages() -> None:
          "'My Reviews' is not a name for it: use lower-case letters, digits and '-', beginning with "
          "a letter or digit."),
         ("kind", "regression",
-         "'regression' is unknown: choose from sequence-classification, or name a class of yours as module:Class."),
+         "'regression' is unknown: choose from sequence-classification, seq2seq, or name "
+         "a class of yours as module:Class."),
         ("data.path", "", "is empty: it takes text."),
         ("data.label", 3, "3 is of the wrong type: it takes text. Put it in quotes."),
         ("data.text", ["a", "b", "c"], "['a', 'b', 'c'] has 3 entries: it takes at most 2."),
