@@ -102,7 +102,7 @@ LABELS = [["0", "1"], ["1", "2.5", "10"], [str(n) for n in range(12)]]
 
 @pytest.mark.parametrize("labels", LABELS, ids=len)
 def test_every_metric_is_what_the_library_says_called_directly(labels: list[str]) -> None:
-    assert tuple(metrics.METRICS) == METRICS and tuple(DIRECTLY) == OF_LABELS
+    assert tuple(metrics.METRICS) == METRICS and set(DIRECTLY) == set(OF_LABELS)
     rows = guessed(labels, 300)
     assert metrics.compute(OF_LABELS, rows) == pytest.approx({n: f(rows) for n, f in DIRECTLY.items()}, abs=1e-12)
 
