@@ -53,7 +53,7 @@ def evaluate(
     shares = ranks.to_first((found, losses))
     of_batches = np.full((plan.batches, 2), math.nan)  # in their order, so that the sum does not hang on the ranks
     for place, (_, of_share) in enumerate(shares):
-        of_batches[place :: len(shares)] = of_share
+        of_batches[place :: len(shares)] = np.reshape(of_share, (-1, 2))  # also where a rank has no batch of its own
     mean = float(of_batches.prod(axis=1).sum() / of_batches[:, 1].sum())
     if not shares:
         return Evaluated(ranks.from_first(mean), pa.table({}))

@@ -30,6 +30,8 @@ from training.metrics.resampled import figures
 from training.model import load_for_training, load_tokenizer, load_trained
 from training.problems import UserError
 from training.protocol import Events, Job
+from training.recipe import Compute
+from training.strategies import fsdp
 from training.tokens import tokenize
 
 WORDS = {"cat": "Katze", "dog": "Hund", "red": "rot", "tall": "groß", "runs": "rennt", "sleeps": "schläft"}
@@ -225,6 +227,15 @@ def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_wou
     kind = Seq2Seq().while_training({"strategy": "fsdp"})
     assert kind.silent is not None and kind.silent.startswith("with fsdp, nothing is generated while training")
     assert Seq2Seq().while_training({"strategy": "deepspeed-zero2"}).silent is None
+
+
+def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_embeddings(world: Path) -> None:
+    tokenizer = load_tokenizer(world / "base/output/tokenizer")
+    model = load_for_training(Seq2Seq(), world / "base/output/model", [], tokenizer, seed=1)
+    with pytest.raises(
+        UserError, match=r"encoder\.embed_tokens and decoder\.embed_tokens have the weights of its embed"
+    ):
+        fsdp.arguments(Compute(strategy="fsdp").learnt_by(), model)
 
 
 def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
