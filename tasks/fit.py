@@ -43,7 +43,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
     return Ingredients(
         {
             "kind": recipe.kind,
-            "options": kinds.load(**recipe.task).options_of("fit"),
+            "options": _options(recipe),
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
             "compute": _compute(recipe, pins),
             **_metrics_of_the_hub(recipe),
@@ -62,6 +62,16 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
             *(["deepspeed"] if strategy.startswith("deepspeed") else []),
         ),
     )
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    """Those that matter to training: where a metric chooses the best model, also those that answers are made by."""
+    kind = kinds.load(**recipe.task)
+    return kind.options_of("fit") | (kind.options_of("predict") if _metric_chooses(recipe) else {})
+
+
+def _metric_chooses(recipe: Recipe) -> bool:
+    return recipe.training.metric_for_best_model not in (None, "loss")
 
 
 def _engine_code(recipe: Recipe) -> list[str]:
@@ -103,14 +113,14 @@ def _named(recipe: Recipe) -> dict[str, str]:
         f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")
     }
     named |= {f"training.callbacks[{index}]": name for index, name in enumerate(training.callbacks)}
-    if training.metric_for_best_model not in (None, "loss"):
+    if _metric_chooses(recipe):
         named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}
     return named
 
 
 def _metrics_of_the_hub(recipe: Recipe) -> dict[str, Any]:
     """Those that may choose the best model: their names pin their code."""
-    chosen = recipe.training.metric_for_best_model not in (None, "loss")
+    chosen = _metric_chooses(recipe)
     names = [name for name in recipe.evaluation.metrics if name.startswith("hub:")]
     return {"evaluation": {"metrics": names}} if chosen and names else {}
 

@@ -26,7 +26,8 @@ class Asker:
     def __init__(self, kind: Kind, folder: Path, tokenizer: Path, max_length: int) -> None:
         self._kind = kind
         self._encoder = load_encoder(tokenizer, folder, max_length)
-        self._collate = kind.collator(model.load_tokenizer(tokenizer, folder), model.padding_multiple())
+        self._tokenizer = model.load_tokenizer(tokenizer, folder)
+        self._collate = kind.collator(self._tokenizer, model.padding_multiple())
         self._network = model.load_trained(kind, folder)
         self.labels: list[str] = kind.labels_of(self._network.config)
         """The names of its labels, in the order of its outputs."""
@@ -39,4 +40,4 @@ class Asker:
         features = iter([self._kind.features(self._encoder, rows).rows])
         token_rows = pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, features))
         answers = predict(self._kind, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
-        return self._kind.explained(answers, self.labels)
+        return self._kind.explained(self._kind.worded(answers, self._tokenizer), self.labels)

@@ -34,7 +34,8 @@ class TokenRows(Dataset[dict[str, Any]]):
     """Token features by row: of one split's Arrow file, read where they lie in the memory map, or of a table.
 
     `lengths` is (N,) int32, the column `length`. A row has the others: {"input_ids": (length,) int32, "label": int},
-    for pairs also {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to.
+    for pairs also {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to. Texts
+    stay in the file: `reference` is what the label says in words, for metrics.
     Raises pyarrow.ArrowInvalid where the file is not an Arrow file.
     """
 
@@ -47,7 +48,7 @@ class TokenRows(Dataset[dict[str, Any]]):
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
         listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
         self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
-        single = [name for name in table.column_names if name not in ("length", *listed)]
+        single = [name for name in table.column_names if name not in ("length", "reference", *listed)]
         self._values: dict[str, npt.NDArray[Any]] = {name: table[name].to_numpy() for name in single}
 
     def __len__(self) -> int:
@@ -84,9 +85,10 @@ class TokenRows(Dataset[dict[str, Any]]):
         return features
 
     def labelled(self, answers: pa.Table) -> pa.Table:
-        """Answers to all of the rows, in order, with the `label` of each in front, where rows have one."""
-        there = "label" in self.table.column_names
-        return answers.add_column(0, "label", self.table["label"]) if there else answers
+        """Answers to all of the rows, in order, with the `label` of each in front, where rows have one: in words, where
+        they have it so."""
+        name = next((name for name in ("reference", "label") if name in self.table.column_names), None)
+        return answers if name is None else answers.add_column(0, "label", self.table[name])
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
@@ -174,6 +176,21 @@ def _labels(labels: list[Any]) -> npt.NDArray[Any]:
     for line, row in zip(places, labels, strict=True):
         line[: len(row)] = row
     return places
+
+
+class PadSourceAndTarget(PadToLongest):
+    """The same, for rows whose label is a text: labels (B, S) int64, S the longest target rounded up to the multiple,
+    filled up on the right with IGNORED, whatever the side of the tokenizer: a decoder begins at the left."""
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = super().__call__([{name: row[name] for name in row if name != "label"} for row in rows])
+        if "label" in rows[0]:
+            width = -(-max(len(row["label"]) for row in rows) // self.multiple) * self.multiple
+            labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
+            for line, row in zip(labels, rows, strict=True):
+                line[: len(row["label"])] = row["label"]
+            batch["labels"] = torch.from_numpy(labels)
+        return batch
 
 
 class LengthGroupedBatches(BatchRebalanceSampler):

@@ -44,7 +44,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         tokens.write(kind, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split])
     ranks.wait_for_all()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
-    collate = kind.collator(model.load_tokenizer(tokenizer, folder), model.padding_multiple())
+    its_tokenizer = model.load_tokenizer(tokenizer, folder)
+    collate = kind.collator(its_tokenizer, model.padding_multiple())
     network = model.load_trained(kind, folder).to(device)
     batch_size = -(-say["batch_size"] // say["batch_division"])
     began = time.monotonic()
@@ -52,7 +53,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     answers = predict(kind, network, rows, collate, batch_size, say["mixed_precision"], tell)
     own = kind.labels_of(network.config)
     if rank() == 0:
-        write(job_dir / OUTPUT / f"{split}.parquet", kind.retold(answers, own, labels), rows)
+        write(
+            job_dir / OUTPUT / f"{split}.parquet", kind.retold(kind.worded(answers, its_tokenizer), own, labels), rows
+        )
     ranks.part()
     return {
         "rows": len(rows.tokens),
@@ -68,7 +71,7 @@ def need_kind(kind: Kind, name: str, folder: Path, champion: str) -> None:
     config, advice = read_json(folder / "config.json"), "name another registry, or give its alias to another version."
     architectures, made_for = config.get("architectures") or [], config.get("problem_type")
     wanted, message = kind.config_fields(()).get("problem_type"), None
-    if not any(made.endswith(kind.auto_class.removeprefix("AutoModel")) for made in architectures):
+    if not _loaded_by(kind.auto_class, config.get("model_type")) & {*architectures}:
         message = (
             f"{champion} is {', '.join(architectures) or 'of no known kind'}, and a champion of {name} must be a model "
             f"for that: {advice}"
@@ -77,6 +80,14 @@ def need_kind(kind: Kind, name: str, folder: Path, champion: str) -> None:
         message = f"{champion} was trained for {made_for}, and a champion of {name} must be for {wanted}: {advice}"
     if message is not None:
         raise UserError([Problem(kind="release", where="release.registry", message=message)])
+
+
+def _loaded_by(auto_class: str, model_type: str | None) -> set[str]:
+    """The classes that a class of transformers' makes of models of this type."""
+    import transformers
+
+    named = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())
+    return {named} if isinstance(named, str) else {*named}
 
 
 if __name__ == "__main__":

@@ -284,7 +284,7 @@ def _passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
         if task.loss is None:
             loss = task.model(**batch).loss
         else:
-            outputs = task.model(**{name: value for name, value in batch.items() if name != "labels"})
+            outputs = task.kind.forward(task.model, batch)
             loss = task.loss(outputs["logits"], batch["labels"])
     forward = gauge.peak()
     loss.backward()

@@ -22,6 +22,8 @@ class Features:
     (list<int32>); `label`, where there is one; and whatever else the kind's collator takes."""
     lost: npt.NDArray[np.int64]
     """(N,) tokens of each row that did not fit."""
+    lost_of_targets: npt.NDArray[np.int64] | None = None
+    """(N,) the same of the texts that the model shall write; how many did is the column `targets`."""
 
 
 def of_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:

@@ -90,7 +90,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     settings = job.settings
     asked, labels, compute = settings["training"], settings["labels"], settings["compute"]
     training = divided(asked, settings["batch_division"])
-    kind = kinds.of(settings)
+    kind = kinds.of(settings).while_training(compute)
     tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]))
     network = model.load_for_training(kind, Path(job.inputs["model"]), labels, tokenizer, asked["seed"])
     if not torch.cuda.is_available():
@@ -102,9 +102,16 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         message = f"{settings['kind']} counts targets of its own, and its features have no column `targets`: add it."
         raise UserError([Problem(kind="recipe", where="kind", message=message)])
     metrics.make(settings["metrics"], kind.nobody(labels))  # what cannot be computed is told before training, not after
+    if kind.silent is not None:
+        require_metric(asked["metric_for_best_model"], {})
+    if kind.silent and rank() == 0:
+        events.warning(kind.silent)
 
     def computed(answers: pa.Table) -> dict[str, float]:
-        found = metrics.compute(settings["metrics"], kind.predicted(kind.beside_rows(answers, validation), labels))
+        if kind.silent is not None:
+            return {}
+        told = kind.worded(kind.beside_rows(answers, validation), tokenizer)
+        found = metrics.compute(settings["metrics"], kind.predicted(told, labels))
         require_metric(asked["metric_for_best_model"], found)
         return found
 

@@ -192,9 +192,8 @@ class Loop:
         if self.loss_of is None:
             outputs = model(**batch)
             return outputs["loss"], outputs
-        labels = batch.pop("labels")
-        outputs = model(**batch)
-        return self.loss_of(outputs["logits"], labels), outputs
+        outputs = self.task.kind.forward(model, batch)
+        return self.loss_of(outputs["logits"], batch["labels"]), outputs
 
     # Evaluation
 

@@ -62,7 +62,7 @@ def load_for_training(
     if model.config.pad_token_id is None:
         # Models of text generators find a row's last token by it.
         model.config.pad_token_id = tokenizer.pad_token_id
-    kind.prepare(model)
+    kind.prepare(model, tokenizer)
     return model
 
 

@@ -39,7 +39,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     model.make_deterministic()
     kind = kinds.of(job.settings)
     folder = Path(job.inputs["model"])
-    collate = kind.collator(model.load_tokenizer(folder), model.padding_multiple())
+    tokenizer = model.load_tokenizer(folder)
+    collate = kind.collator(tokenizer, model.padding_multiple())
     network = model.load_trained(kind, folder).to(device)
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
     total, before = sum(map(len, splits.values())), 0
@@ -50,7 +51,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         tell = told_now_and_then(events, split, before, total)
         answers = predict(kind, network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
         if rank() == 0:
-            write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
+            write(job_dir / OUTPUT / f"{split}.parquet", kind.worded(answers, tokenizer), rows)
         before += len(rows)
     ranks.part()
     return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}

@@ -59,14 +59,39 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
         and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
     ):
         split = loaded.split_special_tokens
-        return FastEncoder(
-            loaded.backend_tokenizer,
-            max_length,
-            side=loaded.truncation_side,
-            split_special_tokens=split,
-            eos=loaded.eos_token_id,
+        return _ByItsClass(
+            loaded, max_length, side=loaded.truncation_side, split_special_tokens=split, eos=loaded.eos_token_id
         )
     return PythonEncoder(loaded, max_length)
+
+
+class _ByItsClass(FastEncoder):
+    """A tokenizer of the `tokenizers` library that its class in transformers has built, and sets up for targets."""
+
+    def __init__(self, loaded: PreTrainedTokenizerBase, *settings: Any, **named: Any) -> None:
+        super().__init__(loaded.backend_tokenizer, *settings, **named)
+        self._loaded = loaded
+
+    def encode_targets(self, texts: list[str], max_length: int) -> Encoded:
+        if not hasattr(self._loaded, "_switch_to_target_mode"):
+            return super().encode_targets(texts, max_length)
+        _need_target_language(self._loaded)
+        self._loaded._switch_to_target_mode()
+        try:
+            return super().encode_targets(texts, max_length)
+        finally:
+            self._loaded._switch_to_input_mode()
+
+
+def _need_target_language(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError for a tokenizer of many languages that does not know which one it is to write: left alone, it
+    takes the source's."""
+    if getattr(tokenizer, "tgt_lang", "") is None:
+        message = (
+            "names no tgt_lang: load the tokenizer with src_lang and tgt_lang, and save it with save_pretrained()."
+        )
+        where = f"{tokenizer.name_or_path}/tokenizer_config.json"
+        raise UserError([Problem(kind="tokens", where=where, message=message)])
 
 
 class PythonEncoder:
@@ -93,16 +118,8 @@ class PythonEncoder:
         raise UserError([Problem(kind="tokens", where="options.whole_words", message=message)])
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
-        rows = self._tokenizer(
-            texts, pairs, truncation=True, max_length=self.max_length, return_token_type_ids=pairs is not None
-        )
-        lengths = np.fromiter(map(len, rows["input_ids"]), np.int32, len(texts))
-        lost = np.zeros(len(texts), np.int64)
-        if len(full := np.flatnonzero(lengths >= self.max_length)):
-            lost[full] = self._uncut_lengths(texts, pairs, full.tolist()) - lengths[full]
-        total = int(lengths.sum())
-        types = None if pairs is None else np.fromiter(chain.from_iterable(rows["token_type_ids"]), np.int8, total)
-        return Encoded(lengths, np.fromiter(chain.from_iterable(rows["input_ids"]), np.int32, total), types, lost)
+        given = {"text": texts} | ({} if pairs is None else {"text_pair": pairs})
+        return self._encoded(given, self.max_length)
 
     def encode_words(self, rows: list[list[str]]) -> Encoded:
         """Raises UserError: Python's tokenizers do not tell which word a token is of."""
@@ -112,10 +129,23 @@ class PythonEncoder:
         )
         raise UserError([Problem(kind="tokens", where=str(self._tokenizer.name_or_path), message=message)])
 
-    def _uncut_lengths(self, texts: list[str], pairs: list[str] | None, rows: list[int]) -> np.ndarray[Any, Any]:
-        chosen = [None if column is None else [column[row] for row in rows] for column in (texts, pairs)]
-        whole = self._tokenizer(*chosen, truncation=False, verbose=False)["input_ids"]
-        return np.fromiter(map(len, whole), np.int64, len(rows))
+    def encode_targets(self, texts: list[str], max_length: int) -> Encoded:
+        _need_target_language(self._tokenizer)
+        return self._encoded({"text_target": texts}, max_length)
+
+    def _encoded(self, given: dict[str, list[str]], max_length: int) -> Encoded:
+        """By the names that a tokenizer has for columns of texts."""
+        pairs = "text_pair" in given
+        rows = self._tokenizer(**given, truncation=True, max_length=max_length, return_token_type_ids=pairs)
+        lengths = np.fromiter(map(len, rows["input_ids"]), np.int32, len(rows["input_ids"]))
+        lost = np.zeros(len(lengths), np.int64)
+        if len(full := np.flatnonzero(lengths >= max_length)):
+            cut = {name: [column[row] for row in full.tolist()] for name, column in given.items()}
+            whole = self._tokenizer(**cut, truncation=False, verbose=False)["input_ids"]
+            lost[full] = np.fromiter(map(len, whole), np.int64, len(full)) - lengths[full]
+        total = int(lengths.sum())
+        types = np.fromiter(chain.from_iterable(rows["token_type_ids"]), np.int8, total) if pairs else None
+        return Encoded(lengths, np.fromiter(chain.from_iterable(rows["input_ids"]), np.int32, total), types, lost)
 
 
 if __name__ == "__main__":

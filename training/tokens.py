@@ -69,6 +69,12 @@ class Encoder(Protocol):
         """(T,) which word of its text each token that `encode` gives is of, -1 for those that the tokenizer adds.
         Raises UserError where the tokenizer does not tell."""
 
+    def encode_targets(self, texts: list[str], max_length: int) -> Encoded:
+        """The tokens of texts that the model shall write, which some tokenizers encode in another way, cut at so many.
+
+        Raises UserError where the tokenizer does not say how.
+        """
+
 
 def tokenize(
     kind: Kind,
@@ -103,7 +109,8 @@ def write(
     says what it is that rows are cut. `progress` gets rows done and rows in all, of all splits.
 
     `out` gets `<split>.arrow` with the columns of the kind's features, unpadded; and `log/report.json` (rows, tokens,
-    truncated rows, lost tokens and lengths a split, and the problems that are warnings). Raises UserError where there
+    truncated rows, lost tokens and lengths a split, the same of `targets` where rows have such, and the problems that
+    are warnings). Raises UserError where there
     is no room for any text, or where rows are cut and that is an error.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -123,7 +130,10 @@ def write(
                     writer.write(block)
                     progress(done + tally.rows, total)
         done += tally.rows
-    problems = [] if level == "ignore" else list(_cut(tallies, encoder.max_length, level))
+    problems: list[Problem] = []
+    if level != "ignore":
+        problems += _cut(tallies, "rows", "tokens.max_length", level)
+        problems += _cut(_targets(tallies), "targets", "options.max_target_length", level)
     if level == "error" and problems:
         raise UserError(problems)
     _write_report(out / "log" / "report.json", tallies, problems)
@@ -147,14 +157,21 @@ class Tally:
     longest: int = 0
     """Tokens of the longest row without a limit."""
     lengths: Spread = field(default_factory=Spread)
+    targets: Tally | None = None
+    """The same of the texts that the model shall write, where there are any."""
 
     def add(self, features: Features) -> None:
-        lengths = features.rows.column("length").to_numpy()
+        self._count(features.rows.column("length").to_numpy(), features.lost)
+        if features.lost_of_targets is not None:
+            self.targets = self.targets or Tally()
+            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets)
+
+    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64]) -> None:
         self.rows += len(lengths)
         self.tokens += int(lengths.sum())
-        self.truncated += int(np.count_nonzero(features.lost))
-        self.lost += int(features.lost.sum())
-        self.longest = max(self.longest, int((lengths + features.lost).max(initial=0)))
+        self.truncated += int(np.count_nonzero(lost))
+        self.lost += int(lost.sum())
+        self.longest = max(self.longest, int((lengths + lost).max(initial=0)))
         self.lengths.add(lengths)
 
 
@@ -230,6 +247,15 @@ class FastEncoder:
         encodings = self.tokenizer.encode_batch(texts)  # the fast one does not tell
         words = chain.from_iterable(encoding.word_ids for encoding in encodings)
         return np.fromiter((-1 if word is None else word for word in words), np.int32)
+
+    def encode_targets(self, texts: list[str], max_length: int) -> Encoded:
+        before, self.max_length = self.max_length, max_length
+        self._limit()
+        try:
+            return self.encode(texts, None)
+        finally:
+            self.max_length = before
+            self._limit()
 
     def _rest(self, parts: list[Encoding]) -> int:
         """The tokens of the rest of a text, which comes in parts with special tokens of their own."""
@@ -321,23 +347,37 @@ def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     return pairwise(bounds)
 
 
-def _cut(tallies: Mapping[str, Tally], max_length: int, level: Literal["error", "warning"]) -> Iterator[Problem]:
-    """A problem for each split with rows that are longer than allowed."""
+def _targets(tallies: Mapping[str, Tally]) -> dict[str, Tally]:
+    return {split: tally.targets for split, tally in tallies.items() if tally.targets}
+
+
+def _cut(tallies: Mapping[str, Tally], what: str, where: str, level: Literal["error", "warning"]) -> Iterator[Problem]:
+    """A problem for each split with rows that are longer than allowed, or with targets that are."""
     for split, tally in tallies.items():
         if tally.truncated:
             whole = tally.tokens + tally.lost
             message = (
-                f"{max_length} cuts {tally.truncated:,} of {tally.rows:,} rows of {split} "
+                f"{tally.lengths.summary()['max']} cuts {tally.truncated:,} of {tally.rows:,} {what} of {split} "
                 f"({tally.truncated / tally.rows:.1%}) and loses {tally.lost:,} of {whole:,} tokens "
                 f"({tally.lost / whole:.1%}): {tally.longest:,} would keep all, if the model takes as many. "
                 f"Where the cut is meant, set data.checks.{CHECK} to ignore."
             )
-            yield Problem(kind="tokens", where="tokens.max_length", message=message, check=CHECK, level=level)
+            yield Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
 
 
 def _write_report(path: Path, tallies: Mapping[str, Tally], problems: list[Problem]) -> None:
     path.parent.mkdir(exist_ok=True)
+    targets = _targets(tallies)
     report = {
+        **_counted(tallies),
+        **({"targets": _counted(targets)} if targets else {}),
+        "problems": [problem.model_dump() for problem in problems],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _counted(tallies: Mapping[str, Tally]) -> dict[str, Any]:
+    return {
         "rows": {split: tally.rows for split, tally in tallies.items()},
         "tokens": {split: tally.tokens for split, tally in tallies.items()},
         "truncated": {split: tally.truncated for split, tally in tallies.items()},
@@ -346,9 +386,7 @@ def _write_report(path: Path, tallies: Mapping[str, Tally], problems: list[Probl
             split: {**tally.lengths.summary(), "histogram": tally.lengths.histogram()}
             for split, tally in tallies.items()
         },
-        "problems": [problem.model_dump() for problem in problems],
     }
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _count_rows(path: Path) -> int:

@@ -229,7 +229,7 @@ class ExactTrainer(Trainer):
     ) -> Any:
         # Not the Trainer's compute_loss_func: with one, it no longer takes the mean over the micro-batches.
         assert self._task.loss is not None
-        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        outputs = self._task.kind.forward(model, inputs)
         loss = self._task.loss(outputs["logits"].float(), inputs["labels"])
         return (loss, outputs) if return_outputs else loss
 

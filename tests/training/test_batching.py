@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from tests.training import tiny
 from training.batching import EvaluationBatches, LengthGroupedBatches, PadToLongest, TokenRows
+from training.evaluating import evaluate
 from training.problems import UserError
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003).astype(np.int32)
@@ -131,3 +133,11 @@ def test_an_evaluation_gives_each_row_once_in_the_same_batches_whatever_the_numb
     order = [row for batch in dealt for row in batch]
     assert sorted(order) == list(range(rows)) and (np.diff(lengths[order]) <= 0).all()
     assert ranks[0].done(1) == sum(map(len, dealt[:world])) and ranks[0].done(len(given[0])) == rows
+
+
+def test_a_rank_without_a_batch_of_its_own_adds_nothing_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.ranks.to_first", lambda share: [share, ([], [])])
+    plan = EvaluationBatches(np.array([3, 1, 2], np.int32), 8, world=2)
+    answers = pa.RecordBatch.from_pydict({"length": [3, 2, 1]})
+    found = evaluate([{}], plan, lambda batch: (torch.tensor(2.0), 5, answers))
+    assert found.loss == 2.0 and found.answers["length"].to_pylist() == [3, 1, 2]

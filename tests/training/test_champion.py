@@ -52,8 +52,8 @@ def test_a_label_that_the_champion_alone_knows_is_a_wrong_answer_as_wrong_as_it_
 
 def test_a_champion_of_another_kind_is_a_mistake_that_says_what_it_is(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"architectures": ["BertForSequenceClassification"]}))
+    config.write_text(json.dumps({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}))
     need_kind(KIND, "sequence-classification", tmp_path, "small/1")
-    config.write_text(json.dumps({"architectures": ["BertForTokenClassification"]}))
+    config.write_text(json.dumps({"model_type": "bert", "architectures": ["BertForTokenClassification"]}))
     with pytest.raises(UserError, match=r"release.registry: small/1 is BertForTokenClassification"):
         need_kind(KIND, "sequence-classification", tmp_path, "small/1")

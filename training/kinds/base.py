@@ -35,6 +35,9 @@ class Kind(KindOfRows, ABC):
         """The settings that a recipe may have for it: `options`. By default none."""
 
     options: Options
+    silent: str | None = None
+    """Where the model answers nothing but what the loss of each row is: why that is, or nothing where the recipe asks
+    for it. The recipe's metrics have to wait then."""
     option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
     """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
     makes another."""
@@ -67,6 +70,11 @@ class Kind(KindOfRows, ABC):
     """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
     pair of them, and `{labels}` for how many labels there are, and their names."""
 
+    def while_training(self, compute: Mapping[str, Any]) -> Kind:
+        """The kind as evaluations have it while a model trains, given the recipe's compute section: one that is
+        `silent` where answers take too long, or are not to be had of a shared model. By default itself."""
+        return self
+
     @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """What the model's config says about the labels, given by name in the order of their indices."""
@@ -84,8 +92,9 @@ class Kind(KindOfRows, ABC):
         least one batch."""
         return features
 
-    def prepare(self, model: PreTrainedModel) -> None:
-        """Makes a model ready to be trained, where loading is not enough. Raises UserError where it cannot be."""
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Makes a model ready to be trained, where loading is not enough: has its config say what it must know of its
+        tokenizer, and tries it. Raises UserError where it cannot be trained so."""
 
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
@@ -117,6 +126,10 @@ class Kind(KindOfRows, ABC):
         """Answers to all of the rows, in order, as they are stored: by what the rows are made of rather than by their
         tokens, and with the `label` of each in front, where rows have one."""
         return rows.labelled(answers)
+
+    def worded(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+        """Answers as they are stored: texts where the model's are token ids. By default as they are."""
+        return answers
 
     @abstractmethod
     def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predicted:

@@ -102,7 +102,7 @@ class CausalLM(LanguageModel):
 
         return PadDocuments(tokenizer, multiple)
 
-    def prepare(self, model: PreTrainedModel) -> None:
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Has it make no cache, and sees that it tells tokens from those before, of the same document alone."""
         from training.next_tokens import make_no_cache, require_apart, require_causal
 

@@ -10,6 +10,7 @@ KINDS: dict[str, str] = {
     "token-classification": "training.kinds.token_classification:TokenClassification",
     "causal-lm": "training.kinds.causal_lm:CausalLM",
     "masked-lm": "training.kinds.masked_lm:MaskedLM",
+    "seq2seq": "training.kinds.seq2seq:Seq2Seq",
 }
 """A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
 kind and a change to one kind's code leaves the artifacts of others valid."""

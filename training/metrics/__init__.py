@@ -40,6 +40,7 @@ from training.metrics.of_likelihoods import Perplexity, TokenAccuracy
 from training.metrics.of_numbers import R2, Mae, Mse, Pearson, Rmse, Spearman
 from training.metrics.of_probabilities import CalibrationError, LogLoss, RocAuc
 from training.metrics.of_tags import OF_TAGS
+from training.metrics.of_texts import OF_TEXTS
 from training.named import Place
 from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
@@ -70,6 +71,7 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "spearman": Spearman,
     "r2": R2,
     "token_accuracy": TokenAccuracy,
+    **OF_TEXTS,
     "log_loss": LogLoss,
     "calibration_error": CalibrationError,
     "hamming_loss": HammingLoss,

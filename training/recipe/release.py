@@ -22,10 +22,13 @@ MORE_IS_BETTER = (
     *(name + average for name in ("f1", "precision", "recall") for average in ("", *(f"_{a}" for a in _AVERAGES))),
     *("matthews_correlation", "roc_auc", "pearson", "spearman", "r2"),
     "token_accuracy",
+    *("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"),
 )
 LESS_IS_BETTER = ("log_loss", "calibration_error", "hamming_loss", "mse", "rmse", "mae", "perplexity")
 METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
 """The metrics that recipes may name as they are; training/metrics has them, and which fit a kind, that says."""
+OF_100 = ("bleu", "chrf")
+"""Those of them that go up to 100, as they are told everywhere; of the others that are better with more, 1 is most."""
 OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
 """Those of them that take the labels' names as numbers, such as ratings."""
 OF_ONE_LABEL = (
@@ -141,8 +144,8 @@ def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
                 yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
             elif metric in MORE_IS_BETTER and most:
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
-            elif metric in MORE_IS_BETTER and limit > 1:
-                yield where, f"{limit:g} is out of range: it must be at most 1."
+            elif metric in MORE_IS_BETTER and limit > (most_of_it := _most(metric)):
+                yield where, f"{limit:g} is out of range: it must be at most {most_of_it}."
 
 
 def _floors(written: Written) -> Iterator[tuple[str, str]]:
@@ -163,8 +166,12 @@ def _floors(written: Written) -> Iterator[tuple[str, str]]:
             elif found and not fits_slice(metric, found[0]):
                 message = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
                 yield f"{place}.{metric}", f"{metric} {message}"
-            elif metric in MORE_IS_BETTER and limit > 1:
-                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most 1."
+            elif metric in MORE_IS_BETTER and limit > (most := _most(metric)):
+                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {most}."
+
+
+def _most(metric: str) -> int:
+    return 100 if metric in OF_100 else 1
 
 
 def _no_figure(metric: str, figures: list[str] | None) -> str | None:

@@ -31,11 +31,13 @@ class Stored:
     """The recipe's field for it."""
     blank: bool = False
     """Whether rows may have nothing in it."""
+    said: bool = False
+    """Whether it is what the model shall say, though no label."""
 
     @property
     def is_label(self) -> bool:
         """Whether it is what the model shall say, rather than what it is shown."""
-        return self.name == "label" or self.form in ("label", "labels")
+        return self.said or self.name == "label" or self.form in ("label", "labels")
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,18 @@ class Asked:
 
     @property
     def inputs(self) -> tuple[Stored, ...]:
-        """Those that are no label."""
+        """Those that the model is shown."""
         return tuple(column for column in self.columns if not column.is_label)
 
     @property
+    def contents(self) -> tuple[Stored, ...]:
+        """Those and the others that are no label."""
+        return tuple(column for column in self.columns if column.said or not column.is_label)
+
+    @property
     def texts(self) -> list[str]:
-        """What the columns are called that hold texts which the model is shown."""
-        return [column.name for column in self.inputs if column.form != "number"]
+        """What the columns are called that hold texts which the model is shown, or shall say."""
+        return [column.name for column in self.contents if column.form != "number"]
 
     @property
     def labels(self) -> Stored | None:
@@ -98,7 +105,14 @@ def chosen(kind: KindOfRows, names: Collection[str]) -> Mapping[str, Column] | N
 def stored(kind: KindOfRows, given: Mapping[str, str]) -> tuple[Stored, ...]:
     """The columns that are stored where the recipe names `given`, which go together."""
     return tuple(
-        Stored(name, given.get(name, name), column.form, OWN_FIELDS.get(name, f"data.columns.{name}"), column.blank)
+        Stored(
+            name,
+            given.get(name, name),
+            column.form,
+            OWN_FIELDS.get(name, f"data.columns.{name}"),
+            column.blank,
+            column.said,
+        )
         for name, column in (chosen(kind, given) or {}).items()
         if name in given or not column.optional
     )

@@ -36,7 +36,7 @@ class Found:
 
 def blank_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
     """Texts that are empty or white space, and other values that are missing: the model would learn from nothing."""
-    for column in asked.inputs:
+    for column in asked.contents:
         if not column.blank:
             yield f"has no {_WORDS.get(column.form, 'value')} in column {column.of!r}", _missing(rows, column)
         if column.form == "texts":
@@ -50,7 +50,7 @@ def long_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
     from training.rows.lists import each, sums
 
     what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column"
-    for column in asked.inputs:
+    for column in asked.contents:
         values = rows.column(column.name)
         if column.form == "texts":
             long = sums(values, pc.binary_length(each(values))) > LONGEST_TEXT_BYTES
@@ -63,7 +63,7 @@ def long_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
 def missing_label(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
     """Labels that are null, empty or white space. A list of none is a value like others."""
     for column in asked.columns:
-        if column.is_label:
+        if column.is_label and not column.said:
             yield f"has no label in column {column.of!r}", _missing(rows, column)
         if column.form == "labels":
             yield f"has an empty label in column {column.of!r}", _with_blank(rows.column(column.name))

@@ -33,6 +33,8 @@ class Column:
     """Whether rows may be without it: it is read where the recipe names it."""
     blank: bool = False
     """Whether a row may have nothing in it: an empty text or list is stored then, and no number or value (null)."""
+    said: bool = False
+    """Whether it is what the model shall say, as labels are, and as what is called `label` is."""
 
 
 class KindOfRows:
@@ -42,8 +44,8 @@ class KindOfRows:
     """What it wants of the rows, by the names under which load_data stores it: a text as string, texts as list<string>,
     a label as int64 and labels as list<int64> (places in labels.json), a number as float64, a value as string (its
     JSON). `text`, `text_pair` and `label` are those that data.text and data.label name; data.columns names the others,
-    where the rows call them otherwise. What is of labels, or called `label`, is what the model shall say; the others
-    are what it is shown: by these equal rows are found, and rows held out."""
+    where the rows call them otherwise. What is of labels, called `label` or `said` is what the model shall say; the
+    others are what it is shown: by these equal rows are found, and rows held out."""
     checks: ClassVar[Mapping[str, Level]] = {}
     """The checks of single rows that `faults` makes beside those of all kinds, and what becomes of what they find
     unless `data.checks` says else."""

@@ -101,7 +101,7 @@ class Survey:
         self.characters.add(_lengths(block.rows, self.asked.inputs))
         if self.asked.labels:
             self._count_labels(block, block.rows.column(self.asked.labels.name))
-        for column in self.asked.inputs:
+        for column in self.asked.contents:
             if column.form == "text":
                 self._count_missing_words(block, column)
 

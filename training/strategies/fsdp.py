@@ -33,9 +33,11 @@ def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str, Any]:
-    """The fields of TrainingArguments. Raises UserError for a layer class that the model does not have."""
+    """The fields of TrainingArguments. Raises UserError for a layer class that the model does not have, and for a model
+    whose embeddings' weights are other modules' as well."""
     import torch
 
+    _need_own_embeddings(network)
     config = configuration(compute) | {"transformer_layer_cls_to_wrap": wrapped_layers(network, compute["fsdp_wrap"])}
     offload = config["cpu_offload"]
     if torch.cuda.is_available():
@@ -44,6 +46,23 @@ def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str,
         return {"fsdp": True, "fsdp_config": config}
     _share_on_cpu()
     return {"fsdp": True, "fsdp_config": config, "accelerator_config": {"use_configured_state": True}}
+
+
+def _need_own_embeddings(network: PreTrainedModel) -> None:
+    """Raises UserError where modules have the weights of the embeddings that are neither these nor the model's head, as
+    the encoder and the decoder of a T5 or a BART do: accelerate 1.15 knows of the two alone, and torch 2.13 shares out
+    no weight with two groups."""
+    known = {network.get_input_embeddings(), network.get_output_embeddings()}
+    weight = getattr(network.get_input_embeddings(), "weight", None)
+    others = [
+        name
+        for name, module in network.named_modules()
+        if module not in known and any(own is weight for own in module.parameters(recurse=False))
+    ]
+    if others:
+        message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(others)} have the weights of its "
+        message += "embeddings. Choose ddp, deepspeed-zero2 or deepspeed-zero3."
+        raise UserError([Problem(kind="compute", where="compute.strategy", message=message)])
 
 
 def _share_on_cpu() -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.training.rows.kinds import CLASSIFICATION, Chat, Rating, Tags
+from training.kinds.seq2seq import Seq2Seq
 from training.pictures import draw_rows
 from training.problems import Problem, UserError
 from training.recipe import Data
@@ -270,3 +271,16 @@ def test_rows_of_texts_and_labels_are_as_they_were(tmp_path: Path) -> None:
     rows = [{"text": "one", "label": 1}, {"text": "two", "label": 0}]
     run(CLASSIFICATION, json_lines(tmp_path / "t.jsonl", rows), tmp_path, text=["text"], label="label")
     assert stored(tmp_path).to_pylist() == rows
+
+
+def test_a_text_that_the_model_shall_write_is_checked_like_one_that_it_is_shown_and_makes_no_row_equal(
+    tmp_path: Path,
+) -> None:
+    texts = [("a dog", "ein Hund"), ("a cat", " "), ("a dog", "der Hund"), ("three", "null")]
+    rows = [{"en": source, "de": target} for source, target in texts]
+    columns = {"columns": {"source": "en", "target": "de"}}
+    found = told(Seq2Seq(), rows, tmp_path, **columns)
+    assert found[0] == "blank_text row 2: has no text in column 'de'"
+    assert [one.partition(" ")[0] for one in found[1:]] == ["missing_word", "duplicates"]
+    told(Seq2Seq(), rows, tmp_path, **columns, checks={"blank_text": "warning"})
+    assert stored(tmp_path).to_pylist()[1] == {"source": "a dog", "target": "der Hund"}
