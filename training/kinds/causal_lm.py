@@ -52,6 +52,7 @@ class CausalLM(LanguageModel):
     option_stages: ClassVar = {"fit": ("packing",), "predict": ("append_eos",), "score": (), "compare": ()}
     auto_class = "AutoModelForCausalLM"
     task = "text-generation"
+    pipeline = False  # that of transformers goes on with a text, and tells nothing of how likely it is
     does = "Continues a {text}"
     causal = True
 

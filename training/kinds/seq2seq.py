@@ -74,6 +74,7 @@ class Seq2Seq(Kind):
     }
     auto_class = "AutoModelForSeq2SeqLM"
     task = "text2text-generation"
+    pipeline = False  # transformers has none any more
     does = "Writes a text for {text}"
     columns: ClassVar = {"source": Column("text"), "target": Column("text", said=True)}
     metrics: ClassVar[Sequence[str]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")

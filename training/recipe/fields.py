@@ -375,9 +375,9 @@ class Recipe(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """Names the runs of this recipe: lower-case letters, digits and `-`."""
     kind: Text
-    """What the model learns to do, of each text or pair of texts. sequence-classification: one of the labels.
-    multi-label-classification: any number of them. regression: a number. Or a kind of yours, a class as `module:Class`:
-    training/kinds/base.py."""
+    """What the model learns to do: sequence-classification (one of the labels), multi-label-classification (any number
+    of them), regression (a number), token-classification (a tag a word), causal-lm, masked-lm, seq2seq (a text). Or a
+    kind of yours, a class as `module:Class`: training/kinds/base.py."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the kind's own; its class in training/kinds tells of them, and of their defaults."""
     data: Data
