@@ -55,11 +55,11 @@ def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
 
 
 def _metrics(written: Written) -> Iterator[tuple[str, str]]:
-    metrics, kind = written["evaluation.metrics"], written["kind"]
+    metrics = written["evaluation.metrics"]
     try:
-        known = kind_of(written).metrics
+        kind, known = written["kind"], kind_of(written).metrics
     except LookupError:  # what is wrong with the kind is told by itself
-        known = METRICS
+        kind, known = "", METRICS
     choices = f"choose from {', '.join(known)}, or name" if known else "name"
     choices += " a class of yours as module:Class"
     for index, name in enumerate(metrics):
