@@ -64,9 +64,9 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
         **(_as_pipeline(kind, folder, say) if kind.pipeline else _as_code(kind, folder, say, job_dir / "code")),
     )
     events.progress(done=1, total=3)
-    _compare(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
+    answers = _compared(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(rows.to_pylist())
-    if not kind.served_alike(served, stored, say["tolerance"]):
+    if not kind.served_alike(served, answers, say["tolerance"]):
         raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
     events.progress(done=2, total=3)
     # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
@@ -135,18 +135,20 @@ def _probes(kind: Kind, job: Job) -> tuple[pa.RecordBatch, list[dict[str, Any]]]
     return rows, kind.explained(answers, say["labels"])
 
 
-def _compare(
+def _compared(
     kind: Kind, folder: Path, rows: pa.RecordBatch, stored: Sequence[Mapping[str, Any]], say: Mapping[str, Any]
-) -> None:
-    """Raises RuntimeError where the model that was logged answers otherwise than was stored."""
+) -> list[dict[str, Any]]:
+    """What the model that was logged answers. Raises RuntimeError where that is otherwise than was stored."""
     from training.asking import Asker
 
     asker = Asker(kind, *parts_of(folder), say["max_length"])
-    for row, given, before in zip(rows.to_pylist(), asker.answers(rows), stored, strict=True):
+    answers = asker.answers(rows)
+    for row, given, before in zip(rows.to_pylist(), answers, stored, strict=True):
         if not kind.alike(given, before, say["tolerance"]):
             raise RuntimeError(
                 f"the registered model answers {given} to {row!r}, and {before} was stored when it was evaluated"
             )
+    return answers
 
 
 if __name__ == "__main__":
