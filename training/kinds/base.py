@@ -113,7 +113,7 @@ class Kind(KindOfRows, ABC):
         return len(batch["labels"])
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
-        """The forward pass of a prediction, without a loss."""
+        """The forward pass, of a prediction and where the loss is computed outside of the model: without a loss."""
         outputs: ModelOutput = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
         return outputs
 

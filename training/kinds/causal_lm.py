@@ -112,9 +112,9 @@ class CausalLM(LanguageModel):
         if self.options.packing:
             require_apart(model)
 
-    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """As ever. Raises UserError for packed rows, whose answers would be of no row of the data."""
         from training.next_tokens import refuse_packed
 
         refuse_packed(batch)
-        return super().forward(model, batch)
+        return super().answers(model, outputs, batch)
