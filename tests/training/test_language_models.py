@@ -108,7 +108,7 @@ def test_a_packed_document_gets_the_logits_that_it_gets_alone_and_with_the_libra
     with torch.no_grad():
         alone = torch.cat([model(torch.tensor([ids])).logits[0] for ids in DOCUMENTS])
         crossing = [(model(**given).logits[0] - alone).abs().max().item() for given in (flattened, joined)]
-        kind.prepare(model)
+        kind.prepare(model, WORDS)
         kept_apart = (model(**batch).logits[0, :14] - alone).abs().max().item()
     assert kept_apart < 1e-6 and min(crossing) > 0.01
     assert (joined["labels"] == WORDS.eos_token_id).sum() == 0  # filled up with eos, it teaches no model to end
@@ -124,10 +124,10 @@ def test_a_model_that_cannot_keep_documents_apart_or_sees_what_it_shall_tell_is_
 ) -> None:
     model = network(model_type)
     with pytest.raises(UserError) as refused:
-        kinds.load("causal-lm").prepare(model)
+        kinds.load("causal-lm").prepare(model, WORDS)
     assert refused.value.problems[0].where == field
     if field == "options.packing":
-        kinds.load("causal-lm", {"packing": False}).prepare(model)
+        kinds.load("causal-lm", {"packing": False}).prepare(model, WORDS)
 
 
 @pytest.fixture(scope="module")
