@@ -76,7 +76,7 @@ def packed_whole(documents: pa.RecordBatch, max_length: int) -> pa.RecordBatch:
         if types.is_list(field.type):
             columns[field.name] = of_lengths(flat(values), np.add.reduceat(lengths[order], first))
         else:
-            columns[field.name] = np.add.reduceat(values.to_numpy(), first)
+            columns[field.name] = np.add.reduceat(values.to_numpy(), first, dtype=field.type.to_pandas_dtype())
     of_row = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     columns[STARTS] = of_lengths((before - before[first][of_row]).astype(np.int32), np.bincount(of_row))
     return pa.RecordBatch.from_pydict(columns)
