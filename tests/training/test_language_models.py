@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
     DataCollatorWithFlattening,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -27,6 +28,7 @@ from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import kinds, predict, scratch, tokens
+from training.asking import Asker
 from training.batching import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.drawing import Numbered
 from training.kinds.base import Kind
@@ -199,6 +201,34 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
     values = compute(["perplexity", "token_accuracy"], found)
     assert values == pytest.approx({"perplexity": math.exp(total / targets), "token_accuracy": hits / targets})
     assert scores(["perplexity"], found)["perplexity"]["low"] < values["perplexity"]
+
+
+def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(speakers: Path, tmp_path: Path) -> None:
+    kind, folder = kinds.load("causal-lm", {"max_new_tokens": 5}), speakers / "causal-lm"
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    model = load_for_training(kind, folder / "model", [], tokenizer, seed=1)
+    model.get_output_embeddings().weight.data[tokenizer.sep_token_id] *= 3  # now and then the likeliest
+    export(model, folder / "tokenizer", tmp_path / "model")
+    model.eval()
+    texts, lengths = [*texts_of(speakers)[:20], ""], set()
+    answers = Asker(kind, tmp_path / "model", tmp_path / "model", 12).answers(
+        pa.RecordBatch.from_pydict({"text": texts})
+    )
+    for text, answer in zip(texts, answers, strict=True):
+        ids = tokenizer(text)["input_ids"][:-1][-12:]  # what ends a text is no part of one that goes on
+        written: list[int] = []
+        while len(written) < 5 and tokenizer.sep_token_id not in written:
+            with torch.no_grad():
+                written.append(int(model(torch.tensor([ids + written])).logits[0, -1].argmax()))
+        lengths.add(len(written))
+        assert answer["generated_text"] == tokenizer.decode(written, skip_special_tokens=True)
+    assert len(lengths) > 1
+    (name, told), *_ = kind.released(tmp_path / "model").items()
+    (tmp_path / "model" / name).write_text(told)
+    settings = GenerationConfig.from_pretrained(tmp_path / "model")
+    assert (settings.max_new_tokens, settings.do_sample) == (5, False)
+    quiet = kinds.load("causal-lm", {"max_new_tokens": 0})
+    assert "generated_text" not in quiet.answer_types([]) and not quiet.released(tmp_path / "model")
 
 
 def texts_of(world: Path, split: str = "validation") -> list[str]:
