@@ -30,6 +30,7 @@ from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import kinds, predict, scratch, tokens
 from training.asking import Asker
 from training.batching import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.compare import compared
 from training.drawing import Numbered
 from training.kinds.base import Kind
 from training.likelihood import TokenLoss, following, sums_of_rows
@@ -246,7 +247,7 @@ def predicted(folder: Path, tmp_path: Path, batch_size: int) -> pa.Table:
     return pq.read_table(job_dir / "output/validation.parquet")
 
 
-def test_rows_with_nothing_to_tell_weigh_nothing_and_make_no_number_undefined() -> None:
+def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_the_rows_are_not_compared() -> None:
     labels = torch.tensor([[IGNORED, 3, 4], [1, IGNORED, IGNORED]])
     logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = TokenLoss(causal=True, smoothing=0.1)
@@ -257,6 +258,9 @@ def test_rows_with_nothing_to_tell_weigh_nothing_and_make_no_number_undefined() 
     assert sums["targets"].to_pylist() == [2, 0] and sums["loss"][1].as_py() == 0
     kind = kinds.load("causal-lm")
     assert kind.explained(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
+    old = Likelihoods(np.ones(2), np.array([2, 1]), np.zeros(2, np.int64))
+    with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
+        compared(kind.predicted(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
     assert math.isnan(compute(["perplexity"], none)["perplexity"])
 
