@@ -60,9 +60,7 @@ def compared(
     """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all.
     Raises UserError where they cannot be compared."""
     if why := new.incomparable(old):
-        message = (
-            f"this model and {say['champion']} {why}, and what is told by token is not alike: train with its "
-        )
+        message = f"this model and {say['champion']} {why}, and what is told by token is not alike: train with its "
         message += "tokenizer and its tokens.max_length, as model.start_from: champion does, or name another registry."
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
     better, worse = differing(new, old)

@@ -93,6 +93,11 @@ class Kind(KindOfRows, ABC):
         least one batch."""
         return features
 
+    def only_trained(self, split: str) -> str | None:
+        """Why the rows of a split, as `token_rows` gives them, can be trained on and not predicted, in words that
+        follow its name; None where they can."""
+        return None
+
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Makes a model ready to be trained, where loading is not enough: has its config say what it must know of its
         tokenizer, and tries it. Raises UserError where it cannot be trained so."""

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
-    from training.evaluating import Batch
     from training.features import Features
     from training.next_tokens import PadDocuments
     from training.tokens import Encoder
@@ -129,12 +127,9 @@ class CausalLM(LanguageModel):
         if self.options.packing:
             require_apart(model)
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """As ever. Raises UserError for packed rows, whose answers would be of no row of the data."""
-        from training.next_tokens import refuse_packed
-
-        refuse_packed(batch)
-        return super().answers(model, outputs, batch)
+    def only_trained(self, split: str) -> str | None:
+        packed = "holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to false"
+        return packed if split == "train" and self.options.packing else None
 
     def asked(
         self,
