@@ -124,14 +124,14 @@ def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, templat
     library = AutoTokenizer.from_pretrained(folder)
     said = [[USER, {"role": "assistant", "content": "Fünf Äpfel, 日本語"}, AGAIN, LAST], [AGAIN, LAST]]
     encoder = slow_tokens.load_encoder(folder, folder, 200) if by_class else tokens.load_encoder(folder, 200)
-    made = KIND.features(encoder, pa.record_batch({"messages": list(map(json.dumps, said))})).rows
+    rows = {"messages": list(map(json.dumps, said))}
+    made = KIND.features(encoder, pa.record_batch(rows)).rows
     for messages, ids, mask in zip(said, made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True):
         theirs = library.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         assert (ids, mask) == (theirs["input_ids"], theirs["assistant_masks"]) and 0 < sum(mask) < len(mask)
-    asked = KIND.features(encoder, KIND.asked(pa.record_batch({"messages": list(map(json.dumps, said))}))).rows
-    for messages, ids in zip(said, asked["input_ids"].to_pylist(), strict=True):
-        assert ids == library.apply_chat_template(messages[:-1], add_generation_prompt=True)["input_ids"]
-    assert not any(asked["targets"].to_pylist())
+    for messages, ids in zip(said, KIND.prompts(encoder, pa.record_batch(rows)), strict=True):
+        theirs = library.apply_chat_template(messages[:-1], add_generation_prompt=True)
+        assert ids.tolist() == theirs["input_ids"]
 
 
 def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_the_answers(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import Field
+
 from training.kinds.base import Column
 from training.kinds.causal_lm import CausalLM
 from training.problems import Problem, UserError
@@ -55,6 +57,8 @@ class SupervisedFineTuning(CausalLM):
     class Options(CausalLM.Options):
         """What may be set for it."""
 
+        max_new_tokens: int = Field(default=128, ge=0)
+        """Tokens that an answer has at most where `finetune predict` asks for one; 0: nobody asks."""
         packing: bool = True
         """Whether training rows are filled with whole conversations up to tokens.max_length. Else each is a row of its
         own."""
@@ -105,7 +109,26 @@ class SupervisedFineTuning(CausalLM):
         from training.features import Features, of_lengths
         from training.packing import OF_ANSWER
 
-        plain, most = "prompt" in rows.schema.names, encoder.max_length
+        found, most = self._tokens(encoder, rows), encoder.max_length
+        whole = np.array([len(ids) for ids, _ in found])
+        lengths = np.minimum(whole, most).astype(np.int32)
+        columns = {
+            "input_ids": of_lengths(np.concatenate([ids[:most] for ids, _ in found]), lengths),
+            OF_ANSWER: of_lengths(np.concatenate([of[:most] for _, of in found]).astype(np.int8), lengths),
+            "length": lengths,
+            "targets": np.array([of[:most].sum() for _, of in found], np.int32),
+        }
+        return Features(pa.RecordBatch.from_pydict(columns), whole - lengths)
+
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch) -> list[Ids]:
+        """The tokens of what each row asks, up to where the answer follows that it may have."""
+        return [ids for ids, _ in self._tokens(encoder, self._unanswered(rows))]
+
+    def _tokens(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
+        """All tokens of each row, and which of them are learnt."""
+        import numpy as np
+
+        plain = "prompt" in rows.schema.names
         texts, spans = _prompts(rows) if plain else _conversations(encoder, rows)
         encoded = encoder.encode_located(texts, special=plain)
         assert encoded.starts is not None
@@ -117,15 +140,7 @@ class SupervisedFineTuning(CausalLM):
                 ids, of_answer = self._ended(encoder, ids, starts, of_answer, completed=bool(said))
             of_answer[:1] = False  # nobody is asked for the first token
             found.append((ids, of_answer))
-        whole = np.array([len(ids) for ids, _ in found])
-        lengths = np.minimum(whole, most).astype(np.int32)
-        columns = {
-            "input_ids": of_lengths(np.concatenate([ids[:most] for ids, _ in found]), lengths),
-            OF_ANSWER: of_lengths(np.concatenate([of[:most] for _, of in found]).astype(np.int8), lengths),
-            "length": lengths,
-            "targets": np.array([of[:most].sum() for _, of in found], np.int32),
-        }
-        return Features(pa.RecordBatch.from_pydict(columns), whole - lengths)
+        return found
 
     def _ended(self, encoder: Encoder, ids: Ids, starts: Ids, of_answer: Mask, *, completed: bool) -> tuple[Ids, Mask]:
         """The tokens of a prompt and its completion with those that end a text, which are learnt, too; and of a prompt
@@ -149,9 +164,8 @@ class SupervisedFineTuning(CausalLM):
         """As they are: none of the rows is in several."""
         return answers
 
-    def asked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows as somebody asks them: without what is said, and conversations without the answer at their end.
-        `features` of these are the tokens after which an answer follows."""
+    def _unanswered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows without what is said, and without the answer at the end of a conversation."""
         import pyarrow as pa
 
         from training.rows.lists import as_json
@@ -161,13 +175,21 @@ class SupervisedFineTuning(CausalLM):
             return rows
         conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
         for messages in conversations:
-            while messages and messages[-1]["role"] == "assistant":
+            while len(messages) > 1 and messages[-1]["role"] == "assistant":
                 messages.pop()
-        return rows.set_column(0, "messages", pa.array(map(as_json, conversations), pa.string()))
+        return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
 
     def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the mean loss; where one was asked without the answer, there is none to compare."""
-        return not given["targets"] or super().alike(given, stored, tolerance)
+        """By the mean loss; where it was asked without an answer, which has none, by what it writes."""
+        if not given["targets"]:
+            return given.get("generated_text") == stored.get("generated_text")
+        return super().alike(given, stored, tolerance)
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """What it writes; and where an answer was given, how likely that is to it."""
+        if explained["targets"]:
+            return super().lines(explained)
+        return [explained["generated_text"]] if "generated_text" in explained else []
 
 
 def _prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
