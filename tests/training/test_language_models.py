@@ -22,6 +22,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    pipeline,
 )
 
 from tests.training import tiny
@@ -314,6 +315,22 @@ def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(ma
                     became["mask" if ids[place] == 4 else "same" if ids[place] == token else "other"] += 1
     shares = {name: count / sum(became.values()) for name, count in became.items()}
     assert shares == pytest.approx({"mask": 0.8, "same": 0.1, "other": 0.1}, abs=0.03)
+
+
+def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_places(
+    speakers: Path, tmp_path: Path
+) -> None:
+    kind, folder = kinds.load("masked-lm"), speakers / "masked-lm"
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    export(load_for_training(kind, folder / "model", [], tokenizer, seed=1), folder / "tokenizer", tmp_path / "model")
+    text = texts_of(speakers)[0]
+    first, *rest = text.split()
+    hidden = " ".join([first, "[MASK]", "[MASK]", *rest])
+    asker = Asker(kind, tmp_path / "model", tmp_path / "model", 64)
+    told = [row["filled_text"] for row in asker.answers(pa.RecordBatch.from_pydict({"text": [hidden, text]}))]
+    found = pipeline("fill-mask", str(tmp_path / "model"), top_k=1, dtype=torch.float32)(hidden)
+    filled = [one[0]["token_str"].strip() for one in found]
+    assert told == [" ".join([first, *filled, *rest]), None]
 
 
 def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ B rows of a batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -139,7 +139,7 @@ class CausalLM(LanguageModel):
         tokenizer: PreTrainedTokenizerBase,
         encoder: Encoder,
     ) -> pa.Table:
-        """Beside them `generated_text`, how each row goes on."""
+        """Beside them how each row goes on."""
         import pyarrow as pa
 
         if not self.options.max_new_tokens:
@@ -147,7 +147,7 @@ class CausalLM(LanguageModel):
         from training.continuing import continued
 
         written = continued(model, tokenizer, self.prompts(encoder, rows), self.options.of(model), encoder.max_length)
-        return answers.append_column("generated_text", pa.array(written, pa.string()))
+        return answers.append_column(self.goes_on, pa.array(written, pa.string()))
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch) -> Sequence[npt.NDArray[np.int32]]:
         """The tokens of what each row says, with which the model goes on; those that end a text may follow."""
@@ -156,19 +156,9 @@ class CausalLM(LanguageModel):
         encoded = encoder.encode_whole(rows.column("text").to_pylist())
         return np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """As ever, and `generated_text`."""
-        import pyarrow as pa
-
-        types = super().answer_types(labels)
-        return {**types, "generated_text": pa.string()} if self.options.max_new_tokens else types
-
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        told = super().explained(answers, labels)
-        if "generated_text" in answers.column_names:
-            for row, text in zip(told, answers["generated_text"].to_pylist(), strict=True):
-                row["generated_text"] = text
-        return told
+    @property
+    def goes_on(self) -> str:
+        return "generated_text" if self.options.max_new_tokens else ""
 
     def released(self, folder: Path) -> dict[str, str]:
         """How it generates."""
