@@ -11,10 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from training.problems import Problem, UserError
 from training.snapshot import SPECIAL_TOKENS, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FILE = "chat_template.jinja"
 """What it is called among a tokenizer's files."""
@@ -64,6 +67,16 @@ class ChatTemplate:
                 spans.append((len(before), len(after)))
         return text, spans
 
+    def end(self) -> str | None:
+        """What follows an answer, as far as it is learnt; None where the template does not write any answer."""
+        asked, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
+        try:
+            text, spans = self.answered([asked, answer])
+        except UserError:
+            return None
+        said = "".join(text[start:stop] for start, stop in spans)
+        return said.partition(answer["content"])[2] or None
+
     def _written(self, messages: Messages, *, asking: bool = False, marked: bool = False) -> tuple[str, Spans]:
         from transformers.utils import chat_template_utils
 
@@ -99,6 +112,14 @@ def of_tokenizer(folder: Path) -> ChatTemplate | None:
     return ChatTemplate(said, tokens)
 
 
+def of_loaded(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
+    """That of a tokenizer of transformers."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several by name
+        template = template.get("default")
+    return ChatTemplate(template, tokenizer.special_tokens_map) if template else None
+
+
 def need_template(file: Path) -> None:
     """Raises UserError for a file that is not there, or that is no template. Nothing of it is run."""
     from jinja2 import Environment, TemplateSyntaxError, nodes
@@ -106,7 +127,7 @@ def need_template(file: Path) -> None:
     from jinja2.parser import Parser
 
     class Generation(Extension):
-        tags: ClassVar = {"generation"}
+        tags = frozenset({"generation"})  # type: ignore[assignment]
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

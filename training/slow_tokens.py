@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training import kinds
-from training.chat import ChatTemplate
+from training.chat import of_loaded
 from training.problems import Problem, UserError
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
@@ -65,16 +65,9 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
             side=loaded.truncation_side,
             split_special_tokens=loaded.split_special_tokens,
             eos=loaded.eos_token_id,
-            chat=_chat_of(loaded),
+            chat=of_loaded(loaded),
         )
     return PythonEncoder(loaded, max_length)
-
-
-def _chat_of(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
-    template = tokenizer.chat_template
-    if isinstance(template, dict):  # several by name
-        template = template.get("default")
-    return ChatTemplate(template, tokenizer.special_tokens_map) if template else None
 
 
 class _ByItsClass(FastEncoder):
@@ -110,7 +103,7 @@ class PythonEncoder:
     """A tokenizer that has a way of its own to encode, in Python."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, _chat_of(tokenizer)
+        self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, of_loaded(tokenizer)
         self._tokenizer = tokenizer
 
     def special_tokens(self, pairs: bool) -> int:

@@ -32,6 +32,9 @@ class Unpiped(SequenceClassification):
     serves: ClassVar = {}
     served_alike = Kind.served_alike
 
+    def released(self, folder: Path) -> dict[str, str]:
+        return {"beside.txt": "the weights"}
+
 
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
 

@@ -271,10 +271,28 @@ def test_a_packed_conversation_gets_the_logits_and_the_loss_that_it_gets_alone(t
     assert float(loss(logits, together["labels"])) == pytest.approx(total / KIND.targets(together), rel=1e-6)
 
 
+def test_a_model_stops_where_the_template_ends_an_answer(tmp_path: Path) -> None:
+    found = {}
+    for name, template in {
+        "none": None,
+        "chatml": CHATML,
+        "marked": MARKED,
+        "example": EXAMPLE,
+        "refuses": "{{ 1 + 'a' }}",
+    }.items():
+        model = network()
+        KIND.prepare(model, load_tokenizer(words(tmp_path / name, template, eos_token="j")))
+        found[name] = model.generation_config.eos_token_id
+        assert model.config.eos_token_id == found[name]
+    both = [13, 1]
+    assert found == {"none": 13, "chatml": both, "marked": both, "example": 13, "refuses": 13}
+
+
 def network() -> Any:
     torch.manual_seed(0)
     size = {"vocab_size": 14, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **size, intermediate_size=64)).eval()
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **size, **ends, intermediate_size=64)).eval()
 
 
 @pytest.fixture(scope="module")

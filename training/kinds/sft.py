@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching import TokenRows
     from training.chat import Spans
@@ -159,6 +160,19 @@ class SupervisedFineTuning(CausalLM):
         """Packed for training, without those that have no targets; else as they are. Raises UserError where none has
         any."""
         return _packed(features, max_length) if split == "train" and self.options.packing else features
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """As ever, and has it stop with the token by which the chat template ends an answer, which may be none by which
+        the tokenizer ends texts."""
+        from training.chat import of_loaded
+        from training.continuing import know_end
+
+        super().prepare(model, tokenizer)
+        template = of_loaded(tokenizer)
+        end = template and template.end()
+        ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end else []
+        if ids and ids[0] in tokenizer.added_tokens_decoder:
+            know_end(model, ids[0])
 
     def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """As they are: none of the rows is in several."""
