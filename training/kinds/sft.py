@@ -70,7 +70,7 @@ class SupervisedFineTuning(CausalLM):
     options: Options
     option_stages: ClassVar = {**CausalLM.option_stages, "load_data": ()}
     libraries: ClassVar = ("transformers", "jinja2")
-    does = "Answers a {text}"
+    does = "Answers what it is asked"
     columns: ClassVar = {
         "messages": Column("value"),
         "prompt": Column("text"),
