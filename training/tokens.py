@@ -160,14 +160,14 @@ class Tally:
     targets: Tally | None = None
     """The same of the texts that the model shall write, where there are any."""
 
-    def add(self, features: Features) -> None:
-        self._count(features.rows.column("length").to_numpy(), features.lost)
+    def add(self, features: Features, rows: int) -> None:
+        self._count(features.rows.column("length").to_numpy(), features.lost, rows)
         if features.lost_of_targets is not None:
             self.targets = self.targets or Tally()
-            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets)
+            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets, rows)
 
-    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64]) -> None:
-        self.rows += len(lengths)
+    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64], rows: int) -> None:
+        self.rows += rows
         self.tokens += int(lengths.sum())
         self.truncated += int(np.count_nonzero(lost))
         self.lost += int(lost.sum())
@@ -197,7 +197,7 @@ class FastEncoder:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
         # Without offsets into the text, which nobody needs here, it is faster.
         encodings = self.tokenizer.encode_batch_fast(rows)
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         if pairs is None:
             return Encoded(lengths, ids, None, self._lost(encodings, lengths))
         types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, len(ids))
@@ -212,7 +212,7 @@ class FastEncoder:
         if self._glues_words:
             rows = [[word if word.startswith(" ") else f" {word}" for word in row] for row in rows]
         encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True)  # the fast one loses which word is whose
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         of_tokens = chain.from_iterable(encoding.word_ids for encoding in encodings)
         words = np.fromiter((-1 if word is None else word for word in of_tokens), np.int32, len(ids))
         return Encoded(lengths, ids, None, self._lost(encodings, lengths), words)
@@ -273,7 +273,7 @@ class FastEncoder:
         self.tokenizer.enable_truncation(self.max_length, strategy="longest_first", direction=self._side)
 
 
-def _ids(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def ids_of(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(N,) the tokens of each, and (T,) their ids."""
     lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
     ids = chain.from_iterable(encoding.ids for encoding in encodings)
@@ -334,8 +334,8 @@ def _tokens(kind: Kind, encoder: Encoder, block: pa.RecordBatch, tally: Tally) -
     pieces = []
     for start, stop in _pieces(block):
         features = kind.features(encoder, block.slice(start, stop - start))
-        tally.add(features)
-        pieces.append(features.rows)
+        pieces.append(features.numbered(tally.rows))
+        tally.add(features, stop - start)
     return pa.concat_batches(pieces)
 
 

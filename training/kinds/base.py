@@ -80,7 +80,9 @@ class Kind(KindOfRows, ABC):
         """What the model's config says about the labels, given by name in the order of their indices."""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The token features of rows as load_data stores them. By default those of their texts."""
+        """The token features of rows as load_data stores them; what the model shall say is missing where it is asked.
+        By default those of their texts. There may be several a row, with a column `row`, of which `beside_rows` makes
+        one answer."""
         from training.features import of_texts
 
         return of_texts(encoder, rows)
