@@ -10,6 +10,7 @@ N pairs, W windows of all of them, T tokens of all windows together.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.problems import Problem, UserError
-from training.tokens import Encoded, Encoder, FastEncoder, ids_of
+from training.tokens import Encoder, FastEncoder, ids_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -26,17 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of some pairs, in their order; each pair has at least one."""
+    """The windows of some pairs, in their order; each pair has at least one, and no token is lost."""
 
-    encoded: Encoded
-    """The W windows as rows, none of which lost a token; with `types`."""
     pair: npt.NDArray[np.int64]
     """(W,) the number of the pair that each is of."""
+    lengths: npt.NDArray[np.int32]
+    """(W,) the tokens of each."""
+    ids: npt.NDArray[np.int32]
+    """(T,)"""
+    types: npt.NDArray[np.int8]
+    """(T,) the token_type_ids."""
     second: npt.NDArray[np.bool_]
     """(T,) which tokens are of the second text."""
     offsets: npt.NDArray[np.int32]
     """(T, 2) the characters of its text that a token begins with and ends before; 0 and 0 for those that the tokenizer
     adds."""
+
+    def of_each(self) -> Iterator[npt.NDArray[np.int32]]:
+        """(length, 2) for each window, the offsets of those of its tokens that are of the second text; -1 and -1 for
+        the others."""
+        yield from np.split(np.where(self.second[:, None], self.offsets, -1), np.cumsum(self.lengths)[:-1])
 
 
 def windows(encoder: Encoder, firsts: list[str], seconds: list[str], stride: int) -> Windows:
@@ -62,12 +72,8 @@ def windows(encoder: Encoder, firsts: list[str], seconds: list[str], stride: int
     every = [*chain.from_iterable(cut)]
     lengths, ids = ids_of(every)
     types = np.fromiter(chain.from_iterable(window.type_ids for window in every), np.int8, len(ids))
-    return Windows(
-        Encoded(lengths, ids, types, np.zeros(len(every), np.int64)),
-        np.repeat(np.arange(len(cut)), [*map(len, cut)]),
-        _of_second(every, len(ids)),
-        offsets_of(every, len(ids)),
-    )
+    pair = np.repeat(np.arange(len(cut)), [*map(len, cut)])
+    return Windows(pair, lengths, ids, types, _of_second(every, len(ids)), offsets_of(every, len(ids)))
 
 
 def offsets_of(encodings: list[Encoding], tokens: int) -> npt.NDArray[np.int32]:
