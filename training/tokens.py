@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from training.features import Features
 from training.ipc import BLOCK_ROWS, Spread, ipc_reader, ipc_writer
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, mistakes_told
 from training.rows.plain import as_bytes, sizes_of
 from training.snapshot import SPECIAL_TOKENS, read_json
 
@@ -120,7 +120,7 @@ def write(
     for path in files:
         tally = tallies[path.stem] = Tally()
         # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
-        with ipc_reader(path, mapped=False) as reader:
+        with mistakes_told(kind), ipc_reader(path, mapped=False) as reader:
             _need_room(encoder, "text_pair" in reader.schema.names)
             features = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
             blocks = kind.token_rows(path.stem, encoder.max_length, features)
