@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,8 +36,9 @@ class Follower(Reader):
         self.acts |= {"part": self.part, "drill": self.drill}
 
     def part(self, content: str) -> str:
-        """Looks it up in the example's file."""
-        assert content in EXAMPLE.read_text()
+        """Looks it up in the example's file, where a method is indented."""
+        file = EXAMPLE.read_text()
+        assert content in file or textwrap.indent(content, "    ") in file
         return content
 
     def drill(self, content: str) -> str:
@@ -48,7 +50,7 @@ class Follower(Reader):
             shell = f"finetune() {{ {sys.executable} -c '{command()[2]}' \"$@\"; }}; {line.removeprefix('$ ')}"
             told = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=900)
             assert told.returncode == 0, told.stdout + told.stderr
-            said.append(f"{line}\n{told.stdout}")
+            said.append(f"{line}\n{told.stdout.replace(f'{Path.cwd()}/', '')}")
         return "".join(said)
 
 
@@ -117,7 +119,7 @@ MISTAKES = {
     ),
     "checks that fail": (
         "    def faults(self, rows):\n        return [1 / 0]\n",
-        "`faults` failed in {file} line 4: Zero",
+        "`faults` failed in {file} line 5: Zero",
     ),
     "a check without a name": (
         "    def faults(self, rows):\n        yield 'odd', 'is odd', [True] * rows.num_rows\n",
@@ -125,7 +127,7 @@ MISTAKES = {
     ),
     "features that fail": (
         "    def features(self, encoder, rows):\n        return {}['x']\n",
-        "kind: `features` failed in {file} line 4: KeyError: 'x'",
+        "kind: `features` failed in {file} line 5: KeyError: 'x'",
     ),
 }
 BASE = "from question_answering import ExtractiveQA\n\nclass Extractive(ExtractiveQA):\n"

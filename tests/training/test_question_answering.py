@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 
 from deployments.examples.question_answering import Answered, ExtractiveQA
 from tests.training import tiny
-from tests.training.forks import finish
+from tests.training.forks import finish, run_main
 from training import metrics, predict, score, scratch, slow_tokens
 from training.asking import Asker
 from training.batching import TokenRows
@@ -169,6 +169,29 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
     with open(out / "log/predictions_sample.csv", newline="", encoding="utf-8") as file:
         worst = [float(row["f1"]) for row in csv.DictReader(file)]
     assert len(worst) == 40 and worst == sorted(worst)
+
+
+class Mistaken(ExtractiveQA):
+    """One whose author has forgotten something."""
+
+    def answers(self, model: Any, outputs: Any, batch: Any) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"score": outputs["scores"]})
+
+
+def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
+    world: Path, trained: Path, tmp_path: Path
+) -> None:
+    settings = {"kind": f"{__name__}:Mistaken", "options": OPTIONS, "splits": ["validation"]}
+    settings |= {"batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
+    inputs = {"model": str(trained), "tokens": str(world / "tokens")}
+    Job(program="training.predict", key="k", settings=settings, inputs=inputs).write(tmp_path / "job")
+    failure = finish(tmp_path / "job", program=run_main(predict)).failure
+    assert failure is not None and failure.kind == "user_error", failure
+    assert failure.problems[0].where == "kind"
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if '["scores"]' in text
+    )
+    assert f"`answers` failed in {__file__} line {line}: KeyError" in failure.problems[0].message
 
 
 def test_answers_are_the_likeliest_stretch_of_the_context_and_no_longer_than_asked() -> None:
