@@ -18,11 +18,12 @@ from tasks.runtime import settings
 from tasks.runtime.hub import told
 from tasks.runtime.refs import Pins
 from tasks.runtime.reports import need_report
-from training import chat, kinds
+from training import kinds
+from training.chat import need_template
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe
 from training.recipe.columns import asked_of
-from training.snapshot import TOKENIZER_FILES, part_of
+from training.snapshot import CHAT_TEMPLATE, TOKENIZER_FILES, part_of
 
 PREFIX = ".check-"
 JUST_MADE_S = 60.0  # nobody holds a folder in the instant after it was made
@@ -105,12 +106,12 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
 def _with_template(tokenizer: Path, template: Path, out: Path) -> Path:
     """The folder `out`, filled with the tokenizer's files and this chat template. Raises UserError for one that is
     none."""
-    chat.need_template(template)
+    need_template(template)
     out.mkdir()
     for file in tokenizer.iterdir():
         if part_of(file.name) == "tokenizer":
             shutil.copyfile(file, out / file.name)
-    shutil.copyfile(template, out / chat.FILE)
+    shutil.copyfile(template, out / CHAT_TEMPLATE)
     return out
 
 

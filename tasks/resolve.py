@@ -22,7 +22,7 @@ from tasks.runtime.machines import machines_of
 from tasks.runtime.push import publishing_problems
 from tasks.runtime.refs import FilePin, Pins
 from tasks.runtime.stage import Ingredients, Work, action
-from training import chat
+from training.chat import need_template
 from training.hub_metrics import PREFIX, fetched
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
@@ -30,7 +30,7 @@ from training.recipe import Compute, Recipe
 from training.rows.listing import Found
 from training.rows.sources import find, fingerprint, load_object
 from training.rows.urls import is_url
-from training.snapshot import need_parts, part_of
+from training.snapshot import CHAT_TEMPLATE, need_parts, part_of
 
 
 def pins_file(run: str) -> Path:
@@ -132,8 +132,8 @@ def _chat_template(recipe: Recipe) -> dict[str, FilePin]:
     if recipe.model.chat_template is None:
         return {}
     file = Path(recipe.model.chat_template).expanduser().absolute()
-    chat.need_template(file)
-    return {chat.FILE: _pinned([file])[0]}
+    need_template(file)
+    return {CHAT_TEMPLATE: _pinned([file])[0]}
 
 
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.problems import Problem, UserError
-from training.snapshot import SPECIAL_TOKENS, read_json
+from training.snapshot import default_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FILE = "chat_template.jinja"
-"""What it is called among a tokenizer's files."""
 ROLES = ("system", "user", "assistant")
 FIELD = "model.chat_template"
 
@@ -97,27 +95,10 @@ class ChatTemplate:
         return texts[0], spans[0] if marked else []
 
 
-def of_tokenizer(folder: Path) -> ChatTemplate | None:
-    """That of a tokenizer's folder, as AutoTokenizer finds it: in a file of its own, else in tokenizer_config.json."""
-    settings = read_json(folder / "tokenizer_config.json")
-    said = settings.get("chat_template")
-    if isinstance(said, list):  # several by name, as older files have them
-        said = {one.get("name"): one.get("template") for one in said if isinstance(one, dict)}.get("default")
-    if (folder / FILE).is_file():
-        said = (folder / FILE).read_text(encoding="utf-8")
-    if not isinstance(said, str):
-        return None
-    named = {name: settings[name] for name in SPECIAL_TOKENS if settings.get(name) is not None}
-    tokens = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in named.items()}
-    return ChatTemplate(said, tokens)
-
-
 def of_loaded(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
     """That of a tokenizer of transformers."""
-    template = tokenizer.chat_template
-    if isinstance(template, dict):  # several by name
-        template = template.get("default")
-    return ChatTemplate(template, tokenizer.special_tokens_map) if template else None
+    text = default_template(tokenizer.chat_template)
+    return None if text is None else ChatTemplate(text, tokenizer.special_tokens_map)
 
 
 def need_template(file: Path) -> None:

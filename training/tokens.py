@@ -14,17 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.chat import of_tokenizer
 from training.features import Features
 from training.ipc import BLOCK_ROWS, Spread, ipc_reader, ipc_writer
 from training.problems import Problem, UserError
 from training.rows.plain import as_bytes, sizes_of
-from training.snapshot import SPECIAL_TOKENS, read_json
+from training.snapshot import SPECIAL_TOKENS, chat_template, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-    from training.chat import ChatTemplate
     from training.kinds.base import Kind
     from training.recipe import Level
 
@@ -34,6 +32,8 @@ CHECK = "truncated"
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
+Chat = tuple[str, Mapping[str, str]]
+"""A chat template, and the special tokens that it is told of, by name."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Encoder(Protocol):
     max_length: int
     eos: int | None
     """The token that ends a text, where the tokenizer has one."""
-    chat: ChatTemplate | None
+    chat: Chat | None
     """How it writes conversations, where it says."""
 
     def special_tokens(self, pairs: bool) -> int:
@@ -201,7 +201,7 @@ class FastEncoder:
         side: str,
         split_special_tokens: bool,
         eos: int | None,
-        chat: ChatTemplate | None = None,
+        chat: Chat | None = None,
     ) -> None:
         """Sets the tokenizer to cut at `max_length` on this `side`, and never to pad, whatever it did before;
         `split_special_tokens` says whether a special token that stands in a text is a text like any other."""
@@ -346,7 +346,7 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     eos = settings.get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos  # as older files have it
     eos = None if eos is None else tokenizer.token_to_id(eos)
-    chat = of_tokenizer(folder)
+    chat = chat_template(folder)
     return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split, eos=eos, chat=chat)
 
 

@@ -18,11 +18,11 @@ from tests.training import tiny
 from tests.training.vocabularies import CHAT, chat, save_repository
 from training import kinds, predict
 from training.batching import TokenRows
-from training.chat import ChatTemplate, of_tokenizer
 from training.model import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.protocol import Events, Job
 from training.recipe import Recipe, parse
+from training.snapshot import chat_template
 
 DATA = Ref(kind="load_data", key="d", digest="of the rows")
 MODEL = Ref(kind="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
@@ -53,9 +53,8 @@ def test_a_chat_template_of_the_recipe_is_the_tokenizers_byte_for_byte(home: Pat
     mine = FilePin(path=str(tmp_path / "mine.jinja"), sha256="")
     folder = loaded(repository, recipe, **{"chat_template.jinja": mine}) / "tokenizer"
     assert (folder / "chat_template.jinja").read_bytes() == b"{{ messages[0]['content'] }}\r\n"
-    written = of_tokenizer(folder)
     theirs = AutoTokenizer.from_pretrained(folder)
-    assert written == ChatTemplate(theirs.chat_template, theirs.special_tokens_map)
+    assert chat_template(folder) == (theirs.chat_template, theirs.special_tokens_map)
 
 
 def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.training.forks import assert_same, checkpoints_written, curve, finish
 from tests.training.rows.test_forms import told
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training import scratch, slow_tokens, tokens
+from training.asking import Asker
 from training.batching import IGNORED, TokenRows
 from training.chat import ChatTemplate, fault_of
 from training.kinds.sft import SupervisedFineTuning
@@ -316,18 +317,40 @@ def spoken(draw: random.Random) -> list[dict[str, str]]:
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": draw.choice(tiny.WORDS[sort])}]
 
 
-def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, tmp_path: Path) -> None:
+def fit_job(world: Path, job_dir: Path) -> Path:
     settings = {"kind": "sft", "labels": [], "metrics": ["perplexity", "token_accuracy"]}
     asked: dict[str, Any] = {"checkpoint_interval_s": 0.02, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
     asked |= {"per_device_train_batch_size": 4}
-    whole, killed = (
-        tiny.fit_job(assistants, tmp_path / name, base="sft", tokens="sft/tokens", settings=settings, **asked)
-        for name in ("whole", "killed")
-    )
-    assert finish(whole).state == "finished"
+    return tiny.fit_job(world, job_dir, base="sft", tokens="sft/tokens", settings=settings, **asked)
+
+
+@pytest.fixture(scope="module")
+def trained(assistants: Path) -> Path:
+    """A job that ran to its end undisturbed."""
+    job = fit_job(assistants, assistants / "whole")
+    assert finish(job).state == "finished"
+    return job
+
+
+def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, trained: Path, tmp_path: Path) -> None:
+    killed = fit_job(assistants, tmp_path / "killed")
     assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
     assert finish(killed).state == "finished"
-    assert_same(killed, whole)
-    assert (whole / "output/model/chat_template.jinja").read_text() == EXAMPLE
-    first, *_, last = (figures["eval_loss"] for _, figures in sorted(curve(whole).items()) if "eval_loss" in figures)
+    assert_same(killed, trained)
+    assert (trained / "output/model/chat_template.jinja").read_text() == EXAMPLE
+    first, *_, last = (figures["eval_loss"] for _, figures in sorted(curve(trained).items()) if "eval_loss" in figures)
     assert last < first
+
+
+def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_has(trained: Path) -> None:
+    kind, folder = SupervisedFineTuning({"max_new_tokens": 5}), trained / "output/model"
+    rows = [spoken(random.Random(seed)) for seed in (1, 4)]
+    rows += [row[:-1] for row in rows]
+    told = Asker(kind, folder, folder, 64).answers(pa.record_batch({"messages": list(map(json.dumps, rows))}))
+    assert [one["targets"] > 0 for one in told] == [True, True, False, False]
+    assert [one["loss"] is not None for one in told] == [True, True, False, False]
+    written = [one["generated_text"] for one in told]
+    assert written[:2] == written[2:] and all(written)
+    assert kind.lines(told[2]) == [written[2]] and len(kind.lines(told[0])) == 4
+    assert kind.alike(told[2], told[2], 1e-3)
+    assert not kind.alike(told[2], told[2] | {"generated_text": "else"}, 1e-3)

@@ -218,7 +218,7 @@ def _prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
 def _conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
     """Conversations as the chat template has them, and where their answers are. Raises UserError where there is no
     template, or none that can write them, and for what is no conversation."""
-    from training.chat import FIELD, fault_of
+    from training.chat import FIELD, ChatTemplate, fault_of
 
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages and instructions are written by one. "
@@ -228,13 +228,13 @@ def _conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], l
         conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
     else:
         conversations = [_instruction(**row) for row in rows.to_pylist()]
-    texts, spans = [], []
+    template, texts, spans = ChatTemplate(*encoder.chat), [], []
     for messages in conversations:
         if wrong := fault_of(messages, answered=False):
             message = f"there is no conversation to be asked about: {wrong}."
             raise UserError([Problem(kind="data", where="messages", message=message)])
         answered = messages[-1]["role"] == "assistant"
-        text, of_text = encoder.chat.answered(messages) if answered else (encoder.chat.asked(messages), [])
+        text, of_text = template.answered(messages) if answered else (template.asked(messages), [])
         texts.append(text)
         spans.append(of_text)
     return texts, spans
