@@ -269,7 +269,7 @@ class FastEncoder:
         self.tokenizer.no_truncation()
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=special)  # the fast one does not tell
         self._limit()
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         # Where spaces are trimmed off what a token spans, one of them alone spans nothing, just behind its place.
         starts = (
             -1 if added else max(0, start - (start == end))
