@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from training.features import Features
 from training.ipc import BLOCK_ROWS, Spread, ipc_reader, ipc_writer
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, mistakes_told
 from training.rows.plain import as_bytes, sizes_of
 from training.snapshot import SPECIAL_TOKENS, chat_template, read_json
 
@@ -129,7 +129,7 @@ def write(
     for path in files:
         tally = tallies[path.stem] = Tally()
         # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
-        with ipc_reader(path, mapped=False) as reader:
+        with mistakes_told(kind), ipc_reader(path, mapped=False) as reader:
             _need_room(encoder, "text_pair" in reader.schema.names)
             features = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
             blocks = kind.token_rows(path.stem, encoder.max_length, features)
@@ -172,17 +172,17 @@ class Tally:
     emptied: int = 0
     """Rows that are cut and have no targets left."""
 
-    def add(self, features: Features) -> None:
-        self._count(features.rows.column("length").to_numpy(), features.lost)
+    def add(self, features: Features, rows: int) -> None:
+        self._count(features.rows.column("length").to_numpy(), features.lost, rows)
         if "targets" in features.rows.schema.names:
             without = features.rows.column("targets").to_numpy() == 0
             self.emptied += int(np.count_nonzero(without & (features.lost > 0)))
         if features.lost_of_targets is not None:
             self.targets = self.targets or Tally()
-            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets)
+            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets, rows)
 
-    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64]) -> None:
-        self.rows += len(lengths)
+    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64], rows: int) -> None:
+        self.rows += rows
         self.tokens += int(lengths.sum())
         self.truncated += int(np.count_nonzero(lost))
         self.lost += int(lost.sum())
@@ -219,7 +219,7 @@ class FastEncoder:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
         # Without offsets into the text, which nobody needs here, it is faster.
         encodings = self.tokenizer.encode_batch_fast(rows)
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         if pairs is None:
             return Encoded(lengths, ids, None, self._lost(encodings, lengths))
         types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, len(ids))
@@ -234,7 +234,7 @@ class FastEncoder:
         if self._glues_words:
             rows = [[word if word.startswith(" ") else f" {word}" for word in row] for row in rows]
         encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True)  # the fast one loses which word is whose
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         of_tokens = chain.from_iterable(encoding.word_ids for encoding in encodings)
         words = np.fromiter((-1 if word is None else word for word in of_tokens), np.int32, len(ids))
         return Encoded(lengths, ids, None, self._lost(encodings, lengths), words)
@@ -269,7 +269,7 @@ class FastEncoder:
         self.tokenizer.no_truncation()
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=special)  # the fast one does not tell
         self._limit()
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         # Where spaces are trimmed off what a token spans, one of them alone spans nothing, just behind its place.
         starts = (
             -1 if added else max(0, start - (start == end))
@@ -309,7 +309,7 @@ class FastEncoder:
         self.tokenizer.enable_truncation(self.max_length, strategy="longest_first", direction=self._side)
 
 
-def _ids(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def ids_of(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(N,) the tokens of each, and (T,) their ids."""
     lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
     ids = chain.from_iterable(encoding.ids for encoding in encodings)
@@ -371,8 +371,8 @@ def _tokens(kind: Kind, encoder: Encoder, block: pa.RecordBatch, tally: Tally) -
     pieces = []
     for start, stop in _pieces(block):
         features = kind.features(encoder, block.slice(start, stop - start))
-        tally.add(features)
-        pieces.append(features.rows)
+        pieces.append(features.numbered(tally.rows))
+        tally.add(features, stop - start)
     return pa.concat_batches(pieces)
 
 
