@@ -54,7 +54,8 @@ class Kind(KindOfRows, ABC):
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
     metrics: ClassVar[Sequence[str]] = ()
-    """The metrics of training.metrics that fit its answers: those that a recipe may name as they are."""
+    """The metrics of training.metrics that fit its answers, or those that its Predicted has as `means`: what a recipe
+    may name as they are."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """The fields of the recipe's training section that `loss` goes by, of loss, focal_gamma, class_weights and
     label_smoothing_factor; the last is the Trainer's, too. A recipe that sets another of these is told."""
