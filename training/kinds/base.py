@@ -77,6 +77,9 @@ class Kind(KindOfRows, ABC):
         `silent` where answers take too long, or are not to be had of a shared model. By default itself."""
         return self
 
+    libraries: ClassVar[Sequence[str]] = ()
+    """Distributions that its token features hang on, beside tokenizers and pyarrow."""
+
     @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """What the model's config says about the labels, given by name in the order of their indices."""
