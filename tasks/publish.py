@@ -63,6 +63,7 @@ def publish(
     readme = work.out / "README.md"
     readme.write_text(card(recipe, pins, data, trained, predictions, scores), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
+    files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
     # Two runs that end with the same model at once publish it once.
     with exclusive(f"hub-{hub.repo.replace('/', '--')}"):

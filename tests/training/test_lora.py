@@ -1,0 +1,90 @@
+"""Adapters: what they leave as it was, what is exported, and the same bytes after kills."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+from tests.training import tiny
+from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
+from training.batching import PadToLongest, TokenRows
+from training.model import load_tokenizer
+
+# 150 rows: 19 steps an epoch. Dropout in the layers and before the adapters; the loss falls, and the best model is
+# loaded at the end.
+ASKED: dict[str, Any] = {
+    "lora": {"r": 4, "lora_alpha": 16, "lora_dropout": 0.2, "target_modules": ["query", "value", "output.dense"]},
+    "learning_rate": 1e-2,
+    "checkpoint_interval_s": 0.01,
+}
+ENGINES = ("trainer", "accelerate")
+HEAD = {"classifier.weight", "classifier.bias"}
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A job of each engine that nobody disturbs."""
+    made = {}
+    for engine in ENGINES:
+        made[engine] = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / engine, engine=engine, **ASKED)
+        outcome = finish(made[engine])
+        assert outcome.state == "finished", outcome
+    return made
+
+
+def base_of(world: Path) -> Any:
+    """The base model with some head for the labels, as anyone would load it."""
+    return AutoModelForSequenceClassification.from_pretrained(world / "base/model", num_labels=len(tiny.LABELS))
+
+
+def test_only_the_layers_with_adapters_and_the_head_are_other_than_in_the_base_model(
+    world: Path, trained: dict[str, Path]
+) -> None:
+    before = base_of(world).state_dict()
+    after = load_file(trained["trainer"] / "output/model/model.safetensors")
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    layers = [name for name in before if name.endswith(("query.weight", "value.weight", "output.dense.weight"))]
+    assert changed == HEAD | {*layers} and len(layers) == 8
+    outcome = finish(trained["trainer"])
+    assert outcome.figures["trainable_parameters"] == 2 * 4 * (3 * 64 + 96) + 33 * 3
+
+
+def test_the_adapter_on_the_base_model_answers_as_the_merged_model_does(world: Path, trained: dict[str, Path]) -> None:
+    output = trained["trainer"] / "output"
+    rows = TokenRows(world / "tokens/validation.arrow")
+    batch = PadToLongest(load_tokenizer(output / "model"), 1)([rows[row] for row in range(len(rows))])
+    merged = AutoModelForSequenceClassification.from_pretrained(output / "model").eval()
+    adapted = PeftModel.from_pretrained(base_of(world), output / "adapter").eval()
+    with torch.inference_mode():
+        ours, theirs = merged(**batch).logits, adapted(**batch).logits
+        base = base_of(world).eval()(**batch).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert (ours - base).abs().max() > 0.1
+    config = (output / "adapter/adapter_config.json").read_text()
+    assert json.loads(config)["base_model_name_or_path"] is None and str(world) not in config
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_it_ends_with_the_same_bytes_and_checkpoints_hold_only_what_is_trained(
+    world: Path, trained: dict[str, Path], tmp_path: Path, engine: str
+) -> None:
+    job = tiny.fit_job(world, tmp_path / "killed", engine=engine, **ASKED)
+    assert kill_when(job, lambda: checkpoints_written(job) >= 7)
+    (checkpoint, *_) = job.glob("checkpoints/checkpoint-*/model.safetensors")
+    assert all("lora_" in name or ".modules_to_save." in name for name in load_file(checkpoint))
+    assert finish(job).state == "finished"
+    assert_same(job, trained[engine])
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (job / "output/adapter" / file).read_bytes() == (trained[engine] / "output/adapter" / file).read_bytes()
+
+
+def test_both_engines_train_the_same_bytes(trained: dict[str, Path]) -> None:
+    ours, theirs = ((trained[engine] / "output/adapter/adapter_model.safetensors").read_bytes() for engine in ENGINES)
+    assert ours == theirs
