@@ -144,10 +144,8 @@ def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]
 def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
     """Why this machine cannot train adapters as the recipe asks."""
     if lora is not None and lora.quantization is not None and not gpus:
-        message = (
-            f"{lora.quantization!r} holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to null "
-        )
-        message += "for LoRA beside weights in full precision, or run where there is one."
+        message = f"{lora.quantization!r} holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to "
+        message += "null for LoRA beside weights in full precision, or run where there is one."
         yield Problem(kind="training", where="training.lora.quantization", message=message)
     for package in packages_of(lora):
         if importlib.util.find_spec(package) is None:

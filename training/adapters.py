@@ -1,4 +1,4 @@
-"""LoRA by peft: small matrices are trained beside a model's linear layers, and the layers' own weights stay as they are.
+"""LoRA by peft: small matrices are trained beside a model's linear layers, whose own weights stay as they are.
 
 They are put into the model itself, which to all others is what it was: `add`. A checkpoint holds what is trained, for
 the rest is in the base model: `save_trained`. In the end they are written in peft's own form, `save`, and added up with
@@ -35,8 +35,8 @@ _TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SE
 
 
 def add(network: PreTrainedModel, lora: Mapping[str, Any], drawn: Sequence[str], auto_class: str, seed: int) -> None:
-    """Puts adapters into the model, drawn with `seed`, and freezes all else but the layers that are trained whole: those
-    that the recipe names, and those of the weights `drawn` anew.
+    """Puts adapters into the model, drawn with `seed`, and freezes all else but the layers that are trained whole:
+    those that the recipe names, and those of the weights `drawn` anew.
 
     `lora` is the recipe's section, `auto_class` the class of transformers that loads such models. Raises UserError for
     names that are no layers of the model, and for layers that cannot be merged.
@@ -104,8 +104,8 @@ def load_trained(network: PreTrainedModel, file: Path) -> None:
 
 
 def save(network: PreTrainedModel, out: Path, base: Mapping[str, str], weights: dict[str, torch.Tensor] | None) -> None:
-    """Writes adapter_model.safetensors and adapter_config.json to `out`: what PeftModel.from_pretrained takes beside the
-    base model, which `base` names by its `path` on the Hub and `revision`; empty for one that is not of the Hub.
+    """Writes adapter_model.safetensors and adapter_config.json to `out`: what PeftModel.from_pretrained takes beside
+    the base model, which `base` names by its `path` on the Hub and `revision`; empty for one that is not of the Hub.
 
     `weights` are given where the model holds only a share of its own.
     """
@@ -141,12 +141,9 @@ def _whole_layers(network: PreTrainedModel, asked: Iterable[str], drawn: Iterabl
     for name in drawn:
         layer = _layer_of(name)
         if layer not in there or next(network.get_submodule(layer).children(), None) is not None:
-            message = (
-                f"cannot train {type(network).__name__}: its weight {name} is drawn anew and is in no layer of its "
-            )
-            raise _refused(
-                "", f"{message}own. Train all weights (training.lora: null), or start from a model that has it."
-            )
+            message = f"cannot train {type(network).__name__}: its weight {name} is drawn anew, and is in no layer of "
+            message += "its own. Train all weights (training.lora: null), or start from a model that has it."
+            raise _refused("", message)
         found.add(layer)
     return sorted(found)
 
@@ -188,17 +185,14 @@ def _shared_weights(network: PreTrainedModel) -> dict[int, list[str]]:
 
 
 def _require_unshared(network: PreTrainedModel, shared: Mapping[int, list[str]]) -> None:
-    """Raises UserError where a layer that is trained has the weights of another: merged, one of the two would be lost."""
+    """Raises UserError where a layer that is trained has the weights of another: merged, one of the two is lost."""
     for module in network.modules():
         own = getattr(module, "base_layer", None) or getattr(module, "original_module", None)
         for weight in own.parameters() if isinstance(own, nn.Module) else ():
             if several := shared.get(id(weight)):
-                message = (
-                    f"cannot train these layers: {' and '.join(several)} are one weight, and what is learnt beside "
-                )
-                raise _refused(
-                    "", f"{message}it could not be added to it. Name other target_modules and modules_to_save."
-                )
+                message = f"cannot train these layers: {' and '.join(several)} are one weight, and what is learnt "
+                message += "beside it could not be added to it. Name other target_modules and modules_to_save."
+                raise _refused("", message)
 
 
 def _refused(field: str, message: str) -> UserError:

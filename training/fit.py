@@ -5,8 +5,10 @@ settings   kind, options, labels, training (the recipe's), compute (the recipe's
            num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
            they fit into memory); with adapters (training.lora) base, the base model's path and revision on the Hub
 output     model/: config.json, with what the kind settles when training has ended, safetensors and the tokenizer's
-           files; with adapters, which are added up with it, adapter/ in peft's form; log/loss.png: the curves; log/circumstances.json: under what it was trained
-figures    trainable_parameters, steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows);
+           files; with adapters, which are added to its weights, adapter/ in peft's form; log/loss.png: the curves;
+           log/circumstances.json: under what it was trained
+figures    trainable_parameters, steps, epochs, train_loss, best_step, best_metric, train_samples_per_second,
+           micro_batch (rows);
            train_tokens_per_second and hardware_share as training.speed has them; estimated_memory_mb and
            peak_memory_mb of the process that took most, in 10^6 bytes
 """

@@ -38,8 +38,8 @@ class Lora(Section):
     use_rslora: bool = False
     """Whether lora_alpha / √r takes the place of lora_alpha / r, which keeps large ranks from learning slowly."""
     use_dora: bool = False
-    """Whether each layer's length is trained apart from its direction (DoRA): more to compute, and for small ranks often
-    better."""
+    """Whether each layer's length is trained apart from its direction (DoRA): more to compute, and often better for
+    small ranks."""
     quantization: Literal["nf4"] | None = None
     """nf4: the model's own linear layers are held in 4 bits while training (QLoRA), by bitsandbytes on an NVIDIA GPU.
     What is exported is the model as it came, in float32, with what was learnt."""
@@ -57,10 +57,8 @@ def _lora(written: Written) -> Iterator[tuple[str, str]]:
         return
     quantization, strategy = written["training.lora.quantization"], written["compute.strategy"]
     if quantization is not None and strategy != "ddp":
-        message = (
-            f"{quantization!r} holds weights in a format that {strategy} does not share out: use ddp, or set it to"
-        )
-        yield "training.lora.quantization", f"{message} null."
+        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use ddp, or set"
+        yield "training.lora.quantization", f"{message} it to null."
     if written["release.hub"] is not None and written["release.hub.checkpoints"] == "every_save":
         message = "'every_save' publishes whole weights, and with training.lora checkpoints hold only what is trained:"
         yield "release.hub.checkpoints", f"{message} choose checkpoint, all_checkpoints or no."

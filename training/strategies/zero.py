@@ -110,8 +110,8 @@ def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | N
 
 
 def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """The whole model's weights and buffers, or where it has adapters, what is trained, in the CPU's memory of rank 0, in
-    the optimizer's own precision; nothing on the others. Every rank calls it.
+    """The whole model's weights and buffers, or where it has adapters, what is trained, in the CPU's memory of rank 0,
+    in the optimizer's own precision; nothing on the others. Every rank calls it.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
