@@ -10,12 +10,15 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel, set_seed
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
+from training import adapters
 from training.batching import PadToLongest, TokenRows
 from training.model import load_tokenizer
+from training.problems import UserError
+from training.recipe.lora import Lora
 
 # 150 rows: 19 steps an epoch. Dropout in the layers and before the adapters; the loss falls, and the best model is
 # loaded at the end.
@@ -88,3 +91,57 @@ def test_killed_it_ends_with_the_same_bytes_and_checkpoints_hold_only_what_is_tr
 def test_both_engines_train_the_same_bytes(trained: dict[str, Path]) -> None:
     ours, theirs = ((trained[engine] / "output/adapter/adapter_model.safetensors").read_bytes() for engine in ENGINES)
     assert ours == theirs
+
+
+def generator() -> GPT2LMHeadModel:
+    """A small model whose output layer has the weights of its embeddings, and whose layers are stored the other way
+    round."""
+    set_seed(1)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=2, n_head=2)).eval()
+
+
+def adapted(**lora: Any) -> GPT2LMHeadModel:
+    network = generator()
+    adapters.add(network, Lora(**lora).model_dump(), [], "AutoModelForCausalLM", seed=3)
+    return network
+
+
+@pytest.mark.parametrize("more", [{}, {"use_rslora": True}, {"use_dora": True}, {"target_modules": "all-linear"}])
+def test_a_language_models_adapter_names_its_base_and_merged_answers_the_same(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    network = adapted(r=2, lora_alpha=6, **more)
+    for name, weight in network.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    adapters.save(network, tmp_path / "adapter", {"path": "me/base", "revision": "a" * 40}, None)
+    told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (told["base_model_name_or_path"], told["revision"], told["task_type"]) == ("me/base", "a" * 40, "CAUSAL_LM")
+    merged, ids = adapters.merged(generator(), tmp_path / "adapter").eval(), torch.arange(12)[None]
+    with torch.inference_mode():
+        ours, theirs, base = (one(input_ids=ids).logits for one in (merged, network.eval(), generator()))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert (ours - base).abs().max() > 1e-2
+    assert type(merged) is GPT2LMHeadModel and merged.lm_head.weight is merged.transformer.wte.weight
+
+
+@pytest.mark.parametrize(
+    ("lora", "where", "says"),
+    [
+        (
+            {"target_modules": ["c_atn"]},
+            "target_modules",
+            "choose from c_attn, c_fc, c_proj, lm_head, or all-linear. Did",
+        ),
+        ({"modules_to_save": ["head"]}, "modules_to_save", "choose from attn, "),
+        ({"modules_to_save": ["wte"]}, "", "transformer.wte.weight and lm_head.weight are one weight"),
+        ({"target_modules": ["c_attn", "lm_head"]}, "", "transformer.wte.weight and lm_head.weight are one weight"),
+    ],
+)
+def test_layers_that_are_not_there_or_cannot_be_merged_are_refused_by_name(
+    lora: dict[str, Any], where: str, says: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        adapted(**lora)
+    (problem,) = refused.value.problems
+    assert problem.where == f"training.lora.{where}".rstrip(".") and says in problem.message
