@@ -100,7 +100,8 @@ def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any], job_dir: Path) ->
 
     code = job_dir / "code"
     if files := kind.released(folder):
-        released = shutil.copytree(folder, job_dir / "released", dirs_exist_ok=True)
+        # MLflow calls it as it is called here.
+        released = shutil.copytree(folder, job_dir / "released" / folder.name, dirs_exist_ok=True)
         for name, text in files.items():
             (released / name).write_text(text, encoding="utf-8")
         folder = released
