@@ -18,12 +18,15 @@ from training import adapters
 from training.batching import PadToLongest, TokenRows
 from training.model import load_tokenizer
 from training.problems import UserError
+from training.protocol import read_outcome
+from training.recipe import parse
 from training.recipe.lora import Lora
 
-# 150 rows: 19 steps an epoch. Dropout in the layers and before the adapters; the loss falls, and the best model is
-# loaded at the end.
+# 150 rows: 19 steps in each of two epochs. Dropout in the layers and before the adapters; the best model is loaded at
+# the end.
 ASKED: dict[str, Any] = {
     "lora": {"r": 4, "lora_alpha": 16, "lora_dropout": 0.2, "target_modules": ["query", "value", "output.dense"]},
+    "num_train_epochs": 2,
     "learning_rate": 1e-2,
     "checkpoint_interval_s": 0.01,
 }
@@ -55,8 +58,8 @@ def test_only_the_layers_with_adapters_and_the_head_are_other_than_in_the_base_m
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     layers = [name for name in before if name.endswith(("query.weight", "value.weight", "output.dense.weight"))]
     assert changed == HEAD | {*layers} and len(layers) == 8
-    outcome = finish(trained["trainer"])
-    assert outcome.figures["trainable_parameters"] == 2 * 4 * (3 * 64 + 96) + 33 * 3
+    outcome = read_outcome(trained["trainer"])
+    assert outcome is not None and outcome.figures["trainable_parameters"] == 2 * 4 * (3 * 64 + 96) + 33 * 3
 
 
 def test_the_adapter_on_the_base_model_answers_as_the_merged_model_does(world: Path, trained: dict[str, Path]) -> None:
@@ -145,3 +148,20 @@ def test_layers_that_are_not_there_or_cannot_be_merged_are_refused_by_name(
         adapted(**lora)
     (problem,) = refused.value.problems
     assert problem.where == f"training.lora.{where}".rstrip(".") and says in problem.message
+
+
+def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
+    recipe = {
+        "name": "test",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+        "model": {"source": "folder", "path": "base"},
+        "training": {"lora": {"quantization": "nf4"}},
+        "compute": {"strategy": "fsdp", "num_processes": 2},
+        "release": {"registry": "test", "hub": {"repo": "me/test", "license": "mit", "checkpoints": "every_save"}},
+    }
+    with pytest.raises(UserError) as refused:
+        parse(recipe)
+    told = {problem.where: problem.message for problem in refused.value.problems}
+    assert "fsdp does not share out" in told["training.lora.quantization"]
+    assert "checkpoints hold only what is trained" in told["release.hub.checkpoints"]
