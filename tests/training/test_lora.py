@@ -72,7 +72,7 @@ def test_the_adapter_on_the_base_model_answers_as_the_merged_model_does(world: P
         ours, theirs = merged(**batch).logits, adapted(**batch).logits
         base = base_of(world).eval()(**batch).logits
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    assert (ours - base).abs().max() > 0.1
+    assert (ours - base).abs().max() > 1e-2
     config = (output / "adapter/adapter_config.json").read_text()
     assert json.loads(config)["base_model_name_or_path"] is None and str(world) not in config
 
