@@ -24,6 +24,8 @@ NO_ROOM_BYTES = 1_000_000
 # SQLite's and torch's errors name neither the disk nor its state in the system's words.
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "disk is full")
 _PERHAPS_FULL = "inline_container"
+# torch's errors of an accelerator are plain RuntimeErrors on the way from some of its parts.
+_OF_ACCELERATOR = ("CUDA", "CUBLAS", "CUDNN", "cuDNN", "NCCL", "HIP error")
 
 
 class Problem(BaseModel):
@@ -97,17 +99,31 @@ def mistakes_told(of: object) -> Iterator[None]:
 
 def mistake_in(module: str, error: BaseException) -> UserError | None:
     """That an error came out of the code of a recipe's author: this module, and where in it. None where it did not, or
-    where the module is the project's own."""
+    where the module is the project's own.
+
+    The author's is what fails in the module and in what it calls, libraries included; but not what fails in code of
+    the project's that it calls, such as a reader of rows, or below that. Errors of files and the network (OSError), of
+    memory and of accelerators are the machine's, wherever they come from: then the same may be tried again.
+    """
     loaded = sys.modules.get(module)
-    if module.startswith("training.") or loaded is None or isinstance(error, UserError):
+    if module.startswith("training.") or loaded is None or isinstance(error, UserError) or _of_machine(error):
         return None
     frames = traceback.extract_tb(error.__traceback__)
-    place = next((frame for frame in reversed(frames) if frame.filename == loaded.__file__), None)
+    files = [frame.filename for frame in frames]
+    ours = max((place for place, file in enumerate(files) if Path(__file__).parent in Path(file).parents), default=-1)
+    place = next((frame for frame in reversed(frames[ours + 1 :]) if frame.filename == loaded.__file__), None)
     if place is None:
         return None
     told = traceback.format_exception_only(error)[-1].strip()
     message = f"`{place.name}` failed in {place.filename} line {place.lineno}: {told}"
     return UserError([Problem(kind="recipe", where="kind", message=message)])
+
+
+def _of_machine(error: BaseException) -> bool:
+    # torch is not imported here: its error is known by name.
+    if isinstance(error, OSError | MemoryError) or "AcceleratorError" in {cls.__name__ for cls in type(error).__mro__}:
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _OF_ACCELERATOR)
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
