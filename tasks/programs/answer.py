@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from training.problems import Problem, UserError, full_disk
 from training.program import run_program
 from training.protocol import Events, Job
 from training.rows.answered import Values, Writer, need_value, read, whole
+from training.rows.survey import Faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,16 +36,18 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     blank = {of for name, of in say["columns"].items() if kind.columns[name].blank}
     if "rows" in say:
         rows = [_values(row, forms, blank) for row in say["rows"]]
+        _need_right(kind, say["columns"], [(range(1, len(rows) + 1), rows)], "option", "TEXT")
         asker = _asker(kind, job_dir, say)
         return {"answers": [kind.lines(answer) for answer in asker.answers(_batch(kind, say["columns"], rows))]}
     # All of it, before a model is loaded: what is wrong with a file is told within seconds.
     file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*kind.answer_types([])]
-    total = sum(len(batch.inputs) for batch in read(file, forms, added, blank))
+    batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, blank))
+    total = _need_right(kind, say["columns"], batches, "data", str(file))
     asker = _asker(kind, job_dir, say)
     done = unanswered = 0
     try:
         with Writer(aside, Path(say["out"]), kind.answer_types(asker.labels)) as writer:
-            for rows_of_file, inputs in read(file, forms, added, blank):
+            for rows_of_file, inputs, _ in read(file, forms, added, blank):
                 there = [place for place, values in enumerate(inputs) if values is not None]
                 answers: list[dict[str, Any] | None] = [None] * len(inputs)
                 given = asker.answers(_batch(kind, say["columns"], [inputs[place] or () for place in there]))
@@ -67,6 +70,31 @@ def _values(row: Sequence[str], forms: Mapping[str, Form], blank: Collection[str
     if values is None:
         raise UserError([Problem(kind="option", where="TEXT", message="is empty: there is nothing to ask about.")])
     return values
+
+
+def _need_right(
+    kind: Kind,
+    columns: Mapping[str, str],
+    batches: Iterable[tuple[Sequence[int], Sequence[Values | None]]],
+    of: str,
+    where: str,
+) -> int:
+    """How many rows there are, given their numbers and values. Raises UserError with all that the kind finds wrong with
+    them, as problems of this kind."""
+    total, faults = 0, Faults()
+    for numbers, inputs in batches:
+        total += len(inputs)
+        there = [place for place, values in enumerate(inputs) if values is not None]
+        rows = _batch(kind, [*columns], [inputs[place] or () for place in there])
+        for name, what, wrong, of_first in kind.asked_faults(rows):
+            faulty = [numbers[place] for place, bad in zip(there, wrong, strict=True) if bad]
+            faults.add(where, "", f"{what} in column {columns[name]!r}", faulty, of_first)
+    if problems := [
+        Problem(kind=of, where=row, message=f"{said}: correct or remove {them}.")
+        for _, row, said, them in faults.told()
+    ]:
+        raise UserError(problems)
+    return total
 
 
 def _batch(kind: Kind, names: Sequence[str], rows: Sequence[Values]) -> pa.RecordBatch:

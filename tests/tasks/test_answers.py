@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from tasks import answers
 from tasks.answers import Asked, ask_of_file
+from tasks.programs import answer
+from training.problems import UserError
+from training.protocol import Events, Job
 
 MODEL = Asked("models:/reviews/1", 32, {"kind": "sequence-classification", "options": {}}, {"text": "text"})
 
@@ -33,3 +37,26 @@ def test_an_answer_that_is_stopped_leaves_the_file_as_it_was_and_nothing_beside_
         with pytest.raises(KeyboardInterrupt):
             ask_of_file(MODEL, tmp_path / "in.csv", out, lambda _: None)
     assert list(tmp_path.iterdir()) == [out] and out.read_text() == ("new" if error is None else "old")
+
+
+def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "_asker", lambda *_: pytest.fail("a model was loaded"))
+    good, bad = [{"role": "user", "content": "2 + 2?"}], [{"role": "bot", "content": "4"}]
+    file, rows = tmp_path / "in.jsonl", [*[good] * 2100, bad, None, [], *[bad] * 2]
+    file.write_text("".join(json.dumps({"spoken": row}) + "\n" for row in rows))
+    wrong = "has no conversation in column 'spoken': message 1 is by 'bot', and roles are system, user, assistant"
+    settings = {"kind": "sft", "model": "models:/a/1", "max_length": 9, "columns": {"messages": "spoken"}}
+
+    def told(inputs: dict[str, str], **asked: Any) -> str:
+        job = Job(program="p", key="k", settings=settings | asked, inputs=inputs)
+        with pytest.raises(UserError) as caught:
+            answer.main(tmp_path, job, Events(tmp_path / "events"))
+        return str(caught.value)
+
+    of_file = told({"file": str(file), "aside": str(tmp_path / "aside")}, out=str(tmp_path / "out.jsonl"))
+    assert of_file == f"{file} row 2101: {wrong} (4 rows like this: 2101, 2103, 2104, …): correct or remove them."
+    typed = told({}, rows=[[json.dumps(good)], [json.dumps(bad)]])
+    assert typed == f"TEXT row 2: {wrong}: correct or remove it."
+    assert not (tmp_path / "aside").exists()

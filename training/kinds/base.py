@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from training.features import Features
     from training.losses import Loss
     from training.predicted import Predicted
+    from training.rows.columns import Mask
     from training.tokens import Encoder
 
 __all__ = ["Column", "Kind"]
@@ -142,6 +143,12 @@ class Kind(KindOfRows, ABC):
     def worded(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """Answers as they are stored: texts where the model's are token ids. By default as they are."""
         return answers
+
+    def asked_faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+        """What is wrong with rows that a person asks about, which need not have what the model shall say: one of the
+        `columns`, words that follow "row 7", such as "has no conversation", a truth for each row, and words that follow
+        those and are of the first such row, or none. Called before a model is loaded. By default nothing is wrong."""
+        return iter(())
 
     def asked(
         self,

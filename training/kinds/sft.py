@@ -88,15 +88,13 @@ class SupervisedFineTuning(CausalLM):
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Messages that are no conversation, or one without an answer at its end."""
-        import numpy as np
+        for mask, wrong in _no_conversations(rows, answered=True):
+            yield "messages", "has no conversation in column 'messages'", mask, wrong
 
-        from training.chat import fault_of
-
-        if "messages" in rows.schema.names:
-            found = [fault_of(json.loads(text), answered=True) for text in rows.column("messages").to_pylist()]
-            if wrong := next(filter(None, found), None):
-                mask = np.array([one is not None for one in found])
-                yield "messages", "has no conversation in column 'messages'", mask, f": {wrong}"
+    def asked_faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+        """Messages that are no conversation."""
+        for mask, wrong in _no_conversations(rows, answered=False):
+            yield "messages", "has no conversation", mask, wrong
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids; `of_answer`, 1 for each token that is learnt (list<int8>); length, and `targets`, how many are.
@@ -245,6 +243,18 @@ def _instruction(instruction: str, input: str | None = None, output: str | None 
     question = f"{instruction}\n\n{input}" if input and input.strip() else instruction
     answer = [] if output is None else [{"role": "assistant", "content": output}]
     return [{"role": "user", "content": question}, *answer]
+
+
+def _no_conversations(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
+    """Which messages are no conversation, and why the first of them is none; nothing where all are."""
+    import numpy as np
+
+    from training.chat import fault_of
+
+    if "messages" in rows.schema.names:
+        found = [fault_of(json.loads(text), answered=answered) for text in rows.column("messages").to_pylist()]
+        if wrong := next(filter(None, found), None):
+            yield np.array([one is not None for one in found]), f": {wrong}"
 
 
 def _packed(features: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:

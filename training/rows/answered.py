@@ -49,6 +49,8 @@ class Batch(NamedTuple):
     rows: Rows
     inputs: list[Values | None]
     """What the model is asked about of each row; None for a row that lacks it."""
+    numbers: Sequence[int]
+    """The number of each row, as messages name it."""
 
 
 def read(file: Path, columns: Mapping[str, Form], added: Iterable[str], blank: Collection[str] = ()) -> Iterator[Batch]:
@@ -63,7 +65,7 @@ def read(file: Path, columns: Mapping[str, Form], added: Iterable[str], blank: C
         for numbers, rows in _READERS[file.suffix](file, [*columns]):
             _need_columns(_names(rows), columns if first else (), added, file)
             first = False
-            yield Batch(rows, _inputs(numbers, rows, columns, blank, file))
+            yield Batch(rows, _inputs(numbers, rows, columns, blank, file), numbers)
     if first:
         raise _problem(file, "holds no rows.")
 

@@ -53,23 +53,27 @@ class Faults:
             self._counts[sort] += len(rows)
             self._value.setdefault(sort, value)
 
-    def problems(self, asked: Asked) -> Iterator[Problem]:
-        """One problem for each sort of fault in each file, none for what the recipe ignores."""
+    def told(self) -> Iterator[tuple[_Sort, str, str, str]]:
+        """Each sort of fault in each file: where its first row is, what is wrong with that one, and how many are like
+        it; and whether to speak of `it` or `them`."""
         for sort, total in self._counts.items():
-            level = level_of(sort.check, asked)
-            if level == "ignore":
-                continue
             rows = self._first[sort]
             more = ", …" if total > len(rows) else ""
             like = f" ({total:,} rows like this: {', '.join(map(str, rows))}{more})" if total > 1 else ""
-            them = "them" if total > 1 else "it"
+            what = f"{sort.what}{self._value[sort]}{like}"
+            yield sort, f"{sort.where} row {rows[0]}", what, "them" if total > 1 else "it"
+
+    def problems(self, asked: Asked) -> Iterator[Problem]:
+        """One problem for each sort of fault in each file, none for what the recipe ignores."""
+        for sort, where, what, them in self.told():
+            level = level_of(sort.check, asked)
+            if level == "ignore":
+                continue
             mend = MENDS.get(sort.check, "") if asked.data.source in ("csv", "json") else ""
             end = f"{mend}correct or remove {them}, or leave {them} out: data.checks.{sort.check}: warning."
             if level == "warning":
                 end = "left out."
-            message = f"{sort.what}{self._value[sort]}{like}: {end}"
-            where = f"{sort.where} row {rows[0]}"
-            yield Problem(kind="data", where=where, message=message, check=sort.check, level=level)
+            yield Problem(kind="data", where=where, message=f"{what}: {end}", check=sort.check, level=level)
 
 
 @dataclass

@@ -38,7 +38,7 @@ def whole(text: str) -> dict[str, Any]:
 def answered(file: Path, out: Path, columns: Iterable[str] = ("text",)) -> Path:
     """Asks somebody who knows one word."""
     with Writer(out, out, ADDED) as writer:
-        for rows, texts in read(file, dict.fromkeys(columns, "text"), ADDED):
+        for rows, texts, _ in read(file, dict.fromkeys(columns, "text"), ADDED):
             writer.write(rows, [whole(text[0]) if text else None for text in texts])
     return out
 
