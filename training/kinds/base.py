@@ -122,7 +122,8 @@ class Kind(KindOfRows, ABC):
 
     def targets(self, batch: Batch) -> int:
         """How many targets a batch's loss is the mean of: by default a row has one. Where it is otherwise, `features`
-        give each row's number of them as a column `targets` (int32, at least 1), which steps are weighed by."""
+        give each row's number of them as a column `targets` (int32), which steps are weighed by; a row of 0 counts for
+        nothing."""
         return len(batch["labels"])
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
