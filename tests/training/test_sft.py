@@ -222,8 +222,10 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     assert validation.targets.tolist() == [0, 2] and validation.lengths.tolist() == [9, 9]
     batch = KIND.collator(load_tokenizer(folder), 1)([validation[0]])
     assert KIND.targets(batch) == 0 and (batch["labels"] == IGNORED).all()
-    with pytest.raises(UserError, match="8 leaves nothing of an answer in any row of train"):
-        tokens.tokenize(KIND, write_rows(tmp_path / "more", train=[long]), folder, tmp_path / "none", 8)
+    more = write_rows(tmp_path / "more", train=[long])
+    for kind in (KIND, SupervisedFineTuning({"packing": False})):
+        with pytest.raises(UserError, match="8 leaves nothing of an answer in any row of train"):
+            tokens.tokenize(kind, more, folder, tmp_path / "none", 8)
 
 
 def test_conversations_are_packed_whole_into_the_fullest_row_that_has_room() -> None:
@@ -352,5 +354,7 @@ def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_ha
     written = [one["generated_text"] for one in told]
     assert written[:2] == written[2:] and all(written)
     assert kind.lines(told[2]) == [written[2]] and len(kind.lines(told[0])) == 4
+    unasked = {name: value for name, value in told[2].items() if name != "generated_text"}
+    assert kind.lines(unasked) == ["no answer is written: options.max_new_tokens is 0"]
     assert kind.alike(told[2], told[2], 1e-3)
     assert not kind.alike(told[2], told[2] | {"generated_text": "else"}, 1e-3)

@@ -155,9 +155,12 @@ class SupervisedFineTuning(CausalLM):
         return ids, of_answer
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packed for training, without those that have no targets; else as they are. Raises UserError where none has
-        any."""
-        return _packed(features, max_length) if split == "train" and self.options.packing else features
+        """Packed for training, without those that have no targets; else as they are. Raises UserError where none of
+        train has any."""
+        if split != "train":
+            return features
+        features = _with_targets(features, max_length)
+        return _packed(features, max_length) if self.options.packing else features
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """As ever, and has it stop with the token by which the chat template ends an answer, which may be none by which
@@ -198,10 +201,10 @@ class SupervisedFineTuning(CausalLM):
         return super().alike(given, stored, tolerance)
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
-        """What it writes; and where an answer was given, how likely that is to it."""
+        """What it writes, or that it does not; and where an answer was given, how likely that is to it."""
         if explained["targets"]:
             return super().lines(explained)
-        return [explained["generated_text"]] if "generated_text" in explained else []
+        return [explained.get("generated_text", "no answer is written: options.max_new_tokens is 0")]
 
 
 def _prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
@@ -262,12 +265,18 @@ def _packed(features: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.
 
     from training.packing import packed_whole
 
-    nothing = True
     for rows in features:
         there = rows.filter(pc.greater(rows.column("targets"), 0))
         if there.num_rows:
-            nothing = False
             yield packed_whole(there, max_length)
-    if nothing:
+
+
+def _with_targets(features: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:
+    """The same. Raises UserError at their end, if none of the rows has targets."""
+    found = 0
+    for rows in features:
+        found += int(rows.column("targets").to_numpy().sum())
+        yield rows
+    if not found:
         message = f"{max_length} leaves nothing of an answer in any row of train: raise it."
         raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
