@@ -45,7 +45,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and gives its exit code."""
-    arguments = parser().parse_args(argv)
+    arguments = _parsed(argv)
     if arguments.home:
         os.environ["FINETUNE_HOME"] = arguments.home
     settings.prepare_environment()
@@ -64,6 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments. Texts that are asked may stand behind options, where argparse has no more room for them."""
+    whole = parser()
+    arguments, rest = whole.parse_known_args(argv)
+    if rest and (arguments.act is not predict.act or any(word.startswith("-") for word in rest)):
+        whole.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.texts = [*arguments.texts, *rest]
+    return arguments
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flows.commands import main, predict
 from tasks import answers
 from tasks.answers import Asked, ask_of_file
 from tasks.programs import answer
@@ -60,3 +61,17 @@ def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_
     typed = told({}, rows=[[json.dumps(good)], [json.dumps(bad)]])
     assert typed == f"TEXT row 2: {wrong}: correct or remove it."
     assert not (tmp_path / "aside").exists()
+
+
+def test_texts_may_stand_behind_options_and_an_unknown_option_is_still_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(predict, "act", lambda given: asked.append((given.kind, given.texts)) or 0)
+    for words in (["a", "b", "--kind", "x:Y"], ["--kind", "x:Y", "a", "b"], ["a", "--kind", "x:Y", "b"]):
+        assert main.main(["predict", "reviews", *words]) == 0
+    assert asked == [("x:Y", ["a", "b"])] * 3
+    for wrong in (["predict", "reviews", "a", "--kynd", "x:Y"], ["runs", "a", "b"]):
+        with pytest.raises(SystemExit):
+            main.main(wrong)
+        assert f"unrecognized arguments: {' '.join(wrong[3:] or wrong[2:])}" in capsys.readouterr().err
