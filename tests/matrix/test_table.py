@@ -1,22 +1,35 @@
-"""The README shows the last run of the matrix, and that one tried everything there is."""
+"""The README shows the last run of each cell of the matrix, and all there is was tried."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from tests.kinds import TINY, recipe_of
 from tests.matrix.cells import COMBINATIONS
 from tests.matrix.table import BLOCK, README, Result
+from training.kinds.names import KINDS
+from training.recipe import parse
 
 
-def test_the_readme_shows_what_the_last_run_of_the_whole_matrix_gave() -> None:
+def test_the_readme_shows_what_the_last_run_of_each_cell_gave() -> None:
     shown = BLOCK.search(README.read_text())
     assert shown is not None
     result = Result.read()
     assert shown[0] == f"<!-- matrix -->\n{result.markdown()}\n<!-- /matrix -->"
-    assert not result.commit.endswith(("-dirty", "unknown"))
+    assert not [cell for cell in result.cells if cell.commit.endswith(("-dirty", "unknown"))]
 
 
-def test_every_engine_was_tried_with_every_strategy_and_keeps_its_promises() -> None:
+def test_every_engine_and_every_kind_was_tried_with_every_strategy_and_keeps_its_promises() -> None:
     cells = Result.read().cells
-    assert [(cell.engine, cell.strategy, cell.processes) for cell in cells] == [
-        (tried.engine, tried.strategy, tried.processes) for tried in COMBINATIONS
+    assert [(cell.kind, cell.engine, cell.strategy, cell.processes) for cell in cells] == [
+        (tried.kind, tried.engine, tried.strategy, tried.processes) for tried in COMBINATIONS
     ]
     assert [cell for cell in cells if not cell.holds] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_tiny_recipe(kind: str, tmp_path: Path) -> None:
+    assert kind in TINY, f"give tests/kinds.py a recipe of {kind}, and run make matrix MATRIX='--only {kind}'"
+    assert parse(recipe_of(kind, tmp_path)).kind == kind
