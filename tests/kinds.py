@@ -40,6 +40,7 @@ class Tiny:
     config: dict[str, Any] = field(default_factory=lambda: CONFIG)
     """Of the model, which is made from nothing."""
     options: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 12
 
 
 def labelled(draw: random.Random) -> Row:
@@ -91,8 +92,8 @@ TINY: dict[str, Tiny] = {
     "multi-label-classification": Tiny(many_labels, OF_TEXTS, ["roc_auc", "log_loss"]),
     "regression": Tiny(rated, OF_TEXTS, ["mse", "spearman"]),
     "token-classification": Tiny(tagged, OF_TEXTS, ["f1", "accuracy"]),
-    "causal-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], GPT2),
-    "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"]),
+    "causal-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], GPT2, epochs=32),
+    "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], epochs=32),
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
 }
 
@@ -112,7 +113,7 @@ def recipe_of(kind: str, rows: Path, **training: Any) -> dict[str, Any]:
         },
         "model": {"source": "scratch", "config": tiny.config},
         "tokens": {"max_length": 32},
-        "training": {"num_train_epochs": 12, "learning_rate": 3e-3, "per_device_train_batch_size": 20, **training},
+        "training": {"num_train_epochs": tiny.epochs, "learning_rate": 3e-3, "per_device_train_batch_size": 20, **training},
         "evaluation": {"splits": ["validation"], "metrics": tiny.metrics},
         "release": {"registry": kind},
     }
