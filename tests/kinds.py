@@ -101,6 +101,7 @@ TINY: dict[str, Tiny] = {
 def recipe_of(kind: str, rows: Path, **training: Any) -> dict[str, Any]:
     """The kind's recipe for these rows, with settings of training beside its own."""
     tiny = TINY[kind]
+    usual = {"num_train_epochs": tiny.epochs, "learning_rate": 3e-3, "per_device_train_batch_size": 20}
     return {
         "name": kind,
         "kind": kind,
@@ -113,7 +114,7 @@ def recipe_of(kind: str, rows: Path, **training: Any) -> dict[str, Any]:
         },
         "model": {"source": "scratch", "config": tiny.config},
         "tokens": {"max_length": 32},
-        "training": {"num_train_epochs": tiny.epochs, "learning_rate": 3e-3, "per_device_train_batch_size": 20, **training},
+        "training": {**usual, **training},
         "evaluation": {"splits": ["validation"], "metrics": tiny.metrics},
         "release": {"registry": kind},
     }
