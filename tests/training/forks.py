@@ -29,7 +29,10 @@ from training.protocol import LOGS, Job, Outcome, read_events, read_outcome, sha
 FORKS = multiprocessing.get_context("forkserver")
 # Said here, for the first test to fork anything starts the server for all.
 FORKS.set_forkserver_preload(
-    ["training.trainer", "training.loop", "training.metrics", "training.model", "training.kinds", "deepspeed"]
+    [
+        *("training.trainer", "training.loop", "training.metrics", "training.model", "training.kinds", "deepspeed"),
+        "tests.training.warm",
+    ]
 )
 END_WITHIN_S = 120.0
 
