@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -198,7 +197,6 @@ def _forked(combination: Combination, job: Path, kills: int) -> tuple[Outcome, i
         wanted = forks.checkpoints_written(job) + CHECKPOINTS_A_TRY
 
         def reached(wanted: int = wanted) -> bool:
-            time.sleep(0.02)  # the events are read from the first each time
             return forks.checkpoints_written(job) >= wanted
 
         lived += forks.kill_when(job, reached, victim=number % combination.processes)

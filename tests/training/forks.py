@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -124,7 +124,14 @@ def weights(job_dir: Path) -> str:
 
 
 def events(job_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(job_dir / "events.jsonl", 0)[0] if event["kind"] == kind]
+    file = job_dir / "events.jsonl"
+    return [event for event in _events(file, file.stat().st_size if file.exists() else 0) if event["kind"] == kind]
+
+
+@lru_cache(maxsize=8)
+def _events(file: Path, size: int) -> list[dict[str, Any]]:
+    """All of them, once they are so long: whoever waits for one looks every half millisecond."""
+    return read_events(file, 0)[0]
 
 
 def curve(job_dir: Path) -> dict[int, dict[str, float]]:
