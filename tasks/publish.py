@@ -13,6 +13,7 @@ from tasks.runtime.launch import python_argv
 from tasks.runtime.push import environment
 from tasks.runtime.refs import Pins, Publication, Ref, Verdict, Version
 from tasks.runtime.stage import Ingredients, Work, action
+from training import kinds
 from training.recipe import Recipe
 
 
@@ -63,6 +64,9 @@ def publish(
     readme = work.out / "README.md"
     readme.write_text(card(recipe, pins, data, trained, predictions, scores), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
+    for name, text in kinds.load(**recipe.task).released(trained.path / "model").items():
+        (work.out / name).write_text(text, encoding="utf-8")
+        files[name] = str(work.out / name)
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
     # Two runs that end with the same model at once publish it once.
     with exclusive(f"hub-{hub.repo.replace('/', '--')}"):

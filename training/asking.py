@@ -40,4 +40,5 @@ class Asker:
         features = iter([self._kind.features(self._encoder, rows).rows])
         token_rows = pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, features))
         answers = predict(self._kind, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
+        answers = self._kind.asked(answers, rows, self._network, self._tokenizer, self._encoder)
         return self._kind.explained(self._kind.worded(answers, self._tokenizer), self.labels)

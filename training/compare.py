@@ -57,7 +57,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def compared(
     new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all."""
+    """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all.
+    Raises UserError where they cannot be compared."""
+    if why := new.incomparable(old):
+        message = f"this model and {say['champion']} {why}, and what is told by token is not alike: train with its "
+        message += "tokenizer and its tokens.max_length, as model.start_from: champion does, or name another registry."
+        raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
     better, worse = differing(new, old)
     gained, lost = int(better.sum()), int(worse.sum())
     right, was_right = new.right, old.right

@@ -11,16 +11,19 @@ has the same mask each time, and the same text has it when it is asked about alo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.batching import IGNORED, PadToLongest
 from training.drawing import Numbered
 from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from training.tokens import Encoder
 
 WORDS = "words"
 """The column that says which word of its row each token is of, -1 for those that the tokenizer adds; where words are
@@ -66,6 +69,25 @@ class MaskedTokens(PadToLongest):
         ids[places[become < BECOME_MASK + BECOME_ANY]] = anything[become < BECOME_MASK + BECOME_ANY]
         ids[places[become < BECOME_MASK]] = self.mask
         return ids, labels
+
+
+def filled(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: Encoder, texts: Sequence[str]
+) -> list[str | None]:
+    """Each text with the likeliest token in place of each mask token written in it; None where there is none."""
+    told: list[str | None] = []
+    for text in texts:
+        ids = torch.from_numpy(encoder.encode([text], None).ids.astype(np.int64)).to(model.device)
+        places = (ids == tokenizer.mask_token_id).nonzero()[:, 0]
+        if not len(places):
+            told.append(None)
+            continue
+        with torch.inference_mode():
+            likeliest = model(input_ids=ids[None]).logits[0, places].argmax(dim=-1)
+        for token in likeliest.tolist():
+            text = text.replace(str(tokenizer.mask_token), str(tokenizer.decode([token])).strip(), 1)
+        told.append(text)
+    return told
 
 
 def _generators(rows: Sequence[dict[str, Any]]) -> Iterator[np.random.Generator]:

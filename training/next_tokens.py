@@ -9,7 +9,7 @@ word. So no cache is made in training, there is no mask, and the model is tried.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -98,11 +98,3 @@ def _logits(model: PreTrainedModel, ids: torch.Tensor, **more: torch.Tensor) -> 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> bool:
     return bool((some - others).abs().max() > TOLERANCE * others.abs().max())
-
-
-def refuse_packed(batch: Mapping[str, Any]) -> None:
-    """Raises UserError for a batch of packed rows."""
-    if "position_ids" in batch:
-        message = "train is packed for training, and its rows cannot be told apart: evaluate other splits, or set "
-        message += "options.packing to false."
-        raise UserError([Problem(kind="model", where="evaluation.splits", message=message)])

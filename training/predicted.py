@@ -63,6 +63,11 @@ class Predicted(ABC):
     of_right: ClassVar[str | None] = None
     """The metric that is the share of `right` rows, if one is."""
 
+    def incomparable(self, other: Self) -> str | None:
+        """Why what metrics say of these rows and of another model's are not alike, in words that follow the names of
+        both; None where they are."""
+        return None
+
     @property
     def caveat(self) -> str | None:
         """What to know of all figures of these rows, in words; None where there is nothing."""
@@ -272,6 +277,12 @@ class Likelihoods(Predicted):
         """`loss`, `targets` or `hits`."""
         values = {"loss": self.loss, "targets": self.targets, "hits": self.hits}
         return None if listed else values.get(feature)
+
+    def incomparable(self, other: Likelihoods) -> str | None:
+        """They are alike by the same tokens only: fewer ones are harder to tell."""
+        if np.array_equal(self.targets, other.targets):
+            return None
+        return f"make other tokens of these rows, {self.targets.sum():,} and {other.targets.sum():,} of them"
 
     @property
     def goodness(self) -> npt.NDArray[np.float64]:

@@ -178,6 +178,13 @@ class ExactTrainer(Trainer):
         speed = Speed(self._events, self._batches, self._arithmetic, limit)
         return Reporter(self._events, speed, self.state.max_steps)
 
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Labels stay what they are: with DeepSpeed the Trainer would round numbers to the precision of the model."""
+        prepared: dict[str, Any] = super()._prepare_inputs(inputs)
+        if (labels := inputs.get("labels")) is not None:
+            prepared["labels"] = labels.to(self.args.device)
+        return prepared
+
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
         """The loss; while training, weighted so that every target of an optimizer step counts alike.
 

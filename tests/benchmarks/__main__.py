@@ -3,7 +3,8 @@
 Without options it needs nothing but the project: rows and model are made up. With --data and --model it measures
 on those, and with --peer also against that script, called as
 `SCRIPT --model DIR --data DIR --epochs N --lr F --seed N --batch N --max-length N --out DIR`, whose last line
-is JSON with train_samples_per_second and accuracy.
+is JSON with train_samples_per_second and accuracy. With --sets, each kind of task is trained on real rows, some tens of
+minutes: tests/benchmarks/kinds.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.runtime import settings
-from tests.benchmarks import checkpoints, kill, orchestration, peer, rows, step, tokenization, unchanged
+from tests.benchmarks import checkpoints, kill, kinds, orchestration, peer, rows, step, tokenization, unchanged
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row, machine, markdown
 
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "unchanged": unchanged.measure,
     "checkpoints": checkpoints.measure,
     "kill": kill.measure,
+    "kinds": kinds.measure,
 }
 
 
@@ -41,14 +43,17 @@ def main() -> int:
     parser.add_argument("--model", type=Path, metavar="DIR", help="a model folder to train, in place of a made-up one")
     parser.add_argument("--data", type=Path, metavar="DIR", help="train.parquet and validation.parquet: text, label")
     parser.add_argument("--peer", type=Path, metavar="FILE", help="a training script to compare with")
+    parser.add_argument("--sets", type=Path, metavar="DIR", help="folders of rows for recipes/, trained with --model")
     options = parser.parse_args()
     if options.peer and not (options.model and options.data):
         parser.error("--peer trains --model on --data: name both")
+    if options.sets and not options.model:
+        parser.error("--sets trains --model: name both")
     settings.prepare_environment()
     figures, failed = [], False
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
         _isolate(Path(folder))
-        subject = Subject(Path(folder), options.model, options.data, options.peer)
+        subject = Subject(Path(folder), options.model, options.data, options.peer, options.sets)
         for name in options.only:
             began = time.monotonic()
             print(f"{name} …", end=" ", file=sys.stderr, flush=True)

@@ -42,13 +42,15 @@ class Subject:
     """Rows and a model, made when first asked for.
 
     `folder` is for everything that is written. `own_model` (a model folder), `own_data` (a folder of
-    SPLIT.parquet with columns text and label) and `peer` (a script to compare with) are the user's.
+    SPLIT.parquet with columns text and label), `peer` (a script to compare with) and `sets` (folders of rows that
+    recipes name) are the user's.
     """
 
     folder: Path
     own_model: Path | None = None
     own_data: Path | None = None
     peer: Path | None = None
+    sets: Path | None = None
 
     @cached_property
     def data(self) -> Path:

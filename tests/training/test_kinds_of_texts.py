@@ -24,6 +24,7 @@ from training.kinds.multi_label_classification import best_threshold
 from training.model import load_for_training, load_tokenizer
 from training.problems import UserError
 from training.protocol import Events, Job
+from training.trainer import ExactTrainer
 
 MANY, REGRESSION = load("multi-label-classification"), load("regression")
 ASKED = {
@@ -191,6 +192,17 @@ def test_the_loss_of_numbers_is_the_mean_squared_error_inside_the_model_and_outs
     wanted = ((outputs.logits[0] - 1.5) ** 2 + (outputs.logits[1] + 2) ** 2).item() / 2
     assert outside is not None and outside(outputs.logits, batch["labels"]).item() == pytest.approx(wanted, rel=1e-6)
     assert outputs.loss.item() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_numbers_to_learn_keep_their_digits_where_deepspeed_trains_in_16_bits() -> None:
+    trainer = object.__new__(ExactTrainer)  # DeepSpeed computes in 16 bits on a GPU only
+    trainer.args, trainer.is_deepspeed_enabled = SimpleNamespace(device="cpu"), True
+    plugin = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
+    trainer.accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+    batch = {"labels": torch.tensor([3.14159]), "pixels": torch.tensor([3.14159])}
+    prepared = trainer._prepare_inputs(batch)
+    assert prepared["pixels"].dtype == torch.bfloat16
+    assert torch.equal(prepared["labels"], batch["labels"])
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,19 @@ from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
     DataCollatorWithFlattening,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    pipeline,
 )
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import kinds, predict, scratch, tokens
+from training.asking import Asker
 from training.batching import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.compare import compared
 from training.drawing import Numbered
 from training.kinds.base import Kind
 from training.likelihood import TokenLoss, following, sums_of_rows
@@ -201,6 +205,34 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
     assert scores(["perplexity"], found)["perplexity"]["low"] < values["perplexity"]
 
 
+def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(speakers: Path, tmp_path: Path) -> None:
+    kind, folder = kinds.load("causal-lm", {"max_new_tokens": 5}), speakers / "causal-lm"
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    model = load_for_training(kind, folder / "model", [], tokenizer, seed=1)
+    model.get_output_embeddings().weight.data[tokenizer.sep_token_id] *= 3  # now and then the likeliest
+    export(model, folder / "tokenizer", tmp_path / "model")
+    model.eval()
+    texts, lengths = [*texts_of(speakers)[:20], ""], set()
+    answers = Asker(kind, tmp_path / "model", tmp_path / "model", 12).answers(
+        pa.RecordBatch.from_pydict({"text": texts})
+    )
+    for text, answer in zip(texts, answers, strict=True):
+        ids = tokenizer(text)["input_ids"][:-1][-12:]  # what ends a text is no part of one that goes on
+        written: list[int] = []
+        while len(written) < 5 and tokenizer.sep_token_id not in written:
+            with torch.no_grad():
+                written.append(int(model(torch.tensor([ids + written])).logits[0, -1].argmax()))
+        lengths.add(len(written))
+        assert answer["generated_text"] == tokenizer.decode(written, skip_special_tokens=True)
+    assert len(lengths) > 1
+    (name, told), *_ = kind.released(tmp_path / "model").items()
+    (tmp_path / "model" / name).write_text(told)
+    settings = GenerationConfig.from_pretrained(tmp_path / "model")
+    assert (settings.max_new_tokens, settings.do_sample) == (5, False)
+    quiet = kinds.load("causal-lm", {"max_new_tokens": 0})
+    assert "generated_text" not in quiet.answer_types([]) and not quiet.released(tmp_path / "model")
+
+
 def texts_of(world: Path, split: str = "validation") -> list[str]:
     texts: list[str] = pa.ipc.open_file(str(world / "data" / f"{split}.arrow")).read_all()["text"].to_pylist()
     return texts
@@ -216,7 +248,7 @@ def predicted(folder: Path, tmp_path: Path, batch_size: int) -> pa.Table:
     return pq.read_table(job_dir / "output/validation.parquet")
 
 
-def test_rows_with_nothing_to_tell_weigh_nothing_and_make_no_number_undefined() -> None:
+def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_the_rows_are_not_compared() -> None:
     labels = torch.tensor([[IGNORED, 3, 4], [1, IGNORED, IGNORED]])
     logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = TokenLoss(causal=True, smoothing=0.1)
@@ -227,6 +259,9 @@ def test_rows_with_nothing_to_tell_weigh_nothing_and_make_no_number_undefined() 
     assert sums["targets"].to_pylist() == [2, 0] and sums["loss"][1].as_py() == 0
     kind = kinds.load("causal-lm")
     assert kind.explained(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
+    old = Likelihoods(np.ones(2), np.array([2, 1]), np.zeros(2, np.int64))
+    with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
+        compared(kind.predicted(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
     assert math.isnan(compute(["perplexity"], none)["perplexity"])
 
@@ -280,6 +315,22 @@ def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(ma
                     became["mask" if ids[place] == 4 else "same" if ids[place] == token else "other"] += 1
     shares = {name: count / sum(became.values()) for name, count in became.items()}
     assert shares == pytest.approx({"mask": 0.8, "same": 0.1, "other": 0.1}, abs=0.03)
+
+
+def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_places(
+    speakers: Path, tmp_path: Path
+) -> None:
+    kind, folder = kinds.load("masked-lm"), speakers / "masked-lm"
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    export(load_for_training(kind, folder / "model", [], tokenizer, seed=1), folder / "tokenizer", tmp_path / "model")
+    text = texts_of(speakers)[0]
+    first, *rest = text.split()
+    hidden = " ".join([first, "[MASK]", "[MASK]", *rest])
+    asker = Asker(kind, tmp_path / "model", tmp_path / "model", 64)
+    told = [row["filled_text"] for row in asker.answers(pa.RecordBatch.from_pydict({"text": [hidden, text]}))]
+    found = pipeline("fill-mask", str(tmp_path / "model"), top_k=1, dtype=torch.float32)(hidden)
+    filled = [one[0]["token_str"].strip() for one in found]
+    assert told == [" ".join([first, *filled, *rest]), None]
 
 
 def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:

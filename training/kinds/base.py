@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.closed import Closed
@@ -92,6 +93,11 @@ class Kind(KindOfRows, ABC):
         least one batch."""
         return features
 
+    def only_trained(self, split: str) -> str | None:
+        """Why the rows of a split, as `token_rows` gives them, can be trained on and not predicted, in words that
+        follow its name; None where they can."""
+        return None
+
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Makes a model ready to be trained, where loading is not enough: has its config say what it must know of its
         tokenizer, and tries it. Raises UserError where it cannot be trained so."""
@@ -131,6 +137,18 @@ class Kind(KindOfRows, ABC):
         """Answers as they are stored: texts where the model's are token ids. By default as they are."""
         return answers
 
+    def asked(
+        self,
+        answers: pa.Table,
+        rows: pa.RecordBatch,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Encoder,
+    ) -> pa.Table:
+        """The answers to rows that a person asks about, which may hold more than those to a split that is evaluated,
+        such as how a text goes on. By default the same."""
+        return answers
+
     @abstractmethod
     def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predicted:
         """Rows as metrics want them, from answers as `beside_rows` gives them."""
@@ -166,6 +184,11 @@ class Kind(KindOfRows, ABC):
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """Such an answer in a terminal."""
         return [f"{name}: {value}" for name, value in explained.items()]
+
+    def released(self, folder: Path) -> dict[str, str]:
+        """Files of text, by name, that the exported model in `folder` has in place of its own, or beside them, where it
+        is registered or published: what only says how it answers, and is not learnt. By default none."""
+        return {}
 
     def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that

@@ -19,18 +19,22 @@ B rows of a batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
+
+from training.kinds.generation import Generation
 from training.kinds.language_model import LanguageModel
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
-    from training.evaluating import Batch
     from training.features import Features
     from training.next_tokens import PadDocuments
     from training.tokens import Encoder
@@ -39,8 +43,11 @@ if TYPE_CHECKING:
 class CausalLM(LanguageModel):
     """The next token, for each token of a text."""
 
-    class Options(LanguageModel.Options):
+    class Options(Generation, LanguageModel.Options):
         """What may be set for it."""
+
+        max_new_tokens: int = Field(default=64, ge=0)
+        """Tokens that it writes at most where `finetune predict` asks how a text goes on; 0: nobody asks."""
 
         packing: bool = True
         """Whether training rows are filled with documents up to tokens.max_length, so that none of it is padding. Else
@@ -49,10 +56,15 @@ class CausalLM(LanguageModel):
         """Whether each document ends with the tokenizer's eos token, if there is one, so that a model learns to end."""
 
     options: Options
-    option_stages: ClassVar = {"fit": ("packing",), "predict": ("append_eos",), "score": (), "compare": ()}
+    option_stages: ClassVar = {
+        "tokenize": ("packing", "append_eos"),
+        "fit": ("packing",),
+        "predict": ("append_eos",),
+        **dict.fromkeys(("score", "compare"), ()),
+    }
     auto_class = "AutoModelForCausalLM"
     task = "text-generation"
-    pipeline = False  # that of transformers goes on with a text, and tells nothing of how likely it is
+    pipeline = False  # that of transformers tells nothing of how likely a text is
     does = "Continues a {text}"
     causal = True
 
@@ -104,17 +116,50 @@ class CausalLM(LanguageModel):
         return PadDocuments(tokenizer, multiple)
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Has it make no cache, and sees that it tells tokens from those before, of the same document alone."""
+        """Has it know its tokenizer's ends and make no cache, and sees that it tells tokens from those before, of the
+        same document alone."""
+        from training.continuing import know_edges
         from training.next_tokens import make_no_cache, require_apart, require_causal
 
+        know_edges(model, tokenizer)
         make_no_cache(model)
         require_causal(model)
         if self.options.packing:
             require_apart(model)
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """As ever. Raises UserError for packed rows, whose answers would be of no row of the data."""
-        from training.next_tokens import refuse_packed
+    def only_trained(self, split: str) -> str | None:
+        packed = "holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to false"
+        return packed if split == "train" and self.options.packing else None
 
-        refuse_packed(batch)
-        return super().answers(model, outputs, batch)
+    def asked(
+        self,
+        answers: pa.Table,
+        rows: pa.RecordBatch,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Encoder,
+    ) -> pa.Table:
+        """Beside them how each row goes on."""
+        import pyarrow as pa
+
+        if not self.options.max_new_tokens:
+            return answers
+        from training.continuing import continued
+
+        written = continued(model, tokenizer, self.prompts(encoder, rows), self.options.of(model), encoder.max_length)
+        return answers.append_column(self.goes_on, pa.array(written, pa.string()))
+
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch) -> Sequence[npt.NDArray[np.int32]]:
+        """The tokens of what each row says, with which the model goes on; those that end a text may follow."""
+        import numpy as np
+
+        encoded = encoder.encode_whole(rows.column("text").to_pylist())
+        return np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+
+    @property
+    def goes_on(self) -> str:
+        return "generated_text" if self.options.max_new_tokens else ""
+
+    def released(self, folder: Path) -> dict[str, str]:
+        """How it generates."""
+        return self.options.released(folder) if self.options.max_new_tokens else {}

@@ -4,6 +4,7 @@ were to the model. The logits of a vocabulary are summed up batch by batch, and 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +29,11 @@ class LanguageModel(Kind):
     loss_fields: ClassVar = ("label_smoothing_factor",)
     causal: ClassVar[bool]
     """Whether what it gives at a token is for the next one."""
+
+    @property
+    @abstractmethod
+    def goes_on(self) -> str:
+        """What the text is called that it writes when it is `asked`; empty where it writes none."""
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """None: there are no labels."""
@@ -70,10 +76,11 @@ class LanguageModel(Kind):
 
     def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`loss`, the mean over `targets` tokens of minus the logarithm of each one's probability, and `perplexity`, e
-        to the power of that; null where there are no targets."""
+        to the power of that; null where there are no targets. And the text that it writes."""
         import pyarrow as pa
 
-        return {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64()}
+        types = {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64()}
+        return types | ({self.goes_on: pa.string()} if self.goes_on else {})
 
     def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         told = []
@@ -81,6 +88,9 @@ class LanguageModel(Kind):
             mean = row["loss"] / row["targets"] if row["targets"] else None
             perplexity = None if mean is None else math.exp(min(mean, 700.0))  # more is no float
             told.append({"loss": mean, "targets": row["targets"], "perplexity": perplexity})
+        if self.goes_on in answers.column_names:  # an evaluation asks for no text
+            for row, text in zip(told, answers[self.goes_on].to_pylist(), strict=True):
+                row[self.goes_on] = text
         return told
 
     def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:

@@ -21,7 +21,7 @@ from training.kinds.language_model import LanguageModel
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.features import Features
     from training.masks import MaskedTokens
@@ -47,6 +47,10 @@ class MaskedLM(LanguageModel):
     does = "Tells the hidden tokens of a {text}"
     causal = False
 
+    @property
+    def goes_on(self) -> str:
+        return "filled_text"
+
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """Those of the texts, and how many tokens of each are hidden, but for texts that spell special tokens."""
         from training.features import Features, of_lengths, of_texts
@@ -61,6 +65,22 @@ class MaskedLM(LanguageModel):
         return Features(
             features.append_column("targets", chosen_of(maskable, self.options.mlm_probability)), found.lost
         )
+
+    def asked(
+        self,
+        answers: pa.Table,
+        rows: pa.RecordBatch,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Encoder,
+    ) -> pa.Table:
+        """Beside them `filled_text`, for texts in which the mask token is written."""
+        import pyarrow as pa
+
+        from training.masks import filled
+
+        told = filled(model, tokenizer, encoder, rows.column("text").to_pylist())
+        return answers.append_column(self.goes_on, pa.array(told, pa.string()))
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> MaskedTokens:
         from training.masks import MaskedTokens

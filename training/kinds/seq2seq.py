@@ -17,19 +17,20 @@ that names none, as T5 does, with the one that fills up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from training.kinds.base import Column, Kind
+from training.kinds.generation import Generation
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
-    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching import PadToLongest, TokenRows
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from training.losses import Loss
     from training.tokens import Encoder
 
-_GENERATION = ("num_beams", "max_new_tokens", "min_new_tokens", "length_penalty", "no_repeat_ngram_size")
 _IN_SHARES = ("fsdp", "deepspeed-zero3")
 """The strategies by which a process holds only a share of each weight: a forward pass of all processes puts them
 together, and they generate texts of different lengths."""
@@ -51,21 +51,11 @@ EXACT = 1e-2
 class Seq2Seq(Kind):
     """A text for a text."""
 
-    class Options(Kind.Options):
+    class Options(Generation, Kind.Options):
         prefix: str = ""
         """What stands before each source, such as `translate English to German: ` for T5."""
         max_target_length: int = Field(default=128, ge=1)
         """Tokens that a target is cut to, special ones included."""
-        num_beams: int = Field(default=1, ge=1)
-        """Beginnings of an answer that are pursued side by side; of 1, the likeliest token is always taken."""
-        max_new_tokens: int = Field(default=128, ge=1)
-        """Tokens that an answer has at most."""
-        min_new_tokens: int | None = Field(default=None, ge=0)
-        """Tokens that it has at least. This and the following are left to the model's own settings by null."""
-        length_penalty: float | None = None
-        """With beams: above 0 favours long answers, below 0 short ones."""
-        no_repeat_ngram_size: int | None = Field(default=None, ge=0)
-        """So many tokens in a row occur once in an answer; 0 for no such limit."""
         generate_while_training: bool = True
         """Whether each evaluation while training generates answers, which takes long; else it gives the loss alone."""
 
@@ -73,7 +63,7 @@ class Seq2Seq(Kind):
     option_stages: ClassVar = {
         "tokenize": ("prefix", "max_target_length"),
         "fit": (),
-        **dict.fromkeys(("predict", "score", "compare"), _GENERATION),
+        **dict.fromkeys(("predict", "score", "compare"), tuple(Generation.model_fields)),
     }
     auto_class = "AutoModelForSeq2SeqLM"
     task = "text2text-generation"
@@ -190,20 +180,12 @@ class Seq2Seq(Kind):
 
         columns: dict[str, Any] = {}
         if self.silent is None:
-            settings = self.generation(model)
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-            written = model.generate(**inputs, generation_config=settings).cpu().numpy()
+            written = model.generate(**inputs, generation_config=self.options.of(model)).cpu().numpy()
             columns["prediction"] = pa.array(list(written), pa.list_(pa.int32()))
         if "labels" in batch:
             columns |= _losses(outputs["logits"], batch["labels"])
         return pa.RecordBatch.from_pydict(columns)
-
-    def generation(self, model: PreTrainedModel) -> GenerationConfig:
-        """How the model generates: its own settings, and the options over them. It draws nothing at random."""
-        settings: GenerationConfig = deepcopy(model.generation_config)
-        asked = self.options.model_dump(include=set(_GENERATION), exclude_none=True)
-        settings.update(do_sample=False, max_length=None, **asked)
-        return settings
 
     def worded(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """`prediction` as a text, without special tokens, its spaces as the tokenizer has them."""
@@ -242,6 +224,10 @@ class Seq2Seq(Kind):
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The text alone."""
         return [explained["prediction"]]
+
+    def released(self, folder: Path) -> dict[str, str]:
+        """How it generates."""
+        return self.options.released(folder)
 
 
 def _of_targets(of_tokens: Loss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -54,6 +54,13 @@ def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
             yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
 
 
+def _splits_to_predict(written: Written) -> Iterator[tuple[str, str]]:
+    kind = kind_of(written)
+    for index, name in enumerate(written["evaluation.splits"]):
+        if why := kind.only_trained(name):
+            yield f"evaluation.splits[{index}]", f"{name!r} {why}."
+
+
 def _metrics(written: Written) -> Iterator[tuple[str, str]]:
     metrics = written["evaluation.metrics"]
     try:
@@ -218,6 +225,7 @@ def _hub(written: Written) -> Iterator[tuple[str, str]]:
 
 RELEASE_RULES = (
     _evaluated_splits,
+    _splits_to_predict,
     _metrics,
     _fitting_metrics,
     slices_of_any_rows,

@@ -247,6 +247,18 @@ def test_columns_are_slices_of_the_splits_that_keep_them() -> None:
     }
 
 
+def test_rows_that_are_packed_are_not_predicted() -> None:
+    texts = {"kind": "causal-lm", "data.label": None, "evaluation.splits": ["validation", "train"]}
+    texts |= {"evaluation.metrics": ["perplexity"]}
+    assert problems(overrides=texts) == {
+        "evaluation.splits[1]": (
+            "'train' holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to "
+            "false."
+        )
+    }
+    assert parse(PLAIN, {**texts, "options.packing": False}).evaluation.splits == ["validation", "train"]
+
+
 def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_is_better() -> None:
     asked = {"evaluation.slices": ["genre", "a=b"], "evaluation.metrics": ["accuracy", "log_loss"]}
     floors = {

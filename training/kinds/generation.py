@@ -1,0 +1,50 @@
+"""How a model writes: options of the kinds whose models do, over the settings that a model brings along."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from training.closed import Closed
+from training.snapshot import read_json
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+FILE = "generation_config.json"
+
+
+class Generation(Closed):
+    """The options. Nothing is drawn at random: the same text gets the same answer."""
+
+    num_beams: int = Field(default=1, ge=1)
+    """Beginnings of an answer that are pursued side by side; of 1, the likeliest token is always taken."""
+    max_new_tokens: int = Field(default=128, ge=1)
+    """Tokens that an answer has at most."""
+    min_new_tokens: int | None = Field(default=None, ge=0)
+    """Tokens that it has at least. This and the following are left to the model's own settings by null."""
+    length_penalty: float | None = None
+    """With beams: above 0 favours long answers, below 0 short ones."""
+    no_repeat_ngram_size: int | None = Field(default=None, ge=0)
+    """So many tokens in a row occur once in an answer; 0 for no such limit."""
+
+    def settings(self) -> dict[str, Any]:
+        """Those that are set, as GenerationConfig calls them."""
+        asked = self.model_dump(include=set(Generation.model_fields), exclude_none=True)
+        return {"do_sample": False, "max_length": None, **asked}
+
+    def of(self, model: PreTrainedModel) -> GenerationConfig:
+        """How the model generates: its own settings, and these over them."""
+        settings: GenerationConfig = deepcopy(model.generation_config)
+        settings.update(**self.settings())
+        return settings
+
+    def released(self, folder: Path) -> dict[str, str]:
+        """The file by which whoever loads the exported model in `folder` generates in the same way."""
+        settings = {**read_json(folder / FILE), **self.settings()}
+        told = {name: value for name, value in settings.items() if value is not None}
+        return {FILE: json.dumps(told, indent=2, sort_keys=True) + "\n"}
