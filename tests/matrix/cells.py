@@ -25,14 +25,20 @@ LAUNCHED = "sequence-classification"
 """The kind with which every engine is tried, as the stage fit launches it. Launching is the same for all kinds: the
 others' ranks are forks of one process that has imported everything."""
 USUAL_ENGINE = "trainer"
-# 150 rows in 8 batches an epoch, the last of them smaller, and an evaluation after each epoch.
-TRAINING: dict[str, Any] = {"gradient_accumulation_steps": 2, "logging_steps": 1, "checkpoint_interval_s": 0.05}
+# 150 rows in 8 batches an epoch, the last of them smaller, and an evaluation with its checkpoint within some epochs.
+TRAINING: dict[str, Any] = {
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 9,
+}
 ROWS_A_STEP = 20
 KILLS = 3
 KILLS_OF_FORKS = 2
 CHECKPOINTS_A_TRY = 2
 """After so many new checkpoints a rank is killed."""
 STALL_TIMEOUT_S = 300.0
+forks.END_WITHIN_S = 600.0
 ROUNDING = 1e-4
 """By how much figures of an exported model may differ from those of the shared one: sums are in another order."""
 
