@@ -50,14 +50,14 @@ def labelled(draw: random.Random) -> Row:
 
 
 def many_labels(draw: random.Random) -> Row:
-    """Labelled by each sort that it has two words of, perhaps none."""
-    words = [*_words(draw), draw.choice(EVERY_WORD)]
-    return {"text": " ".join(words), "label": [sort for sort in LABELS if sum(w in WORDS[sort] for w in words) > 1]}
+    """Labelled by each sort that there is a word of, perhaps none."""
+    words = draw.choices([*EVERY_WORD, *["thing"] * 6], k=draw.randrange(1, 6))
+    return {"text": " ".join(words), "label": [sort for sort in LABELS if {*words} & {*WORDS[sort]}]}
 
 
 def rated(draw: random.Random) -> Row:
     """By how many animals there are."""
-    words = [*_words(draw), draw.choice(EVERY_WORD)]
+    words = draw.choices(EVERY_WORD, k=draw.randrange(1, 6))
     return {"text": " ".join(words), "label": sum(word in WORDS["animal"] for word in words) / 2}
 
 
