@@ -93,7 +93,7 @@ TINY: dict[str, Tiny] = {
     "regression": Tiny(rated, OF_TEXTS, ["mse", "spearman"]),
     "token-classification": Tiny(tagged, OF_TEXTS, ["f1", "accuracy"]),
     "causal-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], GPT2, epochs=32),
-    "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], epochs=20),
+    "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"]),
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
 }
 

@@ -37,6 +37,8 @@ KILLS = 3
 KILLS_OF_FORKS = 2
 CHECKPOINTS_A_TRY = 2
 """After so many new checkpoints a rank is killed."""
+GAIN = 0.25
+"""The share of the loss that a training takes away at least."""
 STALL_TIMEOUT_S = 300.0
 forks.END_WITHIN_S = 600.0
 ROUNDING = 1e-4
@@ -212,7 +214,7 @@ def _forked(combination: Combination, job: Path, kills: int) -> tuple[Outcome, i
 def _trains(job: Path, outcome: Outcome) -> str:
     losses = [point["train_loss"] for point in forks.curve(job).values() if "train_loss" in point]
     first, last = (sum(some) / len(some) for some in (losses[:4], losses[-4:]))
-    if len(losses) != outcome.figures["steps"] or last > first / 2:
+    if len(losses) != outcome.figures["steps"] or last > first * (1 - GAIN):
         return f"no: {outcome.figures['steps']} steps, loss {first:.3g} to {last:.3g}"
     return "yes"
 
