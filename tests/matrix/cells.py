@@ -21,9 +21,8 @@ from training.protocol import OUTPUT, Failure, Job, Outcome
 from training.recipe import parse
 from training.strategies import STRATEGIES
 
-LAUNCHED = "sequence-classification"
-"""The kind with which every engine is tried, as the stage fit launches it. Launching is the same for all kinds: the
-others' ranks are forks of one process that has imported everything."""
+OF_ENGINES = "sequence-classification"
+"""The kind with which every engine is tried."""
 USUAL_ENGINE = "trainer"
 # 150 rows in 8 batches an epoch, the last of them smaller, and an evaluation with its checkpoint within some epochs.
 TRAINING: dict[str, Any] = {
@@ -53,10 +52,13 @@ class Combination:
     engine: str
     strategy: str
     processes: int
+    launched: bool
+    """Whether by the command of the stage fit, which is the same for all kinds: else the ranks are forks of one process
+    that has imported everything."""
 
     @property
     def name(self) -> str:
-        first = self.engine if self.kind == LAUNCHED else self.kind
+        first = self.engine if self.launched else self.kind
         return f"{first}-{self.strategy}-{self.processes}"
 
     @property
@@ -71,12 +73,10 @@ class Combination:
         return {**TRAINING, "engine": self.engine, "per_device_train_batch_size": rows}
 
 
+WAYS = [(strategy, count) for strategy in STRATEGIES for count in ((1, 2) if strategy == "ddp" else (2,))]
 COMBINATIONS = [
-    Combination(kind, engine, strategy, processes)
-    for kind in KINDS
-    for engine in (ENGINES if kind == LAUNCHED else [USUAL_ENGINE])
-    for strategy in STRATEGIES
-    for processes in ((1, 2) if strategy == "ddp" else (2,))
+    *(Combination(OF_ENGINES, engine, *way, launched=True) for engine in ENGINES for way in WAYS),
+    *(Combination(kind, USUAL_ENGINE, *way, launched=False) for kind in KINDS for way in WAYS),
 ]
 
 
@@ -88,6 +88,7 @@ class Cell:
     engine: str
     strategy: str
     processes: int
+    launched: bool
     commit: str
     """The one that was tried."""
     refused: str = ""
@@ -100,7 +101,8 @@ class Cell:
 
     @property
     def promises(self) -> dict[str, str]:
-        return {name: getattr(self, name) for name in ("trains", "resumes", "exports", "reloads", "answers")}
+        names = ["trains", "resumes", "exports", "reloads", *([] if self.launched else ["answers"])]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def holds(self) -> bool:
@@ -126,12 +128,12 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
         tiny.fit_job(combination.kind, world, folder / name, combination.compute, **combination.training)
         for name in ("whole", "killed")
     )
-    ended = _launched if combination.kind == LAUNCHED else _forked
+    ended = _launched if combination.launched else _forked
     outcome, _ = ended(combination, whole, kills=0)
     if outcome.failure is not None:
         reason = _of_the_strategy(outcome.failure)
         return Cell(**what, refused=reason) if reason else Cell(**what, trains=f"no: {outcome.failure.message}")
-    kills = KILLS if combination.kind == LAUNCHED else KILLS_OF_FORKS
+    kills = KILLS if combination.launched else KILLS_OF_FORKS
     exported = Exported(whole, world)
     return Cell(
         **what,
@@ -139,7 +141,7 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
         resumes=_resumes(whole, killed, kills, *ended(combination, killed, kills)),
         exports=exported.files(),
         reloads=exported.figures(outcome.figures["best_step"]),
-        answers=exported.answers(),
+        answers="" if combination.launched else exported.answers(),
     )
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.benchmarks.table import ROOT
-from tests.matrix.cells import COMBINATIONS, LAUNCHED, USUAL_ENGINE, Cell
+from tests.matrix.cells import COMBINATIONS, WAYS, Cell, Combination
 from training.kinds.names import KINDS
 
 RESULT = Path(__file__).with_name("result.json")
@@ -33,8 +33,8 @@ class Result:
 
     def renewed(self, cells: list[Cell]) -> Result:
         """With these cells in place of what was known of them; what is tried no more is left out."""
-        known = {_place(cell): cell for cell in (*self.cells, *cells)}
-        return Result(version("torch"), tuple(known[place] for place in map(_place, COMBINATIONS) if place in known))
+        known = {place(cell): cell for cell in (*self.cells, *cells)}
+        return Result(version("torch"), tuple(known[place] for place in map(place, COMBINATIONS) if place in known))
 
     def keep(self) -> None:
         """Writes it down, and shows it in the README."""
@@ -46,34 +46,31 @@ class Result:
         return "\n".join([f"With torch {self.torch}:", "", *self._engines(), "", *self._kinds()])
 
     def _engines(self) -> Iterator[str]:
-        yield "| engine | strategy | processes | trains | resumes to the byte | exports | reloads | answers | commit |"
-        yield "|---|---|---|---|---|---|---|---|---|"
+        yield "| engine | strategy | processes | trains | resumes to the byte | exports | reloads | commit |"
+        yield "|---|---|---|---|---|---|---|---|"
         for cell in self.cells:
-            if cell.kind == LAUNCHED:
-                found = (
-                    ["refused by the recipe", "", "", "", ""] if cell.refused else map(_shown, cell.promises.values())
-                )
+            if cell.launched:
+                promises = map(_shown, cell.promises.values())
+                found = ["refused by the recipe", "", "", ""] if cell.refused else promises
                 yield _line(cell.engine, cell.strategy, str(cell.processes), *found, cell.commit)
 
     def _kinds(self) -> Iterator[str]:
-        ways = [(cell.strategy, cell.processes) for cell in COMBINATIONS if _usual(cell) and cell.kind == LAUNCHED]
-        yield _line("kind", *(f"{strategy}, {processes}" for strategy, processes in ways), "commit")
-        yield "|---|" + "---|" * (len(ways) + 1)
+        yield _line("kind", *(f"{strategy}, {processes}" for strategy, processes in WAYS), "commit")
+        yield "|---|" + "---|" * (len(WAYS) + 1)
         reasons: list[str] = []
         for kind in KINDS:
-            cells = {(cell.strategy, cell.processes): cell for cell in self.cells if _usual(cell) and cell.kind == kind}
-            told = [_told(cells[way], reasons) if way in cells else "**not tried**" for way in ways]
-            yield _line(f"`{kind}`", *told, ", ".join(dict.fromkeys(cell.commit for cell in cells.values())))
-        for number, reason in enumerate(reasons, 1):
-            yield f"\n{number}. {reason}"
+            of_kind = [cell for cell in self.cells if cell.kind == kind and not cell.launched]
+            cells = {(cell.strategy, cell.processes): cell for cell in of_kind}
+            told = [_told(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]
+            yield _line(f"`{kind}`", *told, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
+        if reasons:
+            yield ""
+        yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
 
 
-def _place(cell: object) -> tuple[object, ...]:
-    return tuple(getattr(cell, name) for name in ("kind", "engine", "strategy", "processes"))
-
-
-def _usual(cell: object) -> bool:
-    return bool(getattr(cell, "engine", None) == USUAL_ENGINE)
+def place(cell: Cell | Combination) -> tuple[object, ...]:
+    """Where it stands in the tables."""
+    return cell.kind, cell.engine, cell.strategy, cell.processes, cell.launched
 
 
 def _told(cell: Cell, reasons: list[str]) -> str:
@@ -86,7 +83,7 @@ def _told(cell: Cell, reasons: list[str]) -> str:
 
 
 def _broken(cell: Cell) -> list[tuple[str, str]]:
-    return [(name, found) for name, found in cell.promises.items() if not found.startswith("yes")]
+    return [(name, found) for name, found in cell.promises.items() if found and not found.startswith("yes")]
 
 
 def _shown(found: str) -> str:

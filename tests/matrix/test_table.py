@@ -8,7 +8,7 @@ import pytest
 
 from tests.kinds import TINY, recipe_of
 from tests.matrix.cells import COMBINATIONS
-from tests.matrix.table import BLOCK, README, Result
+from tests.matrix.table import BLOCK, README, Result, place
 from training.kinds.names import KINDS
 from training.recipe import parse
 
@@ -23,9 +23,7 @@ def test_the_readme_shows_what_the_last_run_of_each_cell_gave() -> None:
 
 def test_every_engine_and_every_kind_was_tried_with_every_strategy_and_keeps_its_promises() -> None:
     cells = Result.read().cells
-    assert [(cell.kind, cell.engine, cell.strategy, cell.processes) for cell in cells] == [
-        (tried.kind, tried.engine, tried.strategy, tried.processes) for tried in COMBINATIONS
-    ]
+    assert [*map(place, cells)] == [*map(place, COMBINATIONS)]
     assert [cell for cell in cells if not cell.holds] == []
 
 
