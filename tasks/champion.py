@@ -40,11 +40,11 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
 
 def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Ingredients:
     """The champion's model, how it reads a text, today's rows and labels, and the precision that it predicts in."""
-    split = recipe.judged_split
+    split, kind = recipe.judged_split, kinds.load(**recipe.task)
     return Ingredients(
         {
             "kind": recipe.kind,
-            "options": kinds.load(**recipe.task).options_of("predict"),
+            "options": kind.options_of("predict"),
             "split": split,
             "tokens": {"max_length": champion.max_length},
             "compute": {"mixed_precision": pins.mixed_precision},
@@ -57,7 +57,7 @@ def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Cham
         },
         code=["training.champion", *kinds.code(recipe.kind)],
         named=kinds.named(recipe.kind),
-        libraries=("torch", "transformers", "tokenizers", "pyarrow"),
+        libraries=("torch", "transformers", "tokenizers", "pyarrow", *kind.libraries),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -18,9 +19,11 @@ from tasks.runtime.hub import told
 from tasks.runtime.refs import Pins
 from tasks.runtime.reports import need_report
 from training import kinds
+from training.chat import need_template
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe
 from training.recipe.columns import asked_of
+from training.snapshot import CHAT_TEMPLATE, TOKENIZER_FILES, part_of
 
 PREFIX = ".check-"
 JUST_MADE_S = 60.0  # nobody holds a folder in the instant after it was made
@@ -93,26 +96,39 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
     """The report on the rows' tokens. Raises UserError with every problem."""
     from training.tokens import tokenize
 
+    if recipe.model.chat_template is not None:
+        tokenizer = _with_template(tokenizer, Path(recipe.model.chat_template).expanduser(), out.with_name("spoken"))
     level = recipe.data.checks.get("truncated", "warning")
     tokenize(kinds.load(**recipe.task), rows, tokenizer, out, recipe.tokens.max_length, level, progress)
     return need_report(out)
 
 
+def _with_template(tokenizer: Path, template: Path, out: Path) -> Path:
+    """The folder `out`, filled with the tokenizer's files and this chat template. Raises UserError for one that is
+    none."""
+    need_template(template)
+    out.mkdir()
+    for file in tokenizer.iterdir():
+        if part_of(file.name) == "tokenizer":
+            shutil.copyfile(file, out / file.name)
+    shutil.copyfile(template, out / CHAT_TEMPLATE)
+    return out
+
+
 def _learnt(recipe: Recipe, rows: Path, out: Path) -> Path:
-    from training.scratch import texts, train_wordpiece
+    from training.scratch import SPECIAL, texts, train_wordpiece
 
     columns = asked_of(recipe).texts
     learnt = train_wordpiece(lambda: texts(rows / "train.arrow", columns), (recipe.model.config or {})["vocab_size"])
     out.mkdir()
     learnt.save(str(out / "tokenizer.json"))
+    (out / "tokenizer_config.json").write_text(json.dumps(SPECIAL))  # which a chat template knows by name
     return out
 
 
 def _downloaded(name: str, commit: str) -> Path:
     """The tokenizer's files of a commit, in the clients' own cache."""
     from huggingface_hub import snapshot_download
-
-    from training.snapshot import TOKENIZER_FILES
 
     with told("model", name, commit):
         return Path(snapshot_download(name, revision=commit, allow_patterns=[*TOKENIZER_FILES], ignore_patterns="*/*"))

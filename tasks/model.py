@@ -27,57 +27,68 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
     `data` is given for a model that is made from scratch alone.
     """
     model, pinned, champion = recipe.model, pins.model_hub, pins.started_from
+    files = {name: pin.sha256 for name, pin in pins.model_files.items()}
+    names = {f"files.{name}": pin.path for name, pin in pins.model_files.items()}
+    laid_over = {"files": files} if files else {}
     if champion is not None:
-        name = "the model of the champion that training starts from"
-        return Ingredients({"model": {"champion": champion.model}}, names={"model.champion": name})
+        names["model.champion"] = "the model of the champion that training starts from"
+        return Ingredients({"model": {"champion": champion.model}, **laid_over}, names=names)
     if data is not None:
         return Ingredients(
             {
                 "model": model.model_dump(include={"config", "seed"}),
                 "upstream": {"load_data": data.parts["train.arrow"]},
+                **laid_over,
             },
             code=["training.scratch"],
             libraries=("tokenizers", "transformers", "torch", "safetensors"),
+            names=names,
         )
-    files = {name: pin.sha256 for name, pin in pins.model_files.items()}
-    return Ingredients(
-        {"model": {"commit": pinned.commit, "path": model.path} if pinned else {}, "files": files},
-        names={
-            "model.commit": f"{model.path} at {model.revision or 'main'}",
-            **{f"files.{name}": pin.path for name, pin in pins.model_files.items()},
-        },
-    )
+    names["model.commit"] = f"{model.path} at {model.revision or 'main'}"
+    of_hub = {"commit": pinned.commit, "path": model.path} if pinned else {}
+    return Ingredients({"model": of_hub, "files": files}, names=names)
 
 
 @stage(ingredients)
 def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapping[str, Any]:
-    """Fetches, copies or creates the model into `model/` and `tokenizer/`; weights in safetensors only."""
+    """Fetches, copies or creates the model into `model/` and `tokenizer/`; weights in safetensors only. Files that are
+    pinned take the place of its own."""
+    pinned = {name: Path(pin.path) for name, pin in pins.model_files.items()}
     if data is not None:
-        return run_child(
-            work,
-            "training.scratch",
-            python_argv("training.scratch"),
-            settings={
-                "config": recipe.model.config,
-                "seed": recipe.model.seed,
-                "texts": asked_of(recipe).texts,
-            },
-            inputs={"data": data.path},
-        )
+        made = _from_scratch(work, recipe, data)
+        _copy(pinned, work.out)
+        return made
+    files: dict[str, Path] = {}
     if pins.started_from is not None:
         folders = folders_of(work, pins.started_from, "model.start_from")
         files = {file.name: file for part, folder in folders.items() for file in _of_part(folder, part)}
-    elif pins.model_hub is None:
-        files = {name: Path(pin.path) for name, pin in pins.model_files.items()}
-    else:
+    elif pins.model_hub is not None:
         files = _downloaded(str(recipe.model.path), pins.model_hub.commit)
-    for name, path in files.items():
-        part = work.out / str(part_of(name))
-        part.mkdir(exist_ok=True)
-        shutil.copyfile(path, part / name)
+    _copy(files | pinned, work.out)
     need_vocabulary(work.out / "tokenizer", str(pins.started_from or recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
+
+
+def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
+    return run_child(
+        work,
+        "training.scratch",
+        python_argv("training.scratch"),
+        settings={
+            "config": recipe.model.config,
+            "seed": recipe.model.seed,
+            "texts": asked_of(recipe).texts,
+        },
+        inputs={"data": data.path},
+    )
+
+
+def _copy(files: Mapping[str, Path], out: Path) -> None:
+    for name, path in files.items():
+        part = out / str(part_of(name))
+        part.mkdir(exist_ok=True)
+        shutil.copyfile(path, part / name)
 
 
 def require_same_labels(pins: Pins, data: object, model: object) -> None:

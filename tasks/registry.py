@@ -292,3 +292,9 @@ def _registered(client: Any, name: str, trained: Ref, champion: object) -> str |
     found = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
     numbers = [str(version.version) for version in found]
     return str(champion) if str(champion) in numbers else next(iter(numbers), None)
+
+
+def asking(recipe: Recipe) -> str:
+    """What `finetune predict` is given behind the model's name: `"some text"`, and whatever else a row of it has."""
+    own = f" --kind {recipe.kind}" if ":" in recipe.kind else ""
+    return " ".join(f'"some {column.of}"' for column in asked_of(recipe).inputs) + own

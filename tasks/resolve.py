@@ -22,6 +22,7 @@ from tasks.runtime.machines import machines_of
 from tasks.runtime.push import publishing_problems
 from tasks.runtime.refs import FilePin, Pins
 from tasks.runtime.stage import Ingredients, Work, action
+from training.chat import need_template
 from training.hub_metrics import PREFIX, fetched
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
@@ -29,7 +30,7 @@ from training.recipe import Compute, Recipe
 from training.rows.listing import Found
 from training.rows.sources import find, fingerprint, load_object
 from training.rows.urls import is_url
-from training.snapshot import need_parts, part_of
+from training.snapshot import CHAT_TEMPLATE, need_parts, part_of
 
 
 def pins_file(run: str) -> Path:
@@ -119,7 +120,20 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
             found |= _pin_model(recipe, last, found["notes"], progress)
         except UserError as error:
             problems.extend(error.problems)
+    try:
+        found["model_files"] = found.get("model_files", {}) | _chat_template(recipe)
+    except UserError as error:
+        problems.extend(error.problems)
     return found
+
+
+def _chat_template(recipe: Recipe) -> dict[str, FilePin]:
+    """The recipe's own, in place of whatever the tokenizer has; nothing where it names none."""
+    if recipe.model.chat_template is None:
+        return {}
+    file = Path(recipe.model.chat_template).expanduser().absolute()
+    need_template(file)
+    return {CHAT_TEMPLATE: _pinned([file])[0]}
 
 
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:
@@ -199,8 +213,12 @@ def _model_files(folder: Path) -> dict[str, FilePin]:
         raise UserError([Problem(kind="model", where="model.path", message=message)])
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     need_parts((path.name for path in paths), str(folder))
+    return {path.name: pin for path, pin in zip(paths, _pinned(paths), strict=True)}
+
+
+def _pinned(paths: list[Path]) -> list[FilePin]:
     digests = Digests(settings.home()).of_many(paths)
-    return {
-        path.name: FilePin(path=str(path), sha256=digest, size_bytes=path.stat().st_size)
+    return [
+        FilePin(path=str(path), sha256=digest, size_bytes=path.stat().st_size)
         for path, digest in zip(paths, digests, strict=True)
-    }
+    ]

@@ -29,9 +29,10 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
 
     Where the tokenizer's class has a say, also the model's type, from which it may follow, and transformers.
     """
+    kind = kinds.load(**recipe.task)
     values = {
         "kind": recipe.kind,
-        "options": kinds.load(**recipe.task).options_of("tokenize"),
+        "options": kind.options_of("tokenize"),
         "tokens": recipe.tokens.model_dump(),
         "data": {"checks": {"truncated": _level(recipe)}},
         "upstream": {
@@ -41,7 +42,7 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
             "tokenizer": model.parts["tokenizer"],
         },
     }
-    libraries: tuple[str, ...] = ("tokenizers", "pyarrow")
+    libraries = ("tokenizers", "pyarrow", *kind.libraries)
     code, named = kinds.code(recipe.kind), kinds.named(recipe.kind)
     if _in_process(model):
         return Ingredients(values, code=["training.tokens", *code], named=named, libraries=libraries)

@@ -35,7 +35,7 @@ class TokenRows(Dataset[dict[str, Any]]):
 
     `lengths` is (N,) int32, the column `length`. A row has the others: {"input_ids": (length,) int32, "label": int},
     for pairs also {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to. Texts
-    stay in the file: `reference` is what the label says in words, for metrics.
+    stay in the file; of these `reference` is what the label says in words, for metrics.
     Raises pyarrow.ArrowInvalid where the file is not an Arrow file.
     """
 
@@ -48,7 +48,8 @@ class TokenRows(Dataset[dict[str, Any]]):
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
         listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
         self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
-        single = [name for name in table.column_names if name not in ("length", "reference", *listed)]
+        texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+        single = [name for name in table.column_names if name not in ("length", *texts, *listed)]
         self._values: dict[str, npt.NDArray[Any]] = {name: table[name].to_numpy() for name in single}
 
     def __len__(self) -> int:
@@ -121,6 +122,7 @@ class PadToLongest:
         self.multiple = multiple
         self.left = tokenizer.padding_side == "left"
         self.fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        """What rows have of each token, and what fills it up; a kind may add to it what its features have beside."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         lengths = [len(row["input_ids"]) for row in rows]

@@ -32,6 +32,13 @@ def know_edges(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
             settings.pad_token_id = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
+def know_end(model: PreTrainedModel, token: int) -> None:
+    """Has the model's settings say that this token, too, ends what it writes."""
+    for settings in (model.config, model.generation_config):
+        if token not in (known := _listed(settings.eos_token_id)):
+            settings.eos_token_id = [*known, token] if known else token
+
+
 def _listed(tokens: int | list[int] | None) -> list[int]:
     return [] if tokens is None else tokens if isinstance(tokens, list) else [tokens]
 

@@ -19,11 +19,19 @@ class Features:
 
     rows: pa.RecordBatch
     """`length` (int32), the tokens of each, by which rows are batched; lists as long as that, such as `input_ids`
-    (list<int32>); `label`, where there is one; and whatever else the kind's collator takes."""
+    (list<int32>); `label`, where there is one; and whatever else the kind's collator takes. Where there may be several
+    a row of the data, `row` (int64): the number of that row among those given, from 0, in their order."""
     lost: npt.NDArray[np.int64]
     """(N,) tokens of each row that did not fit."""
     lost_of_targets: npt.NDArray[np.int64] | None = None
     """(N,) the same of the texts that the model shall write; how many did is the column `targets`."""
+
+    def numbered(self, before: int) -> pa.RecordBatch:
+        """`rows`, where so many rows of the data came before those that these are of."""
+        place = self.rows.schema.get_field_index("row")
+        if place < 0:
+            return self.rows
+        return self.rows.set_column(place, "row", pa.array(self.rows.column(place).to_numpy() + before))
 
 
 def of_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:

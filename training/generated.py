@@ -30,10 +30,6 @@ class Generated(Predicted):
     measure: ClassVar[str] = "chrf"
 
     @property
-    def config_name(self) -> str:
-        return "default"
-
-    @property
     def described(self) -> str:
         return "a generation of texts"
 

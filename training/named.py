@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,21 @@ class Place:
             near = nearest(missing.rpartition(".")[2], _modules_beside(missing))
             raise self.refused(f"{name!r}: there is no module {missing!r} here or installed.{near}") from error
         except (Exception, SystemExit) as error:
-            raise self.refused(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+            raise self.refused(
+                f"importing {module_name!r} failed: {type(error).__name__}: {error}{_place(error)}"
+            ) from error
 
     def refused(self, message: str) -> UserError:
         """The error that says so of this field."""
         return UserError([Problem(kind=self.kind, where=self.where, message=message)])
+
+
+def _place(error: BaseException) -> str:
+    """Where in a file an import failed; nothing for what says so itself."""
+    if isinstance(error, SyntaxError):
+        return ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if not frame.filename.startswith("<")]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _modules_beside(missing: str) -> Iterable[str]:

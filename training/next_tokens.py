@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.batching import IGNORED, PadToLongest
-from training.packing import STARTS
+from training.packing import OF_ANSWER, STARTS
 from training.problems import Problem, UserError
 
 FIRST, SECOND = [1, 2, 3, 4], [5, 6, 7]
@@ -30,15 +30,15 @@ class PadDocuments(PadToLongest):
     """Token features of B rows to tensors (B, T) int64, T the longest row rounded up to a multiple, filled up on the
     right.
 
-    Gives input_ids; labels, IGNORED where a document begins and where there is no token; and of packed rows
-    position_ids. There is no attention mask, for no token sees what comes after it. A tokenizer without a pad token
-    fills up with its eos token, or with 0.
+    Gives input_ids; labels, IGNORED where a document begins, where there is no token, and for tokens that are not
+    OF_ANSWER, where rows say which are; and of packed rows position_ids. There is no attention mask, for no token sees
+    what comes after it. A tokenizer without a pad token fills up with its eos token, or with 0.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
         known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.multiple, self.left = multiple, False
-        self.fill = {"input_ids": next(token for token in known if token is not None)}
+        self.fill = {"input_ids": next(token for token in known if token is not None), OF_ANSWER: 0}
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = super().__call__(rows)
@@ -47,7 +47,10 @@ class PadDocuments(PadToLongest):
         for line, row in zip(starts, rows, strict=True):
             line[row.get(STARTS, 0)] = True
             line[len(row["input_ids"]) :][:1] = True  # what fills up is one more document
-        made = {"input_ids": ids, "labels": ids.masked_fill(torch.from_numpy(starts | ~there), IGNORED)}
+        untold = torch.from_numpy(starts | ~there)
+        if OF_ANSWER in batch:
+            untold |= batch[OF_ANSWER] == 0
+        made = {"input_ids": ids, "labels": ids.masked_fill(untold, IGNORED)}
         if STARTS in rows[0]:
             places = np.arange(ids.shape[1])
             made["position_ids"] = torch.from_numpy(places - np.maximum.accumulate(np.where(starts, places, 0), axis=1))

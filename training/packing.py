@@ -7,23 +7,32 @@ packed      [1 2 3 4]  starts [0]         windows     [1 2 3 4]  row 0
             [9 10]     starts [0]                     [7]        row 1
                                                       [8 9 10]   row 2
 
-Of a document that is cut, each part is one to itself: no state is carried from one to the next. N documents, T tokens
-of all of them.
+Of a document that is cut, each part is one to itself: no state is carried from one to the next. Where none may be cut,
+as conversations, [1 2], [3 4 5] and [6] are
+
+packed_whole    [3 4 5 6]  starts [0 3]
+                [1 2]      starts [0]
+
+N documents, T tokens of all of them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import types
 
 from training.features import of_lengths
 
 STARTS = "starts"
 """The column of packed rows: the places within a row at which a document, or the rest of one, begins."""
+OF_ANSWER = "of_answer"
+"""The column that says of each token whether the model shall say it (1) or is shown it (0); where it is not for all."""
 
 Places = npt.NDArray[np.int64]
 
@@ -48,6 +57,45 @@ def packed(documents: Iterable[pa.RecordBatch], max_length: int) -> Iterator[pa.
             starts, tokens, given = starts[starts >= whole] - whole, tokens - whole, True
     if tokens or not given:
         yield _rows(left, starts, tokens, max_length)
+
+
+def packed_whole(documents: pa.RecordBatch, max_length: int) -> pa.RecordBatch:
+    """Documents of at most `max_length` tokens in rows of as many, none of them cut: the longest first, each into the
+    fullest row that has room for it.
+
+    Of token features as `packed` takes them; gives the same, with STARTS, and of numbers, such as `length`, their sums.
+    """
+    lengths = documents.column("length").to_numpy().astype(np.int64)
+    rows = _best_fit(lengths, max_length)
+    order = np.concatenate(rows)
+    first = np.cumsum([0, *map(len, rows[:-1])])  # the place of each row's first document in that order
+    before = np.cumsum(lengths[order]) - lengths[order]  # the tokens that stand before each document
+    ordered, columns = documents.take(pa.array(order)), {}
+    for field in documents.schema:
+        values = ordered.column(field.name)
+        if types.is_list(field.type):
+            columns[field.name] = of_lengths(flat(values), np.add.reduceat(lengths[order], first))
+        else:
+            columns[field.name] = np.add.reduceat(values.to_numpy(), first, dtype=field.type.to_pandas_dtype())
+    of_row = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    columns[STARTS] = of_lengths((before - before[first][of_row]).astype(np.int32), np.bincount(of_row))
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _best_fit(lengths: Places, max_length: int) -> list[list[int]]:
+    """The documents of each row."""
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # the room that is left in each, and its number
+    for document in np.argsort(-lengths, kind="stable").tolist():
+        place = bisect_left(open_rows, (int(lengths[document]), 0))
+        if place < len(open_rows):
+            room, row = open_rows.pop(place)
+        else:
+            room, row = max_length, len(rows)
+            rows.append([])
+        rows[row].append(document)
+        insort(open_rows, (room - int(lengths[document]), row))
+    return rows
 
 
 def windows(documents: Iterable[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:

@@ -21,10 +21,14 @@ Rows = npt.NDArray[np.int64]
 class Predicted(ABC):
     """Rows of one split, and what a model makes of them."""
 
+    means: ClassVar[Sequence[str]] = ()
+    """Metrics of such rows alone, each the mean of a figure of each row: the feature of that name, as `given` has it,
+    (N,). Where there are any, these are all that a recipe may name as they are."""
+
     @property
-    @abstractmethod
     def config_name(self) -> str:
         """What metrics are made for, in the words of `evaluate`: binary, multiclass, …"""
+        return "default"
 
     @property
     @abstractmethod

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import os
 import shutil
-from collections.abc import Iterable
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +81,33 @@ def full_disk(folder: Path, error: BaseException | None = None) -> UserError | N
         "command again: what is finished is kept, and training goes on from its last checkpoint."
     )
     return UserError([Problem(kind=DISK, where=str(folder), message=message)])
+
+
+@contextlib.contextmanager
+def mistakes_told(of: object) -> Iterator[None]:
+    """Raises UserError, as `mistake_in` has it, in place of an error out of the module that has the class of this
+    object."""
+    try:
+        yield
+    except Exception as error:
+        if told := mistake_in(type(of).__module__, error):
+            raise told from error
+        raise
+
+
+def mistake_in(module: str, error: BaseException) -> UserError | None:
+    """That an error came out of the code of a recipe's author: this module, and where in it. None where it did not, or
+    where the module is the project's own."""
+    loaded = sys.modules.get(module)
+    if module.startswith("training.") or loaded is None or isinstance(error, UserError):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if frame.filename == loaded.__file__), None)
+    if place is None:
+        return None
+    told = traceback.format_exception_only(error)[-1].strip()
+    message = f"`{place.name}` failed in {place.filename} line {place.lineno}: {told}"
+    return UserError([Problem(kind="recipe", where="kind", message=message)])
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

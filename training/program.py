@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from training.problems import UserError, full_disk
+from training.problems import UserError, full_disk, mistake_in
 from training.processes import SUPERVISOR, die_with_parent, identity
 from training.protocol import (
     CHECKPOINTS,
@@ -88,7 +89,7 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     except BaseException as error:
         _ignore_stop()
         traceback.print_exc()
-        outcome = Outcome(state="failed", failure=_failure(full_disk(job_dir, error) or error))
+        outcome = Outcome(state="failed", failure=_failure(_told(error, job_dir)))
     faulthandler.disable()  # what crashes at exit does so after all is told
     if rank() == 0 or outcome.state == "failed":
         write_atomically(told, outcome.model_dump_json(indent=1).encode())
@@ -142,6 +143,18 @@ def _listen_for_stop(*, raises: bool) -> None:
 def _ignore_stop() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _told(error: BaseException, job_dir: Path) -> BaseException:
+    """The error, or the user's mistake that it comes of: a full disk, or the code of a kind of task of their own."""
+    if full := full_disk(job_dir, error):
+        return full
+    if not isinstance(error, Exception) or short_of_memory(error) or _is_lost_rank(error):
+        return error
+    with contextlib.suppress(OSError, ValueError):  # a job that cannot be read, which may be the error itself
+        module, own, _ = str(Job.read(job_dir).settings.get("kind", "")).partition(":")
+        return (own and mistake_in(module, error)) or error
+    return error
 
 
 def _failure(error: BaseException) -> Failure:

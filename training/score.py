@@ -193,7 +193,7 @@ def scores_of_group(
     """The metrics of these rows; one that refuses them has no figure. Only the project's own have an interval."""
     from training import metrics
 
-    resampled = [name for name in made if intervals and name in metrics.METRICS]
+    resampled = [name for name in made if intervals and name in metrics.known(predicted)]
     found: Scores = {}
     if resampled:
         found = scores(resampled, predicted, tell)

@@ -21,7 +21,8 @@ from training import kinds
 from training.problems import Problem, UserError
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
-from training.tokens import Encoded, Encoder, FastEncoder, write
+from training.snapshot import default_template
+from training.tokens import Chat, Encoded, Encoder, FastEncoder, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,11 +59,20 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
         and kind.__call__ is PreTrainedTokenizerBase.__call__
         and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
     ):
-        split = loaded.split_special_tokens
         return _ByItsClass(
-            loaded, max_length, side=loaded.truncation_side, split_special_tokens=split, eos=loaded.eos_token_id
+            loaded,
+            max_length,
+            side=loaded.truncation_side,
+            split_special_tokens=loaded.split_special_tokens,
+            eos=loaded.eos_token_id,
+            chat=_chat_of(loaded),
         )
     return PythonEncoder(loaded, max_length)
+
+
+def _chat_of(tokenizer: PreTrainedTokenizerBase) -> Chat | None:
+    text = default_template(tokenizer.chat_template)
+    return None if text is None else (text, tokenizer.special_tokens_map)
 
 
 class _ByItsClass(FastEncoder):
@@ -98,7 +108,7 @@ class PythonEncoder:
     """A tokenizer that has a way of its own to encode, in Python."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        self.max_length, self.eos = max_length, tokenizer.eos_token_id
+        self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, _chat_of(tokenizer)
         self._tokenizer = tokenizer
 
     def special_tokens(self, pairs: bool) -> int:
@@ -109,6 +119,14 @@ class PythonEncoder:
         lengths = np.fromiter(map(len, rows), np.int32, len(texts))
         ids = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
         return Encoded(lengths, ids, None, np.zeros(len(texts), np.int64))
+
+    def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
+        """Raises UserError: Python's tokenizers do not tell where a token begins."""
+        message = (
+            f"{type(self._tokenizer).__name__} encodes in Python and does not tell where in a text a token begins: "
+            "choose a model with a tokenizer.json that AutoTokenizer takes as it is."
+        )
+        raise UserError([Problem(kind="tokens", where=str(self._tokenizer.name_or_path), message=message)])
 
     def words_of(self, texts: list[str]) -> np.ndarray[Any, np.dtype[np.int32]]:
         message = (

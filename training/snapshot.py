@@ -32,12 +32,13 @@ VOCABULARY_FILES = (
     "word_pronunciation.json",
     "word_shape.json",
 )
+CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
 )
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 """Classes of transformers that know their tokens without any file."""
@@ -131,6 +132,27 @@ def as_the_file_says(tokenizer: Path, model: Path) -> bool:
         and all(isinstance(settings.get(name), str | None) for name in SPECIAL_TOKENS)
         and read_json(model / "config.json").get("model_type") not in OVERRULED
     )
+
+
+def chat_template(tokenizer: Path) -> tuple[str, dict[str, str]] | None:
+    """The template by which a tokenizer's folder has conversations written, as AutoTokenizer finds it, in a file of its
+    own or else in tokenizer_config.json; and what it is told: the special tokens by name. None where there is none."""
+    settings = read_json(tokenizer / "tokenizer_config.json")
+    text = default_template(settings.get("chat_template"))
+    if (tokenizer / CHAT_TEMPLATE).is_file():
+        text = (tokenizer / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    named = {name: settings[name] for name in SPECIAL_TOKENS if settings.get(name) is not None}
+    tokens = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in named.items()}
+    return None if text is None else (text, tokens)
+
+
+def default_template(said: Any) -> str | None:
+    """What a tokenizer says of its chat template; where it has several by name, that for any conversation."""
+    if isinstance(said, list):  # as older files have them
+        said = {one.get("name"): one.get("template") for one in said if isinstance(one, dict)}
+    if isinstance(said, dict):
+        said = said.get("default")
+    return said if isinstance(said, str) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -33,10 +33,6 @@ class Tagged(Predicted):
     measure: ClassVar[str] = "neg_log_loss"
 
     @property
-    def config_name(self) -> str:
-        return "default"
-
-    @property
     def described(self) -> str:
         return f"a classification of words with {len(self.labels)} tags"
 

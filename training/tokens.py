@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from training.features import Features
 from training.ipc import BLOCK_ROWS, Spread, ipc_reader, ipc_writer
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, mistakes_told
 from training.rows.plain import as_bytes, sizes_of
-from training.snapshot import SPECIAL_TOKENS, read_json
+from training.snapshot import SPECIAL_TOKENS, chat_template, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -32,6 +32,8 @@ CHECK = "truncated"
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
+Chat = tuple[str, Mapping[str, str]]
+"""A chat template, and the special tokens that it is told of, by name."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Encoded:
     types: npt.NDArray[np.int8] | None  # (T,) which text of a pair a token is of; None for single texts
     lost: npt.NDArray[np.int64]  # (N,) tokens a row that did not fit
     words: npt.NDArray[np.int32] | None = None  # (T,) which word of its row a token is of, -1 for none; None for texts
+    starts: npt.NDArray[np.int32] | None = None  # (T,) with which character of its text a token begins, -1 for none
 
 
 class Encoder(Protocol):
@@ -51,6 +54,8 @@ class Encoder(Protocol):
     max_length: int
     eos: int | None
     """The token that ends a text, where the tokenizer has one."""
+    chat: Chat | None
+    """How it writes conversations, where it says."""
 
     def special_tokens(self, pairs: bool) -> int:
         """Tokens that every row, or pair, has beside those of its texts."""
@@ -64,6 +69,10 @@ class Encoder(Protocol):
 
     def encode_whole(self, texts: list[str]) -> Encoded:
         """All tokens of these texts, however many."""
+
+    def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
+        """The same, with where in its text each token begins; with the tokens that the tokenizer adds to a text, or
+        `special` ones of none. Raises UserError where the tokenizer does not tell."""
 
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
         """(T,) which word of its text each token that `encode` gives is of, -1 for those that the tokenizer adds.
@@ -120,7 +129,7 @@ def write(
     for path in files:
         tally = tallies[path.stem] = Tally()
         # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
-        with ipc_reader(path, mapped=False) as reader:
+        with mistakes_told(kind), ipc_reader(path, mapped=False) as reader:
             _need_room(encoder, "text_pair" in reader.schema.names)
             features = (_tokens(kind, encoder, block, tally) for block in _blocks(reader))
             blocks = kind.token_rows(path.stem, encoder.max_length, features)
@@ -134,6 +143,7 @@ def write(
     if level != "ignore":
         problems += _cut(tallies, "rows", "tokens.max_length", level)
         problems += _cut(_targets(tallies), "targets", "options.max_target_length", level)
+        problems += _emptied(tallies, encoder.max_length, level)
     if level == "error" and problems:
         raise UserError(problems)
     _write_report(out / "log" / "report.json", tallies, problems)
@@ -159,15 +169,20 @@ class Tally:
     lengths: Spread = field(default_factory=Spread)
     targets: Tally | None = None
     """The same of the texts that the model shall write, where there are any."""
+    emptied: int = 0
+    """Rows that are cut and have no targets left."""
 
-    def add(self, features: Features) -> None:
-        self._count(features.rows.column("length").to_numpy(), features.lost)
+    def add(self, features: Features, rows: int) -> None:
+        self._count(features.rows.column("length").to_numpy(), features.lost, rows)
+        if "targets" in features.rows.schema.names:
+            without = features.rows.column("targets").to_numpy() == 0
+            self.emptied += int(np.count_nonzero(without & (features.lost > 0)))
         if features.lost_of_targets is not None:
             self.targets = self.targets or Tally()
-            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets)
+            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets, rows)
 
-    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64]) -> None:
-        self.rows += len(lengths)
+    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64], rows: int) -> None:
+        self.rows += rows
         self.tokens += int(lengths.sum())
         self.truncated += int(np.count_nonzero(lost))
         self.lost += int(lost.sum())
@@ -179,13 +194,20 @@ class FastEncoder:
     """A tokenizer of the `tokenizers` library, in its own threads."""
 
     def __init__(
-        self, tokenizer: Tokenizer, max_length: int, *, side: str, split_special_tokens: bool, eos: int | None
+        self,
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        side: str,
+        split_special_tokens: bool,
+        eos: int | None,
+        chat: Chat | None = None,
     ) -> None:
         """Sets the tokenizer to cut at `max_length` on this `side`, and never to pad, whatever it did before;
         `split_special_tokens` says whether a special token that stands in a text is a text like any other."""
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = split_special_tokens
-        self.max_length, self.eos = max_length, eos
+        self.max_length, self.eos, self.chat = max_length, eos, chat
         self.tokenizer = tokenizer
         self._side = side
         self._limit()
@@ -197,7 +219,7 @@ class FastEncoder:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
         # Without offsets into the text, which nobody needs here, it is faster.
         encodings = self.tokenizer.encode_batch_fast(rows)
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         if pairs is None:
             return Encoded(lengths, ids, None, self._lost(encodings, lengths))
         types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, len(ids))
@@ -212,7 +234,7 @@ class FastEncoder:
         if self._glues_words:
             rows = [[word if word.startswith(" ") else f" {word}" for word in row] for row in rows]
         encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True)  # the fast one loses which word is whose
-        lengths, ids = _ids(encodings)
+        lengths, ids = ids_of(encodings)
         of_tokens = chain.from_iterable(encoding.word_ids for encoding in encodings)
         words = np.fromiter((-1 if word is None else word for word in of_tokens), np.int32, len(ids))
         return Encoded(lengths, ids, None, self._lost(encodings, lengths), words)
@@ -242,6 +264,20 @@ class FastEncoder:
         whole = self.encode(texts, None)
         self._limit()
         return whole
+
+    def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
+        self.tokenizer.no_truncation()
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=special)  # the fast one does not tell
+        self._limit()
+        lengths, ids = ids_of(encodings)
+        # Where spaces are trimmed off what a token spans, one of them alone spans nothing, just behind its place.
+        starts = (
+            -1 if added else max(0, start - (start == end))
+            for encoding in encodings
+            for (start, end), added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+        )
+        lost = np.zeros(len(texts), np.int64)
+        return Encoded(lengths, ids, None, lost, starts=np.fromiter(starts, np.int32, len(ids)))
 
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
         encodings = self.tokenizer.encode_batch(texts)  # the fast one does not tell
@@ -273,7 +309,7 @@ class FastEncoder:
         self.tokenizer.enable_truncation(self.max_length, strategy="longest_first", direction=self._side)
 
 
-def _ids(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def ids_of(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(N,) the tokens of each, and (T,) their ids."""
     lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
     ids = chain.from_iterable(encoding.ids for encoding in encodings)
@@ -310,7 +346,8 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     eos = settings.get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos  # as older files have it
     eos = None if eos is None else tokenizer.token_to_id(eos)
-    return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split, eos=eos)
+    chat = chat_template(folder)
+    return FastEncoder(tokenizer, max_length, side=side, split_special_tokens=split, eos=eos, chat=chat)
 
 
 def _need_room(encoder: Encoder, pairs: bool) -> None:
@@ -334,8 +371,8 @@ def _tokens(kind: Kind, encoder: Encoder, block: pa.RecordBatch, tally: Tally) -
     pieces = []
     for start, stop in _pieces(block):
         features = kind.features(encoder, block.slice(start, stop - start))
-        tally.add(features)
-        pieces.append(features.rows)
+        pieces.append(features.numbered(tally.rows))
+        tally.add(features, stop - start)
     return pa.concat_batches(pieces)
 
 
@@ -363,6 +400,17 @@ def _cut(tallies: Mapping[str, Tally], what: str, where: str, level: Literal["er
                 f"Where the cut is meant, set data.checks.{CHECK} to ignore."
             )
             yield Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
+
+
+def _emptied(tallies: Mapping[str, Tally], max_length: int, level: Literal["error", "warning"]) -> Iterator[Problem]:
+    """A problem for each split with rows of which nothing is left that the model shall say."""
+    for split, tally in tallies.items():
+        if tally.emptied:
+            message = (
+                f"{max_length} leaves nothing of what the model shall say in {tally.emptied:,} of {tally.rows:,} rows "
+                f"of {split}: nothing is learnt of these, and they count in no figure. Raise it, or take them out."
+            )
+            yield Problem(kind="tokens", where="tokens.max_length", message=message, check=CHECK, level=level)
 
 
 def _write_report(path: Path, tallies: Mapping[str, Tally], problems: list[Problem]) -> None:

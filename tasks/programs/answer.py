@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from tasks.runtime.connection import failures_told
 from training.problems import Problem, UserError, full_disk
 from training.program import run_program
 from training.protocol import Events, Job
-from training.rows.answered import Values, Writer, need_value, read
+from training.rows.answered import Values, Writer, need_value, read, whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,18 +32,19 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     say = job.settings
     kind = kinds.of(say)
     forms = {of: kind.columns[name].form for name, of in say["columns"].items()}
+    blank = {of for name, of in say["columns"].items() if kind.columns[name].blank}
     if "rows" in say:
-        rows = [_values(row, forms) for row in say["rows"]]
+        rows = [_values(row, forms, blank) for row in say["rows"]]
         asker = _asker(kind, job_dir, say)
         return {"answers": [kind.lines(answer) for answer in asker.answers(_batch(kind, say["columns"], rows))]}
     # All of it, before a model is loaded: what is wrong with a file is told within seconds.
     file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*kind.answer_types([])]
-    total = sum(len(batch.inputs) for batch in read(file, forms, added))
+    total = sum(len(batch.inputs) for batch in read(file, forms, added, blank))
     asker = _asker(kind, job_dir, say)
     done = unanswered = 0
     try:
         with Writer(aside, Path(say["out"]), kind.answer_types(asker.labels)) as writer:
-            for rows_of_file, inputs in read(file, forms, added):
+            for rows_of_file, inputs in read(file, forms, added, blank):
                 there = [place for place, values in enumerate(inputs) if values is not None]
                 answers: list[dict[str, Any] | None] = [None] * len(inputs)
                 given = asker.answers(_batch(kind, say["columns"], [inputs[place] or () for place in there]))
@@ -59,10 +60,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return {"rows": done, "unanswered": unanswered}
 
 
-def _values(row: Sequence[str], forms: Mapping[str, Form]) -> Values:
+def _values(row: Sequence[str], forms: Mapping[str, Form], blank: Collection[str]) -> Values:
     """What was typed, as rows have it. Raises UserError for what the kind does not take."""
-    values = tuple(need_value(value, form, "option", "TEXT") for value, form in zip(row, forms.values(), strict=True))
-    if any(value is None for value in values):
+    given = [need_value(value, form, "option", "TEXT") for value, form in zip(row, forms.values(), strict=True)]
+    values = whole(given, forms, blank)
+    if values is None:
         raise UserError([Problem(kind="option", where="TEXT", message="is empty: there is nothing to ask about.")])
     return values
 

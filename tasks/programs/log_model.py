@@ -48,6 +48,7 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     say, folder = job.settings, Path(job.inputs["model"])
     kind = kinds.of(say)
     rows, stored = _probes(kind, job)
+    shown = rows.select(say["inputs"])
     mlflow.set_experiment(say["experiment"])
     info = Model.log(
         artifact_path=None,
@@ -55,17 +56,17 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
         run_id=say["run_id"],
         # By name: of texts without one, MLflow takes those that look like values of Python's for these values.
         signature=ModelSignature(
-            inputs=Schema([ColSpec(_mlflow_type(rows.schema.field(name).type), name) for name in rows.schema.names]),
+            inputs=Schema([ColSpec(_mlflow_type(field.type), field.name) for field in shown.schema]),
             outputs=Schema([ColSpec(of, name) for name, of in kind.serves.items()]) if kind.serves else None,
         ),
-        input_example=rows.slice(0, say["examples"]).to_pylist(),
+        input_example=shown.slice(0, say["examples"]).to_pylist(),
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
         **(_as_pipeline(kind, folder, say) if kind.pipeline else _as_code(kind, folder, say, job_dir)),
     )
     events.progress(done=1, total=3)
     answers = _compared(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
-    served = mlflow.pyfunc.load_model(info.model_uri).predict(rows.to_pylist())
+    served = mlflow.pyfunc.load_model(info.model_uri).predict(shown.to_pylist())
     if not kind.served_alike(served, answers, say["tolerance"]):
         raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
     events.progress(done=2, total=3)
@@ -100,7 +101,8 @@ def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any], job_dir: Path) ->
 
     code = job_dir / "code"
     if files := kind.released(folder):
-        released = shutil.copytree(folder, job_dir / "released", dirs_exist_ok=True)
+        # MLflow calls it as it is called here.
+        released = shutil.copytree(folder, job_dir / "released" / folder.name, dirs_exist_ok=True)
         for name, text in files.items():
             (released / name).write_text(text, encoding="utf-8")
         folder = released
@@ -130,13 +132,16 @@ def _mlflow_type(stored: pa.DataType) -> Any:
 
 
 def _probes(kind: Kind, job: Job) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-    """The first rows of the split, as the model is shown them, and the answers that were stored for them."""
+    """The first rows of the split, with what the model is shown and is to say, where that is no label, and the answers
+    that were stored for them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     say = job.settings
     with pa.memory_map(job.inputs["rows"]) as file:
-        rows = pa.ipc.open_file(file).get_batch(0).slice(0, say["probes"]).select(say["inputs"])
+        rows = pa.ipc.open_file(file).get_batch(0).slice(0, say["probes"])
+    said = {name for name, column in kind.columns.items() if column.said}
+    rows = rows.select([name for name in rows.schema.names if name in said.union(say["inputs"])])
     answers = pq.read_table(job.inputs["predictions"]).slice(0, rows.num_rows)
     return rows, kind.explained(answers, say["labels"])
 

@@ -133,8 +133,10 @@ def pinned(recipe: Recipe, pins: Pins) -> dict[str, Any]:
         values["data"]["path"] = _absolute(recipe.data.path)
         # By name, so that files which came to the folder since are not taken along.
         values["data"]["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in pins.data_files.items()}
-    if pins.model_files and recipe.model.path:
+    if pins.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
+    if recipe.model.chat_template:
+        values["model"]["chat_template"] = _absolute(recipe.model.chat_template)
     values["compute"] |= {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
     return values
 

@@ -101,7 +101,7 @@ class Pins(BaseModel):
     """Digest of the rows that a model learns from, and of how they are read."""
     model_hub: HubPin | None = None
     model_files: dict[str, FilePin] = Field(default_factory=dict)
-    """Name inside the model folder to its file."""
+    """Name inside the model folder to its file; of a model that is not in a folder here, what is laid over it."""
     started_from: Champion | None = None
     """The registered version that training starts from; None: the base model."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"

@@ -20,7 +20,8 @@ from tasks.resolve import pin, resolve
 from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.history import History
-from tasks.runtime.refs import FilePin, HubPin, Pins
+from tasks.runtime.lineage import pinned
+from tasks.runtime.refs import Champion, FilePin, HubPin, Pins, Ref
 from tasks.runtime.stage import Row, Work
 from tests.hub.server import Hub
 from tests.s3 import BUCKET, KEYS, S3, server
@@ -288,6 +289,57 @@ def test_a_moved_model_folder_is_the_same_model(home: Path, rows: dict[str, Any]
     before = key("model")
     (tmp_path / "model").rename(tmp_path / "moved")
     assert key("moved") == before
+
+
+def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_the_model_is_from(
+    home: Path, rows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_model(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("its own")
+    data = Ref(kind="load_data", key="d", digest="d", parts={"train.arrow": "t"})
+    from_hub, champion = (
+        HubPin(name="me/model@main", commit="c"),
+        Champion(name="n", version="1", model="m", max_length=9),
+    )
+
+    def keys(template: str | None, told: str = "") -> list[str]:
+        if template is not None:
+            (tmp_path / template).write_text(told)
+        recipes = [recipe_of(rows, model | {"chat_template": template}) for model in (folder, SCRATCH)]
+        plain, made = (pin(recipe) for recipe in recipes)
+        laid_over = made.model_files
+        every = [(plain, None), (made, data)]
+        every += [
+            (Pins(**of, model_files=laid_over), None) for of in ({"model_hub": from_hub}, {"started_from": champion})
+        ]
+        return [load_model.key(load_model.flat_ingredients(recipes[0], *one)[0]) for one in every]
+
+    without, first, other = keys(None), keys("a.jinja", "{{ 1 }}"), keys("a.jinja", "{{ 2 }}")
+    assert all(len({*three}) == 3 for three in zip(without, first, other, strict=True))
+    assert keys("moved.jinja", "{{ 1 }}") == first
+    recipe = recipe_of(rows, {"source": "hub", "path": "me/model", "chat_template": "a.jinja"})
+    said = pinned(recipe, Pins(model_hub=from_hub, model_files=pin(recipe_of(rows, folder)).model_files))["model"]
+    assert (said["path"], said["chat_template"]) == ("me/model", str(tmp_path / "a.jinja"))
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (None, "cannot be read (No such file or directory): name a file of Jinja."),
+        (b"\xff", "is not UTF-8 text: name a file of Jinja."),
+        (b"{{ 1\n{% if %}", "is no Jinja: line 2: "),
+        (b"{% generation %}", "is no Jinja: line 1: "),
+    ],
+)
+def test_a_chat_template_that_is_none_is_refused_before_anything_runs(
+    home: Path, rows: dict[str, Any], tmp_path: Path, told: bytes | None, why: str
+) -> None:
+    file = tmp_path / "chat.jinja"
+    if told is not None:
+        file.write_bytes(told)
+    (said,) = problems(recipe_of(rows, SCRATCH | {"chat_template": str(file)}))
+    assert said[0] == "model.chat_template" and said[1].startswith(f"{str(file)!r} {why}")
 
 
 def test_all_that_is_missing_is_told_together(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:

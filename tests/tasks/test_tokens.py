@@ -22,6 +22,7 @@ from training.model import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.protocol import Events, Job
 from training.recipe import Recipe, parse
+from training.snapshot import chat_template
 
 DATA = Ref(kind="load_data", key="d", digest="of the rows")
 MODEL = Ref(kind="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
@@ -35,12 +36,25 @@ def recipe_of(folder: Path, **checks: str) -> Recipe:
     return parse({"name": "test", "kind": "sequence-classification", "data": data, "model": model, "tokens": tokens})
 
 
-def loaded(repository: Path, recipe: Recipe) -> Path:
-    """The folder that the stage load_model fills from the repository."""
+def loaded(repository: Path, recipe: Recipe, **other: FilePin) -> Path:
+    """The folder that the stage load_model fills from the repository, and with other files over those."""
     MODEL.path.mkdir(parents=True)
-    files = {path.name: FilePin(path=str(path), sha256="") for path in repository.iterdir()}
+    files = {path.name: FilePin(path=str(path), sha256="") for path in repository.iterdir()} | other
     load_model.make(Work(MODEL.key, MODEL.path, "run"), recipe, Pins(model_files=files), None)
     return MODEL.path
+
+
+def test_a_chat_template_of_the_recipe_is_the_tokenizers_byte_for_byte(home: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    repository = save_repository(tmp_path / "it", "llama", chat(), CHAT)
+    (tmp_path / "mine.jinja").write_bytes(b"{{ messages[0]['content'] }}\r\n")
+    recipe = recipe_of(repository)
+    mine = FilePin(path=str(tmp_path / "mine.jinja"), sha256="")
+    folder = loaded(repository, recipe, **{"chat_template.jinja": mine}) / "tokenizer"
+    assert (folder / "chat_template.jinja").read_bytes() == b"{{ messages[0]['content'] }}\r\n"
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert chat_template(folder) == (theirs.chat_template, theirs.special_tokens_map)
 
 
 def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Path, tmp_path: Path) -> None:

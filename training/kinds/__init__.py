@@ -42,8 +42,10 @@ def class_of(name: str) -> type[Kind]:
         message = f"{name!r} is unknown: choose from {', '.join(KINDS)}, or name a class as module:Class."
         raise UserError([Problem(kind="recipe", where="kind", message=f"{message}{nearest(name, KINDS)}")])
     found: type[Kind] = _PLACE.load(KINDS.get(name, name))
-    if not hasattr(found, "columns"):
-        raise _PLACE.refused(f"{name!r} does not say which columns of the rows it wants: give it `columns`.")
+    if lacking := [said for said in ("columns", "auto_class", "task", "does") if not hasattr(found, said)]:
+        raise _PLACE.refused(
+            f"{name!r} does not say all of itself: give it {', '.join(f'`{said}`' for said in lacking)}."
+        )
     return found
 
 

@@ -54,7 +54,8 @@ class Kind(KindOfRows, ABC):
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
     metrics: ClassVar[Sequence[str]] = ()
-    """The metrics of training.metrics that fit its answers: those that a recipe may name as they are."""
+    """The metrics of training.metrics that fit its answers, or those that its Predicted has as `means`: what a recipe
+    may name as they are."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """The fields of the recipe's training section that `loss` goes by, of loss, focal_gamma, class_weights and
     label_smoothing_factor; the last is the Trainer's, too. A recipe that sets another of these is told."""
@@ -76,12 +77,17 @@ class Kind(KindOfRows, ABC):
         `silent` where answers take too long, or are not to be had of a shared model. By default itself."""
         return self
 
+    libraries: ClassVar[Sequence[str]] = ()
+    """Distributions that its token features hang on, beside tokenizers and pyarrow."""
+
     @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """What the model's config says about the labels, given by name in the order of their indices."""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The token features of rows as load_data stores them. By default those of their texts."""
+        """The token features of rows as load_data stores them; what the model shall say is missing where it is asked.
+        By default those of their texts. There may be several a row, with a column `row`, of which `beside_rows` makes
+        one answer."""
         from training.features import of_texts
 
         return of_texts(encoder, rows)

@@ -11,6 +11,7 @@ KINDS: dict[str, str] = {
     "causal-lm": "training.kinds.causal_lm:CausalLM",
     "masked-lm": "training.kinds.masked_lm:MaskedLM",
     "seq2seq": "training.kinds.seq2seq:Seq2Seq",
+    "sft": "training.kinds.sft:SupervisedFineTuning",
 }
 """A kind's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for one
 kind and a change to one kind's code leaves the artifacts of others valid."""

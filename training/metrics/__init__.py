@@ -15,7 +15,16 @@ import numpy as np
 
 from training.hub_metrics import PREFIX
 from training.metrics import hub
-from training.metrics.base import LabelMetric, NumberMetric, ScoreMetric, evaluate, inputs_of, numbers_of, refused
+from training.metrics.base import (
+    LabelMetric,
+    NumberMetric,
+    ScoreMetric,
+    evaluate,
+    inputs_of,
+    mean_given,
+    numbers_of,
+    refused,
+)
 from training.metrics.of_labels import (
     F1,
     Accuracy,
@@ -121,6 +130,8 @@ def make(names: Sequence[str], predicted: Predicted) -> dict[str, evaluate.Metri
 
 def known(predicted: Predicted) -> Mapping[str, type[evaluate.Metric]]:
     """The project's metrics of such rows: a name may mean another class for another sort of answer."""
+    if predicted.means:
+        return {name: mean_given(name) for name in predicted.means}
     return OF_TAGS if isinstance(predicted, Tagged) else METRICS
 
 

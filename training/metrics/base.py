@@ -99,6 +99,20 @@ class MeanMetric(SumMetric):
         return np.asarray(sums[:, 0] / sums[:, 1])
 
 
+class _MeanGiven(MeanMetric):
+    """The mean of what there is of each row under the metric's own name."""
+
+    _format = None
+
+    def of_rows(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
+        return np.asarray(inputs[self.name], np.float64)
+
+
+def mean_given(name: str) -> type[MeanMetric]:
+    """The metric that is the mean of this feature of each row."""
+    return type(name, (_MeanGiven,), {"name": name, "_given": {name: Value("float64")}})
+
+
 def inputs_of(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[str, Any]:
     """What a metric is given, by the names and types of its features, as `Predicted.given` has it.
 

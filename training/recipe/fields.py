@@ -106,6 +106,9 @@ class Model(Section):
     """For scratch: the model's configuration, with at least `model_type` and `vocab_size` (tokens)."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Draws the weights of a scratch model."""
+    chat_template: Text | None = None
+    """A file of Jinja that writes conversations as texts, which the tokenizer has from then on (null: its own). A
+    relative path counts from the working directory."""
     start_from: Literal["base", "champion"] = "base"
     """base: the model above. champion: the one of release.registry, with its tokenizer, as long as there is one; where
     it was trained on exactly these rows, what that training started from. Rows that stay in data that grows are learnt
@@ -376,8 +379,8 @@ class Recipe(Section):
     """Names the runs of this recipe: lower-case letters, digits and `-`."""
     kind: Text
     """What the model learns to do: sequence-classification (one of the labels), multi-label-classification (any number
-    of them), regression (a number), token-classification (a tag a word), causal-lm, masked-lm, seq2seq (a text). Or a
-    kind of yours, a class as `module:Class`: training/kinds/base.py."""
+    of them), regression (a number), token-classification (a tag a word), causal-lm, masked-lm, seq2seq (a text),
+    sft (an answer in a conversation). Or a kind of yours, a class as `module:Class`: training/kinds/base.py."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the kind's own; its class in training/kinds tells of them, and of their defaults."""
     data: Data

@@ -16,7 +16,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -51,8 +51,9 @@ class Batch(NamedTuple):
     """What the model is asked about of each row; None for a row that lacks it."""
 
 
-def read(file: Path, columns: Mapping[str, Form], added: Iterable[str]) -> Iterator[Batch]:
-    """The rows of the file in order, with what they have in these columns; in a .txt file there is only a text.
+def read(file: Path, columns: Mapping[str, Form], added: Iterable[str], blank: Collection[str] = ()) -> Iterator[Batch]:
+    """The rows of the file in order, with what they have in these columns, which may be nothing in those that are
+    `blank`; in a .txt file there is only a text.
 
     Raises UserError for a file that cannot be read, lacks a column, has one that is called as what is added, or holds
     no rows; and for the first row that is not as the others.
@@ -62,7 +63,7 @@ def read(file: Path, columns: Mapping[str, Form], added: Iterable[str]) -> Itera
         for numbers, rows in _READERS[file.suffix](file, [*columns]):
             _need_columns(_names(rows), columns if first else (), added, file)
             first = False
-            yield Batch(rows, _inputs(numbers, rows, columns, file))
+            yield Batch(rows, _inputs(numbers, rows, columns, blank, file))
     if first:
         raise _problem(file, "holds no rows.")
 
@@ -73,7 +74,9 @@ def _names(rows: Rows) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _inputs(numbers: Sequence[int], rows: Rows, columns: Mapping[str, Form], file: Path) -> list[Values | None]:
+def _inputs(
+    numbers: Sequence[int], rows: Rows, columns: Mapping[str, Form], blank: Collection[str], file: Path
+) -> list[Values | None]:
     if isinstance(rows, pa.RecordBatch):
         by_column = [rows.column(name).to_pylist() for name in columns]
     else:
@@ -84,8 +87,18 @@ def _inputs(numbers: Sequence[int], rows: Rows, columns: Mapping[str, Form], fil
             need_value(value, form, "data", str(file), f"row {number} has {value!r:.60} in column {name!r}")
             for (name, form), value in zip(columns.items(), values, strict=True)
         ]
-        found.append(tuple(given) if all(value is not None for value in given) else None)
+        found.append(whole(given, columns, blank))
     return found
+
+
+def whole(values: Sequence[Any], columns: Mapping[str, Form], blank: Collection[str] = ()) -> Values | None:
+    """A row's values as they are stored, where it has one in each column that is not `blank`; else None."""
+    if any(value is None and name not in blank for name, value in zip(columns, values, strict=True)):
+        return None
+    nothing: dict[str, Any] = {"text": "", "texts": []}
+    return tuple(
+        nothing.get(form) if value is None else value for value, form in zip(values, columns.values(), strict=True)
+    )
 
 
 def need_value(value: Any, form: Form, kind: str, where: str, said: str = "") -> Any:

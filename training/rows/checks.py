@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from training.problems import Problem, UserError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -290,4 +292,8 @@ ALWAYS_ERRORS = ("no_rows", "single_label")
 
 def level_of(check: str, asked: Asked) -> Level:
     """What becomes of what the check finds."""
-    return asked.data.checks.get(check) or {**LEVELS, **asked.kind.checks}[check]
+    known = {**LEVELS, **asked.kind.checks}
+    if check not in known:
+        message = f"`faults` of {type(asked.kind).__name__} tells of a check {check!r}: name it in its `checks`."
+        raise UserError([Problem(kind="recipe", where="kind", message=message)])
+    return asked.data.checks.get(check) or known[check]

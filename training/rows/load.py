@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.ipc import in_blocks, ipc_reader, ipc_writer
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, mistakes_told
 from training.rows.asked import Asked
 from training.rows.blocks import SPLITS, Block, Numbers
 from training.rows.checks import SPLIT_CHECKS, level_of
@@ -70,7 +70,7 @@ def load(
     """
     out.mkdir(parents=True, exist_ok=True)
     asked = Asked(data, kind)
-    with TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
+    with mistakes_told(kind), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
         reading = _Reading(asked, sources, Path(kept), progress)
         reading.read_all()
         names, places, problems = reading.judged()

@@ -151,6 +151,13 @@ def test_pairs_of_texts_are_taken_in_the_models_order_and_a_text_a_line_is_refus
         list(read(tmp_path / "in.txt", {"a": "text", "b": "text"}, ADDED))
 
 
+def test_a_row_may_have_nothing_where_its_column_may_be_blank(tmp_path: Path) -> None:
+    file = tmp_path / "in.csv"
+    file.write_text('asked,more\na,\n"",b\nc,d\n')
+    (batch,) = read(file, {"asked": "text", "more": "text"}, (), blank={"more"})
+    assert batch.inputs == [("a", ""), None, ("c", "d")]
+
+
 @pytest.mark.parametrize("suffix", WRITTEN)
 def test_lists_are_spelt_as_json_in_csv_and_are_lists_elsewhere(tmp_path: Path, suffix: str) -> None:
     words = [["EU", "rejects"], ["it"]]

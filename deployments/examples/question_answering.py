@@ -1,0 +1,327 @@
+"""Extractive question answering: where in a text a question is answered. A kind of task from outside of the project.
+
+A row of the data set        {"question": "Who wrote it?", "context": "Ada wrote it in 1843.",
+                              "answers": {"text": ["Ada"], "answer_start": [0]}}
+becomes token features       {"input_ids": [101, 2040, 2626, 2009, 1029, 102, 9604, 2626, ..., 102], "length": 14,
+                              "context": [0, 0, 0, 0, 0, 0, 1, 1, ..., 0], "label": [6, 6], "row": 0}
+                             several a row, each of a window of the context, where it is longer than tokens.max_length
+and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "context": (B, T), "labels": (B, 2)}
+the model answers with       logits (B, 2, T): how likely the answer begins with a token, and ends with it;
+                             the prediction is the likeliest stretch of all windows of a row, as a text.
+
+`answers` are those of SQuAD: texts, and the character of the context with which each begins. The first one is learnt;
+the one that is nearest to the prediction counts when that is judged. Named in a recipe as
+`kind: question_answering:ExtractiveQA`; training/README.md writes this file step by step.
+
+B rows of a batch (windows), T tokens, N rows of a split.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from training.kinds.base import Column, Kind
+from training.predicted import Predicted
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+    from training.batching import PadToLongest, TokenRows
+    from training.evaluating import Batch
+    from training.features import Features
+    from training.tokens import Encoder
+
+
+class ExtractiveQA(Kind):
+    """A stretch of the context a question."""
+
+    # What it wants, and what it is called
+
+    class Options(Kind.Options):
+        stride: int = Field(default=32, ge=0)
+        """Tokens of a long context that a window has in common with the one before."""
+        max_answer_tokens: int = Field(default=30, ge=1)
+        """Tokens that an answer has at most."""
+
+    options: Options
+    option_stages: ClassVar = {"load_data": (), "tokenize": ("stride",)}
+    columns: ClassVar = {
+        "question": Column("text"),
+        "context": Column("text"),
+        "answers": Column("value", said=True),
+    }
+    checks: ClassVar = {"answers": "error", "answer_start": "error"}
+    auto_class = "AutoModelForQuestionAnswering"
+    task = "question-answering"
+    pipeline = False  # transformers has none any more
+    does = "Finds the answer to a question in a {text}"
+    metrics: ClassVar = ("f1", "exact_match")
+
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """An output for where an answer begins, and one for where it ends."""
+        return {"num_labels": 2}
+
+    def labels_of(self, config: PreTrainedConfig) -> list[str]:
+        """None."""
+        return []
+
+    # Rows and their checks
+
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, npt.NDArray[np.bool_], str]]:
+        """Rows without answers as SQuAD has them; and answers that do not stand where they should."""
+        given = [json.loads(value) for value in rows.column("answers").to_pylist()]
+        formless = np.array([not _is_squad(value) for value in given], bool)
+        if formless.any():
+            like = ' such as {"text": ["Ada"], "answer_start": [0]}'
+            yield "answers", f"has no answers{like} in column 'answers'", formless, ""
+        contexts = rows.column("context").to_pylist()
+        odd = ["" if wrong else _odd(*row) for wrong, *row in zip(formless, contexts, given, strict=True)]
+        if any(odd):
+            misplaced = np.array([*map(bool, odd)])
+            yield "answer_start", "has an answer that does not stand there", misplaced, next(filter(None, odd))
+
+    # Tokens and batches
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """A row for each window: its tokens, which of them are of the context, and the characters of the context that
+        each of these begins with and ends before; and the part of the context that the window shows, and where that
+        begins. Where rows have answers, also `label`, and the answers as they are written: `reference`."""
+        import pyarrow as pa
+
+        from training.features import Features, of_lengths
+        from training.windows import windows
+
+        contexts = rows.column("context").to_pylist()
+        cut = windows(encoder, rows.column("question").to_pylist(), contexts, self.options.stride)
+        bounds = [(places[places >= 0].min(initial=2**31 - 1), places.max()) for places in cut.of_each()]
+        columns: dict[str, Any] = {
+            "input_ids": of_lengths(cut.ids, cut.lengths),
+            "token_type_ids": of_lengths(cut.types, cut.lengths),
+            "length": cut.lengths,
+            "row": cut.pair,
+            "context": of_lengths(cut.second.astype(np.int8), cut.lengths),
+            "starts": of_lengths(cut.offsets[:, 0], cut.lengths),
+            "ends": of_lengths(cut.offsets[:, 1], cut.lengths),
+            "passage": [contexts[pair][slice(*both)] for pair, both in zip(cut.pair, bounds, strict=True)],
+            "passage_start": np.array([start for start, _ in bounds], np.int32),
+        }
+        if "answers" in rows.schema.names:
+            answers = rows.column("answers").take(pa.array(cut.pair))
+            spans = map(_first_answer, answers.to_pylist())
+            label = [_tokens_of(*window) for window in zip(cut.of_each(), spans, strict=True)]
+            columns |= {"label": pa.array(label, pa.list_(pa.int64())), "reference": answers}
+        return Features(pa.RecordBatch.from_pydict(columns), np.zeros(len(cut.pair), np.int64))
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
+        """Pads to the longest window."""
+        from training.batching import PadToLongest
+
+        pad = PadToLongest(tokenizer, multiple)
+        pad.fill["context"] = 0
+        pad.left = False  # whatever the tokenizer's side: labels count tokens from the left
+        return pad
+
+    # The model
+
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        """logits (B, 2, T)."""
+        import torch
+        from transformers.utils import ModelOutput
+
+        given = {name: tensor for name, tensor in batch.items() if name not in ("labels", "context")}
+        outputs = model(**given)
+        return ModelOutput(logits=torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1))
+
+    def loss(
+        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Cross entropy of where the answer begins and where it ends; both are the first token in a window without."""
+        import torch
+
+        def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+        return loss
+
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """For each window the likeliest stretch of its context: its first and last token, and its score, the sum of
+        their logits."""
+        import pyarrow as pa
+        import torch
+
+        begins, ends = outputs["logits"].float().unbind(dim=1)  # (B, T) each
+        width, longest = begins.shape[1], self.options.max_answer_tokens
+        band = torch.ones(width, width, dtype=torch.bool, device=begins.device).triu().tril(longest - 1)
+        seen = batch["context"].bool()
+        allowed = band & seen[:, :, None] & seen[:, None, :]  # (B, T, T), by first and last token
+        scores = (begins[:, :, None] + ends[:, None, :]).masked_fill(~allowed, NO_ANSWER)
+        best, place = scores.flatten(1).max(dim=1)
+        columns = {"first": place // width, "last": place % width, "score": best.double()}
+        return pa.RecordBatch.from_pydict({name: values.cpu().numpy() for name, values in columns.items()})
+
+    # Answers
+
+    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+        """`answer`, the text of the likeliest stretch of all windows of a row; `start`, the character of the context
+        with which it begins; its `score`."""
+        import pyarrow as pa
+
+        number, score = rows.table["row"].to_numpy(), answers["score"].to_numpy()
+        by_score = np.lexsort([-score, number])  # of a row's windows the best one first, or the first of two equal ones
+        best = by_score[np.unique(number[by_score], return_index=True)[1]]  # (N,)
+        windows, chosen = rows.table.take(best), answers.take(best).to_pylist()
+        columns: dict[str, list[Any]] = {"answer": [], "start": [], "score": [row["score"] for row in chosen]}
+        of_windows = windows.select(["starts", "ends", "passage", "passage_start"]).to_pylist()
+        for window, row in zip(of_windows, chosen, strict=True):
+            start, end, before = window["starts"][row["first"]], window["ends"][row["last"]], window["passage_start"]
+            columns["answer"].append(window["passage"][start - before : end - before].strip())
+            columns["start"].append(start)
+        found = pa.table(columns, schema=pa.schema(self.answer_types(())))
+        return found.add_column(0, "label", windows["reference"]) if "reference" in windows.column_names else found
+
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Answered:
+        told = [json.loads(value)["text"] for value in answers["label"].to_pylist()]
+        return Answered(np.fromiter(told, object, len(told)), answers["answer"].to_numpy())
+
+    def nobody(self, labels: Sequence[str]) -> Answered:
+        return Answered(np.empty(0, object), np.empty(0, object))
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        import pyarrow as pa
+
+        return {"answer": pa.string(), "start": pa.int64(), "score": pa.float64()}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        return list(answers.select(["answer", "start", "score"]).to_pylist())
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """The text, and where it stands."""
+        return [f"{explained['answer']}  (from character {explained['start']})"]
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the score alone, which has no scale of its own: of two stretches that are as likely, either may win."""
+        return abs(given["score"] - stored["score"]) <= tolerance * max(1.0, abs(stored["score"]))
+
+
+NO_ANSWER = -1e9
+"""The score of a window that shows nothing of the context."""
+
+
+@dataclass(frozen=True)
+class Answered(Predicted):
+    """What was found for each question, and all that would be right."""
+
+    references: npt.NDArray[np.object_]  # (N,) list[str]
+    predictions: npt.NDArray[np.object_]  # (N,) str
+
+    means: ClassVar = ExtractiveQA.metrics
+    measure: ClassVar = "f1"
+
+    @property
+    def described(self) -> str:
+        return "extractive question answering"
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def of(self, rows: npt.NDArray[np.int64]) -> Answered:
+        return Answered(self.references[rows], self.predictions[rows])
+
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """The figures of each row; the texts of answers, and of right ones lists."""
+        if feature in self.means:
+            return self.goodness if feature == "f1" else self._best(exact_match)
+        found = {"references": self.references, "predictions": self.predictions}.get(feature)
+        return found if dtype == "string" and listed == (feature == "references") else None
+
+    @cached_property
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """F1."""
+        return self._best(f1)
+
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        right = " | ".join(dict.fromkeys(self.references[row]))
+        return {"label": right, "prediction": self.predictions[row], "f1": round(float(self.goodness[row]), 4)}
+
+    def _best(self, figure: Callable[[str, str], float]) -> npt.NDArray[np.float64]:
+        """(N,) of a prediction and whichever right answer is nearest to it."""
+        pairs = zip(self.predictions, self.references, strict=True)
+        return np.array([max(figure(one, right) for right in every) for one, every in pairs], np.float64)
+
+
+# The figures of SQuAD's evaluation script (Rajpurkar et al., arXiv:1606.05250), from 0 to 1
+
+
+def f1(prediction: str, right: str) -> float:
+    """How many words both have, against how many each has."""
+    ours, theirs = normal(prediction).split(), normal(right).split()
+    shared = (Counter(ours) & Counter(theirs)).total()
+    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
+
+
+def exact_match(prediction: str, right: str) -> float:
+    """Whether they are the same."""
+    return float(normal(prediction) == normal(right))
+
+
+def normal(text: str) -> str:
+    """In lower case, without punctuation, articles, and white space beyond single spaces."""
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+# The form of answers
+
+
+def _is_squad(value: Any) -> bool:
+    """Whether there is a text, and a whole number for each."""
+    if not isinstance(value, dict):
+        return False
+    texts, starts = value.get("text"), value.get("answer_start")
+    return (
+        isinstance(texts, list)
+        and isinstance(starts, list)
+        and len(texts) == len(starts) > 0
+        and all(isinstance(text, str) and text.strip() for text in texts)
+        and all(type(start) is int and start >= 0 for start in starts)
+    )
+
+
+def _odd(context: str, answers: Any) -> str:
+    """The first answer that does not stand where it should, and what does; nothing where all do."""
+    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+        if (there := context[start : start + len(text)]) != text:
+            return f": {text!r:.60} at character {start}, where the context has {there!r:.60}"
+    return ""
+
+
+def _first_answer(answers: str) -> tuple[int, int]:
+    """Where the first of them begins and ends, but for white space."""
+    given = json.loads(answers)
+    text, start = given["text"][0], given["answer_start"][0]
+    start += len(text) - len(text.lstrip())
+    return start, start + len(text.strip())
+
+
+def _tokens_of(offsets: npt.NDArray[np.int32], span: tuple[int, int]) -> list[int]:
+    """The first and the last token of an answer, given the characters of each of a window's tokens, -1 for those that
+    are not of the context; 0 and 0 where not all of the answer is there."""
+    start, end = span
+    places = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start))
+    if not len(places) or offsets[places[0], 0] > start or offsets[places[-1], 1] < end:
+        return [0, 0]
+    return [int(places[0]), int(places[-1])]

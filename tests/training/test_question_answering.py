@@ -1,0 +1,276 @@
+"""A kind of task from outside of the project: what its rows become, what is learnt of them, and what is answered."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoTokenizer, ByT5Tokenizer
+
+from deployments.examples.question_answering import Answered, ExtractiveQA
+from tests.training import tiny
+from tests.training.forks import finish, run_main
+from training import metrics, predict, score, scratch, slow_tokens
+from training.asking import Asker
+from training.batching import TokenRows
+from training.model import load_tokenizer
+from training.problems import UserError
+from training.protocol import Events, Job
+from training.recipe import Data
+from training.rows.load import load
+from training.tokens import load_encoder, tokenize
+from training.windows import windows
+
+KIND = "deployments.examples.question_answering:ExtractiveQA"
+OPTIONS = {"stride": 4, "max_answer_tokens": 6}
+NAMES, CITIES, YEARS = (
+    ["Ada", "Emmy Noether", "Sofia", "Grace"],
+    ["Rome", "New York", "Oslo", "Lima"],
+    range(1931, 1935),
+)
+QUESTIONS = {"Who moved?": "name", "Where to?": "city", "When was it?": "year"}
+RAIN = "It rained all day long. "
+
+
+def rows(count: int, draw: random.Random) -> list[dict[str, Any]]:
+    """Questions about sentences, some of which stand far behind the first token that a model sees."""
+    found = []
+    for _ in range(count):
+        said = {"name": draw.choice(NAMES), "city": draw.choice(CITIES), "year": str(draw.choice(YEARS))}
+        context = (
+            RAIN * draw.randrange(3) + "{name} moved to {city} in {year}. ".format(**said) + RAIN * draw.randrange(3)
+        )
+        question, of = draw.choice([*QUESTIONS.items()])
+        answers = {"text": [said[of]], "answer_start": [context.index(said[of])]}
+        found.append({"question": question, "context": context, "answers": answers})
+    return found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home, draw = tmp_path_factory.mktemp("world"), random.Random(3)
+    for split, count in {"train": 200, "validation": 40}.items():
+        (home / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows(count, draw)))
+    loaded(home / "data", home, "train", "validation")
+    config = {**tiny.CONFIG, "vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config |= {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    settings = {"config": config, "seed": 1, "texts": ["question", "context"]}
+    run(scratch, home / "base", {"data": home / "data"}, **settings)
+    tokenize(ExtractiveQA(OPTIONS), home / "data", home / "base/output/tokenizer", home / "tokens", 32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield home
+    torch.set_num_threads(before)
+
+
+def loaded(out: Path, folder: Path, *splits: str) -> None:
+    files = {split: [str(folder / f"{split}.jsonl")] for split in splits}
+    data = Data(source="json", path=str(folder), checks={"duplicates": "ignore", "shared_rows": "ignore"})
+    load(data, ExtractiveQA(OPTIONS), files, out)
+
+
+def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
+    (job_dir / "output").mkdir(parents=True)
+    places = {name: str(path) for name, path in inputs.items()}
+    told = {"kind": KIND, "options": OPTIONS, **settings}
+    job = Job(program=program.__name__, key=job_dir.name, settings=told, inputs=places)
+    program.main(job_dir, job, Events(job_dir / "events.jsonl"))
+    return job_dir / "output"
+
+
+def read(file: Path) -> pa.Table:
+    return pa.ipc.open_file(str(file)).read_all()
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job_dir = tmp_path_factory.mktemp("jobs") / "fit"
+    asked = {"num_train_epochs": 8, "learning_rate": 5e-3, "per_device_train_batch_size": 16}
+    tiny.fit_job(world, job_dir, base="base/output", **asked, metric_for_best_model="f1")
+    written = Job.read(job_dir)
+    told = {"kind": KIND, "options": OPTIONS, "labels": [], "metrics": ["f1", "exact_match"]}
+    written.model_copy(update={"settings": {**written.settings, **told}}).write(job_dir)
+    outcome = finish(job_dir)
+    assert outcome.state == "finished", outcome
+    return job_dir / "output" / "model"
+
+
+def test_windows_are_those_of_autotokenizer_and_labels_lead_back_to_the_answer(world: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(world / "base/output/tokenizer")
+    data, tokens = read(world / "data/train.arrow").to_pylist(), read(world / "tokens/train.arrow")
+    theirs = tokenizer(
+        [row["question"] for row in data],
+        [row["context"] for row in data],
+        truncation="only_second",
+        max_length=32,
+        stride=4,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    assert tokens["input_ids"].to_pylist() == theirs["input_ids"]
+    assert tokens["token_type_ids"].to_pylist() == theirs["token_type_ids"]
+    assert tokens["row"].to_pylist() == theirs["overflow_to_sample_mapping"]
+    assert len(tokens) > len(data) == 1 + tokens["row"][-1].as_py()
+    answered = set()
+    for window, offsets in zip(tokens.to_pylist(), theirs["offset_mapping"], strict=True):
+        row = data[window["row"]]
+        first, last = window["label"]
+        if first:
+            assert row["context"][offsets[first][0] : offsets[last][1]] == json.loads(row["answers"])["text"][0]
+            answered.add(window["row"])
+        assert row["context"][window["passage_start"] :].startswith(window["passage"])
+    assert len(answered) == len(data)
+    report = json.loads((world / "tokens/log/report.json").read_text())
+    assert report["rows"] == {"train": 200, "validation": 40} and report["truncated"] == {"train": 0, "validation": 0}
+
+
+def test_an_answer_is_learnt_only_in_a_window_that_shows_all_of_it() -> None:
+    """By hand: "a bc d" with an answer of two tokens, cut behind the first of them."""
+    from deployments.examples.question_answering import _tokens_of
+
+    window = np.array([[-1, -1], [-1, -1], [0, 1], [2, 3], [3, 4], [-1, -1]])
+    assert _tokens_of(window, (2, 4)) == [3, 4]
+    assert _tokens_of(window, (0, 1)) == [2, 2]
+    assert _tokens_of(window, (3, 6)) == _tokens_of(window, (5, 6)) == [0, 0]
+    assert _tokens_of(window[3:], (0, 3)) == [0, 0]
+
+
+def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, trained: Path, tmp_path: Path) -> None:
+    more = {"splits": ["validation"], "batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
+    stored = run(predict, tmp_path / "predict", {"model": trained, "tokens": world / "tokens"}, **more)
+    table = pq.read_table(stored / "validation.parquet")
+    data = read(world / "data/validation.arrow")
+    assert table["row"].to_pylist() == [*range(40)] and table["label"].to_pylist() == data["answers"].to_pylist()
+    for row, context in zip(table.to_pylist(), data["context"].to_pylist(), strict=True):
+        assert context[row["start"] :].startswith(row["answer"])
+    asker = Asker(ExtractiveQA(OPTIONS), trained, trained, 32)
+    asked = asker.answers(data.select(["question", "context"]).to_batches()[0])
+    assert [row["answer"] for row in asked] == table["answer"].to_pylist()
+    assert [row["score"] for row in asked] == pytest.approx(table["score"].to_pylist(), abs=1e-4)
+
+    nothing = {"slices": ["length_bucket"], "each": ["length_bucket"], "named": {}, "fewest_rows": 5, "most_groups": 50}
+    inputs = {"predictions": stored, "data": world / "data"}
+    out = run(score, tmp_path / "score", inputs, metrics=["f1", "exact_match"], labels=[], **nothing)
+    found = json.loads((out / "metrics.json").read_text())["validation"]
+    assert found["f1"]["value"] >= found["exact_match"]["value"] > 0.6  # of 12 words that stand there
+    assert found["f1"]["low"] is not None
+    (groups,) = json.loads((out / "slices.json").read_text())["validation"].values()
+    assert any(group["metrics"]["f1"]["low"] is not None for group in groups)
+    with open(out / "log/predictions_sample.csv", newline="", encoding="utf-8") as file:
+        worst = [float(row["f1"]) for row in csv.DictReader(file)]
+    assert len(worst) == 40 and worst == sorted(worst)
+
+
+class Mistaken(ExtractiveQA):
+    """One whose author has forgotten something."""
+
+    def answers(self, model: Any, outputs: Any, batch: Any) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"score": outputs["scores"]})
+
+
+def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
+    world: Path, trained: Path, tmp_path: Path
+) -> None:
+    settings = {"kind": f"{__name__}:Mistaken", "options": OPTIONS, "splits": ["validation"]}
+    settings |= {"batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
+    inputs = {"model": str(trained), "tokens": str(world / "tokens")}
+    Job(program="training.predict", key="k", settings=settings, inputs=inputs).write(tmp_path / "job")
+    failure = finish(tmp_path / "job", program=run_main(predict)).failure
+    assert failure is not None and failure.kind == "user_error", failure
+    assert failure.problems[0].where == "kind"
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if '["scores"]' in text
+    )
+    assert f"`answers` failed in {__file__} line {line}: KeyError" in failure.problems[0].message
+
+
+def test_answers_are_the_likeliest_stretch_of_the_context_and_no_longer_than_asked() -> None:
+    logits = torch.full((1, 2, 6), -1.0)
+    logits[0, 0, [1, 3]], logits[0, 1, [2, 5]] = torch.tensor([9.0, 2.0]), torch.tensor([1.0, 4.0])
+    batch = {"context": torch.tensor([[0, 0, 1, 1, 1, 1]])}
+    for longest, expected in {6: (3, 5, 6.0), 2: (4, 5, 3.0)}.items():
+        kind = ExtractiveQA({"max_answer_tokens": longest})
+        (found,) = kind.answers(None, {"logits": logits}, batch).to_pylist()  # type: ignore[arg-type]
+        assert (found["first"], found["last"], found["score"]) == expected
+    (nothing,) = kind.answers(None, {"logits": logits}, {"context": torch.zeros(1, 6)}).to_pylist()  # type: ignore[arg-type]
+    assert nothing["first"] == nothing["last"] == 0 and nothing["score"] < -1e8
+
+
+def test_figures_are_those_of_squads_script() -> None:
+    """By hand, as evaluate-v1.1.py counts: articles, punctuation, case are nothing, and the nearest answer counts."""
+    table: list[tuple[str, list[str], float, float]] = [
+        ("the Cat!", ["cat"], 1.0, 1.0),
+        ("a black cat", ["cat", "the black cat's tail"], 2 / 3, 0.0),  # black cat beside cat, and black cats tail
+        ("black cat", ["black cat sat", "cat"], 0.8, 0.0),
+        ("U.S. a-n", ["us an"], 1.0, 1.0),
+        ("cat cat", ["cat"], 2 / 3, 0.0),
+        ("dog", ["cat"], 0.0, 0.0),
+        ("", ["cat"], 0.0, 0.0),
+    ]
+    answered = Answered(
+        np.fromiter((right for _, right, *_ in table), object), np.array([said for said, *_ in table], object)
+    )
+    assert answered.goodness.tolist() == pytest.approx([f1 for *_, f1, _ in table])
+    found = metrics.compute(["exact_match", "f1"], answered)
+    assert found == {
+        "exact_match": pytest.approx(np.mean([match for *_, match in table])),
+        "f1": pytest.approx(np.mean([f1 for *_, f1, _ in table])),
+    }
+    with pytest.raises(UserError, match=r"'accuracy' is not for extractive question answering: choose from f1, exact"):
+        metrics.compute(["accuracy"], answered)
+
+
+def test_answers_that_do_not_stand_where_they_should_are_told_with_their_row(tmp_path: Path) -> None:
+    good = {"question": "q", "context": "in Rome, 1931"}
+    wrong = [
+        {"text": ["Rome"], "answer_start": [3]},
+        {"text": ["Rome"], "answer_start": [4]},
+        {"text": [], "answer_start": []},
+    ]
+    lines = [{**good, "question": f"q{number}", "answers": answers} for number, answers in enumerate(wrong)]
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    with pytest.raises(UserError) as told:
+        loaded(tmp_path / "out", tmp_path, "train")
+    found = {problem.check: f"{problem.where} {problem.message}" for problem in told.value.problems}
+    assert "row 2" in found["answer_start"]
+    assert "'Rome' at character 4, where the context has 'ome,'" in found["answer_start"]
+    assert "row 3" in found["answers"] and '"answer_start": [0]' in found["answers"]
+
+
+def test_a_question_that_leaves_no_room_is_refused_and_so_is_a_tokenizer_without_characters(
+    world: Path, tmp_path: Path
+) -> None:
+    encoder = load_encoder(world / "base/output/tokenizer", 12)
+    with pytest.raises(
+        UserError, match=r"tokens\.max_length: 12 leaves no room .* 'It rained all day long\.', and the 4"
+    ):
+        windows(encoder, ["Who?", RAIN.strip()], ["x", "x"], 4)
+    assert encoder.encode([RAIN * 3], None).lengths.tolist() == [12]  # it cuts as before
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(UserError, match="does not tell which characters a token is of"):
+        windows(slow_tokens.load_encoder(tmp_path, tmp_path, 8), ["a"], ["b"], 1)
+
+
+def test_batches_count_tokens_from_the_left_whatever_the_tokenizers_side(world: Path) -> None:
+    tokenizer = load_tokenizer(world / "base/output/tokenizer")
+    tokenizer.padding_side = "left"
+    rows = TokenRows(world / "tokens/train.arrow")
+    some = sorted(range(len(rows)), key=lambda row: rows.lengths[row])[:: len(rows) // 3]
+    batch = ExtractiveQA().collator(tokenizer, multiple=8)([rows[row] for row in some])
+    assert batch["attention_mask"][0].tolist() == [1] * rows.lengths[some[0]] + [0] * (32 - rows.lengths[some[0]])
+    for line, row in enumerate(some):
+        first, last = batch["labels"][line].tolist()
+        assert [first, last] == rows[row]["label"].tolist()
+        assert batch["context"][line].sum() == rows[row]["context"].sum()
+        assert not first or batch["context"][line, first : last + 1].all()

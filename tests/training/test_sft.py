@@ -1,0 +1,356 @@
+"""Supervised fine-tuning: rows of three sorts, which of their tokens are learnt, and that packed ones stay whole."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tests.training import tiny
+from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.rows.test_forms import told
+from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
+from training import scratch, slow_tokens, tokens
+from training.asking import Asker
+from training.batching import IGNORED, TokenRows
+from training.chat import ChatTemplate, fault_of
+from training.kinds.sft import SupervisedFineTuning
+from training.model import load_tokenizer
+from training.packing import packed_whole
+from training.problems import UserError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = (ROOT / "deployments/examples/chat.jinja").read_text()
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+)
+MARKED = CHATML.replace(
+    "{{ m.content }}<|im_end|>",
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}",
+)
+REWRITES = CHATML.replace("{{ m.content }}", "{% if loop.last %}<think> {% endif %}{{ m.content }}")
+SAID = (("user", "b c"), ("assistant", "d"), ("user", "e"), ("assistant", "f g"))
+USER, BOT, AGAIN, LAST = ({"role": role, "content": content} for role, content in SAID)
+KIND = SupervisedFineTuning()
+
+
+def words(folder: Path, template: str | None = CHATML, **settings: Any) -> Path:
+    """A tokenizer of a token a word: <|im_start|> 0, <|im_end|> 1, user 2, assistant 3, a 4, b 5, c 6, …"""
+    vocabulary = ["<|im_start|>", "<|im_end|>", "user", "assistant", *"abcdefghij"]
+    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(vocabulary)}, unk_token="a"))
+    made.add_special_tokens(vocabulary[:2])
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    said = {} if template is None else {"chat_template": template}
+    return save_repository(folder, "llama", made, {"eos_token": "<|im_end|>", **said, **settings})
+
+
+def learnt(folder: Path, rows: Mapping[str, list[Any]], most: int = 64, **options: Any) -> list[tuple[Any, ...]]:
+    """The ids of each row, and which of them are learnt."""
+    spelt = {name: [json.dumps(v) if isinstance(v, list) else v for v in values] for name, values in rows.items()}
+    made = SupervisedFineTuning(options).features(tokens.load_encoder(folder, most), pa.record_batch(spelt)).rows
+    assert made["targets"].to_pylist() == [sum(row) for row in made["of_answer"].to_pylist()]
+    assert made["length"].to_pylist() == [len(row) for row in made["input_ids"].to_pylist()]
+    return list(zip(made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_of_a_conversation_its_answers_and_what_ends_them_are_learnt(tmp_path: Path, template: str) -> None:
+    folder = words(tmp_path / "it", template)
+    assert learnt(folder, {"messages": [[USER, BOT, AGAIN, LAST], [USER]]}) == [
+        (
+            [0, 2, 5, 6, 1, 0, 3, 7, 1, 0, 2, 8, 1, 0, 3, 9, 10, 1],
+            [0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1],
+        ),
+        ([0, 2, 5, 6, 1, 0, 3], [0] * 7),
+    ]
+    once = {"instruction": ["b c", "b", "b"], "input": ["", "c", None], "output": ["d", "d", "d"]}
+    written = [([0, 2, *asked, 1, 0, 3, 7, 1], [0] * (5 + len(asked)) + [1, 1]) for asked in ([5, 6], [5, 6], [5])]
+    assert learnt(folder, once) == written
+    asked = learnt(folder, {"instruction": ["b c"]})
+    assert asked == [([0, 2, 5, 6, 1, 0, 3], [0] * 7)] == learnt(folder, {"messages": [[USER]]})
+
+
+def test_of_a_prompt_with_its_completion_that_and_the_eos_token_are_learnt_without_any_template(tmp_path: Path) -> None:
+    folder = words(tmp_path / "it", None)
+    both = {"prompt": ["b c", "b "], "completion": [" d", "d <|im_end|>"]}
+    assert learnt(folder, both) == [([5, 6, 7, 1], [0, 0, 1, 1]), ([5, 7, 1], [0, 1, 1])]
+    assert learnt(folder, both, append_eos=False)[0] == ([5, 6, 7], [0, 0, 1])
+    assert learnt(folder, {"prompt": ["b c"]}) == [([5, 6], [0, 0])]
+    with pytest.raises(UserError, match=r"model\.chat_template: is missing"):
+        learnt(folder, {"messages": [[USER, BOT]]})
+
+
+def test_prompts_and_completions_have_the_tokens_and_masks_that_trl_gives_them(tmp_path: Path) -> None:
+    prompts, completions = ["The quick brown", "short:", "Fünf "], [" fox jumps", " Äpfel", "日本語"]
+    for name, tokenizer, settings in (("chat", chat(), CHAT), ("first", chat(bos=True), CHAT)):
+        folder = save_repository(tmp_path / name, "llama", tokenizer, settings)
+        library = AutoTokenizer.from_pretrained(folder)
+        found = learnt(folder, {"prompt": prompts, "completion": completions})
+        for (ids, mask), prompt, completion in zip(found, prompts, completions, strict=True):
+            # trl.SFTTrainer._prepare_dataset of rows that are no conversations
+            prompt_ids = library(text=prompt)["input_ids"]
+            both = library(text=prompt + completion + library.eos_token)["input_ids"]
+            assert both[: len(prompt_ids)] == prompt_ids
+            assert (ids, mask) == (both, [0] * len(prompt_ids) + [1] * (len(both) - len(prompt_ids)))
+
+
+def test_what_the_tokenizer_puts_behind_a_text_ends_a_completion_and_no_prompt(tmp_path: Path) -> None:
+    folder = save_repository(tmp_path / "it", "roberta", roberta(), ROBERTA)
+    (ids, mask), (_, spaced) = learnt(folder, {"prompt": ["The", "The "], "completion": [" fox", "fox"]})
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert [made.id_to_token(token) for token in ids] == ["<s>", "T", "he", "Ġ", "f", "ox", "</s>"]
+    assert (mask, spaced) == ([0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1])
+    assert learnt(folder, {"prompt": ["The"]}) == [(ids[:3], [0, 0, 0])]
+
+
+@pytest.mark.parametrize("template", [EXAMPLE, MARKED])
+@pytest.mark.parametrize("by_class", [False, True])
+def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, template: str, by_class: bool) -> None:
+    folder = save_repository(tmp_path / "it", "llama", chat(), {**CHAT, "chat_template": "never read"})
+    (folder / "chat_template.jinja").write_text(template)
+    library = AutoTokenizer.from_pretrained(folder)
+    said = [[USER, {"role": "assistant", "content": "Fünf Äpfel, 日本語"}, AGAIN, LAST], [AGAIN, LAST]]
+    encoder = slow_tokens.load_encoder(folder, folder, 200) if by_class else tokens.load_encoder(folder, 200)
+    rows = {"messages": list(map(json.dumps, said))}
+    made = KIND.features(encoder, pa.record_batch(rows)).rows
+    for messages, ids, mask in zip(said, made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True):
+        theirs = library.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        assert (ids, mask) == (theirs["input_ids"], theirs["assistant_masks"]) and 0 < sum(mask) < len(mask)
+    for messages, ids in zip(said, KIND.prompts(encoder, pa.record_batch(rows)), strict=True):
+        theirs = library.apply_chat_template(messages[:-1], add_generation_prompt=True)
+        assert ids.tolist() == theirs["input_ids"]
+
+
+def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_the_answers(tmp_path: Path) -> None:
+    spoken = [USER, BOT, AGAIN, LAST]
+    with pytest.raises(UserError, match=r"writes message 2 of the conversation 'b c' otherwise .* {% generation %}"):
+        learnt(words(tmp_path / "rewrites", REWRITES), {"messages": [spoken]})
+    marked = ChatTemplate(MARKED.replace("{{ m.role }}", "{{ m.role }}{% if loop.last %} now{% endif %}"), {})
+    text, spans = marked.answered(spoken)
+    assert [text[start:end] for start, end in spans] == ["d<|im_end|>", "f g<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('no system here') }}", "no system here"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
+        ("{{ messages + 1 }}", "can only concatenate list"),
+    ],
+)
+def test_what_a_template_cannot_write_is_told_with_the_conversation(template: str, why: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.chat_template: cannot write the conversation 'b c': .*{why}"):
+        ChatTemplate(template, {}).answered([USER, BOT])
+
+
+def test_a_template_that_asks_for_the_day_gets_its_own(tmp_path: Path) -> None:
+    dated = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul 2024{% endif %}"
+    assert ChatTemplate(dated, {}).asked([USER]) == "26 Jul 2024"
+
+
+def test_a_conversation_is_written_without_torch() -> None:
+    code = (
+        "import sys; from training.chat import ChatTemplate; "
+        "print(ChatTemplate('{{ messages[0].content }}', {}).asked([{'content': 'b'}]), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "b False\n", done.stderr
+
+
+def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
+    good = [USER, BOT]
+    wrong: list[Any] = ["b", [], [USER], [{"role": "bot", "content": "d"}], [USER, {"role": "assistant"}], [*good, 1]]
+    faults = [fault_of(row, answered=True) for row in wrong]
+    assert faults == [
+        "it is no list of messages",
+        "it is no list of messages",
+        "its last message is by 'user', and must be by 'assistant'",
+        "message 1 is by 'bot', and roles are system, user, assistant",
+        "message 2 has no role and content that are texts",
+        "message 3 has no role and content that are texts",
+    ]
+    rows = [{"messages": row} for row in (good, [USER, BOT, AGAIN, LAST], *wrong)]
+    assert told(KIND, rows, tmp_path) == [
+        f"messages row 3: has no conversation in column 'messages': {faults[0]} (6 rows like this: 3, 4, 5, …)"
+    ]
+
+
+def test_a_tokenizer_that_does_not_tell_where_tokens_begin_is_refused(tmp_path: Path) -> None:
+    settings = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>", "chat_template": CHATML}
+    folder = save_repository(tmp_path / "it", "bert", None, settings)
+    with pytest.raises(UserError, match="ByT5Tokenizer encodes in Python and does not tell where"):
+        KIND.features(slow_tokens.load_encoder(folder, folder, 64), pa.record_batch({"prompt": ["b"]}))
+
+
+def write_rows(folder: Path, **splits: list[Any]) -> Path:
+    folder.mkdir()
+    for split, rows in splits.items():
+        table = pa.table({"messages": list(map(json.dumps, rows))})
+        with pa.ipc.new_file(folder / f"{split}.arrow", table.schema) as writer:
+            writer.write_table(table)
+    return folder
+
+
+def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_and_not_packed(tmp_path: Path) -> None:
+    long = [{"role": "user", "content": "a " * 6}, LAST]
+    data = write_rows(tmp_path / "data", train=[[USER, LAST], long], validation=[long, [USER, LAST]])
+    folder, out = words(tmp_path / "it", truncation_side="left"), tmp_path / "tokens"
+    figures = tokens.tokenize(KIND, data, folder, out, 9)
+    assert (figures["truncated"], figures["lost"]) == (4, 2 * (1 + 5))
+    report = json.loads((out / "log/report.json").read_text())
+    empty = [one["message"].partition(":")[0] for one in report["problems"] if "leaves nothing" in one["message"]]
+    assert empty == [
+        f"9 leaves nothing of what the model shall say in 1 of 2 rows of {split}" for split in ("train", "validation")
+    ]
+    train, validation = (TokenRows(out / f"{split}.arrow") for split in ("train", "validation"))
+    assert (len(train), train.targets.tolist()) == (1, [2])
+    assert validation.targets.tolist() == [0, 2] and validation.lengths.tolist() == [9, 9]
+    batch = KIND.collator(load_tokenizer(folder), 1)([validation[0]])
+    assert KIND.targets(batch) == 0 and (batch["labels"] == IGNORED).all()
+    with pytest.raises(UserError, match="8 leaves nothing of an answer in any row of train"):
+        tokens.tokenize(KIND, write_rows(tmp_path / "more", train=[long]), folder, tmp_path / "none", 8)
+
+
+def test_conversations_are_packed_whole_into_the_fullest_row_that_has_room() -> None:
+    lists = [[1, 1], [2, 2, 2, 2], [3, 3, 3], [4], [5, 5, 5, 5, 5], [6, 6]]
+    lengths = np.array(list(map(len, lists)), np.int32)
+    made = packed_whole(
+        pa.RecordBatch.from_pydict(
+            {
+                "input_ids": pa.array(lists, pa.list_(pa.int32())),
+                "of_answer": pa.array([[0] * (len(one) - 1) + [1] for one in lists], pa.list_(pa.int8())),
+                "length": lengths,
+                "targets": np.ones(6, np.int32),
+            }
+        ),
+        6,
+    )
+    assert made.schema.field("length").type == made.schema.field("targets").type == pa.int32()
+    assert made.to_pylist() == [
+        {"input_ids": [5, 5, 5, 5, 5, 4], "of_answer": [0, 0, 0, 0, 1, 1], "length": 6, "targets": 2, "starts": [0, 5]},
+        {"input_ids": [2, 2, 2, 2, 1, 1], "of_answer": [0, 0, 0, 1, 0, 1], "length": 6, "targets": 2, "starts": [0, 4]},
+        {"input_ids": [3, 3, 3, 6, 6], "of_answer": [0, 0, 1, 0, 1], "length": 5, "targets": 2, "starts": [0, 3]},
+    ]
+
+
+def test_a_packed_conversation_gets_the_logits_and_the_loss_that_it_gets_alone(tmp_path: Path) -> None:
+    folder = words(tmp_path / "it", MARKED, pad_token="j")
+    spoken = [[USER, BOT, AGAIN, LAST], [USER, LAST], [AGAIN, BOT]]
+    data = write_rows(tmp_path / "data", train=spoken, validation=spoken)
+    tokens.tokenize(KIND, data, folder, tmp_path / "tokens", 40)
+    packed, alone = (TokenRows(tmp_path / f"tokens/{split}.arrow") for split in ("train", "validation"))
+    collate, model = KIND.collator(load_tokenizer(folder), 8), network()
+    KIND.prepare(model, load_tokenizer(folder))
+    loss = KIND.loss({"label_smoothing_factor": 0.0}, [], packed, outside=False)
+    assert loss is not None and len(packed) == 1 and packed.lengths.tolist() == [int(alone.lengths.sum())]
+    total, order = 0.0, np.argsort(-alone.lengths, kind="stable").tolist()
+    with torch.no_grad():
+        together = collate([packed[0]])
+        logits = KIND.forward(model, together)["logits"]
+        for start, row in zip(packed[0]["starts"].tolist(), order, strict=True):
+            batch = collate([alone[row]])
+            mine = KIND.forward(model, batch)["logits"]
+            length = int(alone.lengths[row])
+            assert (logits[0, start : start + length] - mine[0, :length]).abs().max() < 1e-6
+            total += float(loss(mine, batch["labels"])) * KIND.targets(batch)
+    assert KIND.targets(together) == sum(packed.targets) == sum(alone.targets)
+    assert float(loss(logits, together["labels"])) == pytest.approx(total / KIND.targets(together), rel=1e-6)
+
+
+def test_a_model_stops_where_the_template_ends_an_answer(tmp_path: Path) -> None:
+    found = {}
+    for name, template in {
+        "none": None,
+        "chatml": CHATML,
+        "marked": MARKED,
+        "example": EXAMPLE,
+        "refuses": "{{ 1 + 'a' }}",
+    }.items():
+        model = network()
+        KIND.prepare(model, load_tokenizer(words(tmp_path / name, template, eos_token="j")))
+        found[name] = model.generation_config.eos_token_id
+        assert model.config.eos_token_id == found[name]
+    both = [13, 1]
+    assert found == {"none": 13, "chatml": both, "marked": both, "example": 13, "refuses": 13}
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    size = {"vocab_size": 14, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **size, **ends, intermediate_size=64)).eval()
+
+
+@pytest.fixture(scope="module")
+def assistants(world: Path) -> Path:
+    """A world with a causal model beside the other one, and conversations in tokens."""
+    made = Tokenizer.from_file(str(world / "base/tokenizer/tokenizer.json"))
+    config = tiny.CONFIG | {"model_type": "gpt2", "vocab_size": made.get_vocab_size()}
+    scratch.create(config, made, seed=1).save_pretrained(world / "sft/model")
+    shutil.copytree(world / "base/tokenizer", world / "sft/tokenizer")
+    (world / "sft/tokenizer/chat_template.jinja").write_text(EXAMPLE)
+    draw = random.Random(3)
+    rows = {split: [spoken(draw) for _ in range(count)] for split, count in (("train", 150), ("validation", 40))}
+    tokens.tokenize(KIND, write_rows(world / "spoken", **rows), world / "sft/tokenizer", world / "sft/tokens", 64)
+    return world
+
+
+def spoken(draw: random.Random) -> list[dict[str, str]]:
+    """Somebody says a few words of a sort, and the answer is the sort."""
+    sort = draw.choice(tiny.LABELS)
+    asked = " ".join(draw.choices(tiny.WORDS[sort], k=draw.randint(1, 6)))
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": draw.choice(tiny.WORDS[sort])}]
+
+
+def fit_job(world: Path, job_dir: Path) -> Path:
+    settings = {"kind": "sft", "labels": [], "metrics": ["perplexity", "token_accuracy"]}
+    asked: dict[str, Any] = {"checkpoint_interval_s": 0.02, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
+    asked |= {"per_device_train_batch_size": 4}
+    return tiny.fit_job(world, job_dir, base="sft", tokens="sft/tokens", settings=settings, **asked)
+
+
+@pytest.fixture(scope="module")
+def trained(assistants: Path) -> Path:
+    """A job that ran to its end undisturbed."""
+    job = fit_job(assistants, assistants / "whole")
+    assert finish(job).state == "finished"
+    return job
+
+
+def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, trained: Path, tmp_path: Path) -> None:
+    killed = fit_job(assistants, tmp_path / "killed")
+    assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
+    assert finish(killed).state == "finished"
+    assert_same(killed, trained)
+    assert (trained / "output/model/chat_template.jinja").read_text() == EXAMPLE
+    first, *_, last = (figures["eval_loss"] for _, figures in sorted(curve(trained).items()) if "eval_loss" in figures)
+    assert last < first
+
+
+def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_has(trained: Path) -> None:
+    kind, folder = SupervisedFineTuning({"max_new_tokens": 5}), trained / "output/model"
+    rows = [spoken(random.Random(seed)) for seed in (1, 4)]
+    rows += [row[:-1] for row in rows]
+    told = Asker(kind, folder, folder, 64).answers(pa.record_batch({"messages": list(map(json.dumps, rows))}))
+    assert [one["targets"] > 0 for one in told] == [True, True, False, False]
+    assert [one["loss"] is not None for one in told] == [True, True, False, False]
+    written = [one["generated_text"] for one in told]
+    assert written[:2] == written[2:] and all(written)
+    assert kind.lines(told[2]) == [written[2]] and len(kind.lines(told[0])) == 4
+    assert kind.alike(told[2], told[2], 1e-3)
+    assert not kind.alike(told[2], told[2] | {"generated_text": "else"}, 1e-3)
