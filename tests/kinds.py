@@ -24,6 +24,7 @@ EVERY_WORD = sorted(word for words in WORDS.values() for word in words)
 GERMAN = {"cat": "Katze", "dog": "Hund", "red": "rot", "tall": "groß", "runs": "rennt", "sleeps": "schläft"}
 ROWS = {"train": 150, "validation": 60}
 OF_TEXTS = {"text": ["text"], "label": "label"}
+ANSWERED = {"columns": {"prompt": "prompt", "completion": "completion"}}
 GPT2 = CONFIG | {"model_type": "gpt2"}
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 120}
 
@@ -83,6 +84,12 @@ def translated(draw: random.Random) -> Row:
     return {"source": " ".join(words), "target": " ".join(map(GERMAN.__getitem__, words))}
 
 
+def completed(draw: random.Random) -> Row:
+    """The same, as what is asked and what is answered."""
+    row = translated(draw)
+    return {"prompt": row["source"], "completion": f" {row['target']}"}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -95,6 +102,7 @@ TINY: dict[str, Tiny] = {
     "causal-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], GPT2, epochs=32),
     "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"]),
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
+    "sft": Tiny(completed, ANSWERED, ["perplexity", "token_accuracy"], GPT2, {"max_new_tokens": 12}, epochs=24),
 }
 
 

@@ -41,9 +41,9 @@ def main() -> int:
         world = cache(lambda kind: make_world(kind, Path(folder) / kind))
         for combination in chosen:
             cells.append(fill(combination, world(combination.kind), Path(folder) / combination.name, tried))
+            Result.read().renewed(cells[-1:]).keep()
             told = cells[-1].refused or ", ".join(f"{name}: {found}" for name, found in cells[-1].promises.items())
             print(f"{combination.name}: {told}", flush=True)
-    Result.read().renewed(cells).keep()
     return 0 if all(cell.holds for cell in cells) else 1
 
 

@@ -286,7 +286,7 @@ class Exported:
         from training.recipe.columns import asked_of
 
         recipe = parse(tiny.recipe_of(self.settings["kind"], self._world / "rows"))
-        shown = [column.name for column in asked_of(recipe).inputs]
+        shown = [column.name for column in asked_of(recipe).contents]
         with pa.memory_map(str(self._world / "data/validation.arrow")) as file:
             rows = pa.ipc.open_file(file).read_all().select(shown).combine_chunks().to_batches()[0]
         given = Asker(self.kind, self.folder, self.folder, recipe.tokens.max_length).answers(rows)
