@@ -319,8 +319,8 @@ def spoken(draw: random.Random) -> list[dict[str, str]]:
 
 def fit_job(world: Path, job_dir: Path) -> Path:
     settings = {"kind": "sft", "labels": [], "metrics": ["perplexity", "token_accuracy"]}
-    asked: dict[str, Any] = {"checkpoint_interval_s": 0.02, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
-    asked |= {"per_device_train_batch_size": 4}
+    asked: dict[str, Any] = {"checkpoint_interval_s": 0.05, "num_train_epochs": 4, "gradient_accumulation_steps": 2}
+    asked |= {"per_device_train_batch_size": 2}
     return tiny.fit_job(world, job_dir, base="sft", tokens="sft/tokens", settings=settings, **asked)
 
 
@@ -343,7 +343,7 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, tr
 
 
 def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_has(trained: Path) -> None:
-    kind, folder = SupervisedFineTuning({"max_new_tokens": 5}), trained / "output/model"
+    kind, folder = SupervisedFineTuning({"max_new_tokens": 5, "min_new_tokens": 3}), trained / "output/model"
     rows = [spoken(random.Random(seed)) for seed in (1, 4)]
     rows += [row[:-1] for row in rows]
     told = Asker(kind, folder, folder, 64).answers(pa.record_batch({"messages": list(map(json.dumps, rows))}))
