@@ -22,6 +22,7 @@ from training.engines import ENGINES
 from training.problems import Problem, UserError
 from training.protocol import sha256
 from training.recipe import Recipe
+from training.recipe.lora import packages_of
 from training.recipe.optimizers import OPTIMIZERS
 
 # Decide when something is written or shown, not what is learnt.
@@ -33,6 +34,7 @@ NOT_LEARNT_FROM: dict[str, Any] = {
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
 NEED_MEMORY = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
+    "lora",
 }
 
 
@@ -47,6 +49,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
             "compute": _compute(recipe, pins),
             **_metrics_of_the_hub(recipe),
+            **_base(recipe, pins),
             "upstream": {
                 "tokenize": tokens.digest,
                 "load_model": model.digest,
@@ -60,8 +63,16 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
             *([package] if package else []),
             *(["deepspeed"] if strategy.startswith("deepspeed") else []),
+            *packages_of(recipe.training.lora),
         ),
     )
+
+
+def _base(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+    """What an adapter says of the model that it belongs to; nothing of one that is not of the Hub."""
+    if recipe.training.lora is None or pins.model_hub is None:
+        return {}
+    return {"base": {"path": str(recipe.model.path), "revision": pins.model_hub.commit}}
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
@@ -153,6 +164,7 @@ def settings_of(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
         "training": recipe.training.model_dump(mode="json"),
         "compute": _compute(recipe, pins),
         "metrics": recipe.evaluation.metrics,
+        **_base(recipe, pins),
     }
 
 

@@ -64,6 +64,7 @@ def publish(
     readme = work.out / "README.md"
     readme.write_text(card(recipe, pins, data, trained, predictions, scores), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
+    files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
     for name, text in kinds.load(**recipe.task).released(trained.path / "model").items():
         (work.out / name).write_text(text, encoding="utf-8")
         files[name] = str(work.out / name)

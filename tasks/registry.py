@@ -102,6 +102,8 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             rows = [Row(ref.kind, ref.key, "", 0.0, ref.location) for ref in made if ref is not None]
             told = lineage.record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
             client.log_text(run_id, lineage.keep(told), lineage.LINEAGE)
+            if (adapter := artifacts["fit"].path / "adapter").is_dir():
+                client.log_artifacts(run_id, str(adapter), "fit/adapter")
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
         if str(now) == version and verdict.comparison is None:

@@ -7,7 +7,7 @@ moved since.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from training.hub_metrics import PREFIX, fetched
 from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Compute, Recipe
+from training.recipe.lora import Lora, packages_of
 from training.rows.listing import Found
 from training.rows.sources import find, fingerprint, load_object
 from training.rows.urls import is_url
@@ -94,7 +95,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
     if processes % machines:
         message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
         problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
-    problems += _strategy_here(compute, processes, gpus)
+    problems += [*_strategy_here(compute, processes, gpus), *_lora_here(recipe.training.lora, gpus)]
     if problems:
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
@@ -152,6 +153,21 @@ def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]
         message = f"'fp16' with {compute.strategy} needs GPUs, and there is none here: use bf16 or no."
         found.append(("mixed_precision", message))
     return [Problem(kind="compute", where=f"compute.{field}", message=message) for field, message in found]
+
+
+def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
+    """Why this machine cannot train adapters as the recipe asks."""
+    if lora is not None and lora.quantization is not None and not gpus:
+        message = f"{lora.quantization!r} holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to "
+        message += "null for LoRA beside weights in full precision, or run where there is one."
+        yield Problem(kind="training", where="training.lora.quantization", message=message)
+    for package in packages_of(lora):
+        if importlib.util.find_spec(package) is None:
+            extra = {"peft": "lora", "bitsandbytes": "qlora"}[package]
+            message = f"needs the package {package}, which is not installed here: install the extra, "
+            message += f"`pip install 'finetune-flows[{extra}]'`, or set it to null."
+            where = "training.lora" if package == "peft" else "training.lora.quantization"
+            yield Problem(kind="training", where=where, message=message)
 
 
 def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:

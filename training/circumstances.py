@@ -27,6 +27,7 @@ _WHY_NEVER = {
     "engine": "each engine keeps files of its own",
     "strategy": "each strategy keeps files of its own",
     "processes": "only ddp with the engine trainer can divide its work anew",
+    "LoRA": "its weights are others",
     "rows a step": "with another number of processes, as many rows must make a step: change the batch size with it",
     "steps an epoch": "with another number of processes, as many steps must make an epoch",
 }
@@ -39,10 +40,13 @@ def of(task: Task) -> dict[str, Any]:
     from training.batching import steps_an_epoch
 
     strategy, processes = task.compute["strategy"], task.compute["num_processes"]
+    lora = task.training["lora"]
     libraries = ["torch", "transformers", "accelerate", *(["deepspeed"] if "deepspeed" in strategy else [])]
+    libraries += ["peft"] if lora else []
     return {
         "engine": task.training["engine"],
         "strategy": strategy,
+        "LoRA": f"r {lora['r']}, target_modules {lora['target_modules']}" if lora else "none",
         "processes": processes,
         "rows a step": task.rows_a_step,
         "steps an epoch": steps_an_epoch(len(task.train), task.rows_a_step, processes),

@@ -1,6 +1,7 @@
 """What trains: transformers' Trainer, a plain loop over Accelerate, or a function of the recipe's own.
 
-An engine is a function `train(task) -> Trained`, called once on every process, with the model in float32 on the CPU:
+An engine is a function `train(task) -> Trained`, called once on every process, with the model in float32 on the CPU
+(with `training.lora.quantization` in 4 bits on its GPU), of which it trains the weights that want a gradient:
 
 1. It has the processes find each other (accelerate's state does that), and then calls `task.begin()`, which gives the
    checkpoint to go on from, or None.

@@ -177,7 +177,7 @@ def make(task: Task) -> Estimate:
         memory = before + SPREAD * trial.peak + (rows - trial.rows) * a_row + _beside(task, size)
     epochs = ceil(training["num_train_epochs"] * batches.steps)
     return Estimate(
-        parameters=size.weights // NUMBER,
+        parameters=size.exported // NUMBER,
         trainable=size.gradients // NUMBER,
         steps=training["max_steps"] if training["max_steps"] > 0 else epochs,
         tokens_an_epoch=int(task.train.lengths.sum()),
@@ -193,6 +193,8 @@ class Sizes:
     """Bytes of the whole model, by all processes together."""
 
     weights: int
+    exported: int
+    """The weights as they are exported, in float32."""
     gradients: int
     state: int
     """Of the optimizer."""
@@ -200,10 +202,11 @@ class Sizes:
 
 def sizes(task: Task) -> Sizes:
     """Those of the task's model, before it is shared out."""
-    numbers = sum(weight.numel() for weight in task.model.parameters())
+    held = sum(weight.numel() * weight.element_size() for weight in task.model.parameters())
+    numbers = task.model.num_parameters()  # of weights in 4 bits, too, that many
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     state = OPTIMIZERS[task.training["optim"]].state_bytes * trainable
-    return Sizes(NUMBER * numbers, NUMBER * trainable, round(state))
+    return Sizes(held, NUMBER * numbers, NUMBER * trainable, round(state))
 
 
 def _before(task: Task, sizes: Sizes) -> int:
@@ -221,7 +224,9 @@ def _beside(task: Task, sizes: Sizes) -> float:
 
     from training.strategies.zero import BUCKET
 
-    compute, best = task.compute, sizes.weights * task.training["load_best_model_at_end"]
+    compute, best = task.compute, _kept(task, sizes) * task.training["load_best_model_at_end"]
+    if task.training["lora"] and not torch.cuda.is_available():
+        best += sizes.exported  # the base model once more, which the adapters are added to
     processes, strategy, offload = compute["num_processes"], compute["strategy"], compute["offload"]
     if strategy == "ddp":
         return best + sizes.state + (processes > 1) * sizes.gradients  # which travel in buckets of their own
@@ -236,11 +241,16 @@ def _beside(task: Task, sizes: Sizes) -> float:
 
 def _disk(task: Task, sizes: Sizes) -> float:
     """The checkpoints that are there at once, and the exported model."""
-    checkpoint: float = sizes.weights + sizes.state
+    checkpoint: float = _kept(task, sizes) + sizes.state
     if task.compute["strategy"].startswith("deepspeed"):  # the weights once more, as the model computes with them
         checkpoint += sizes.weights if task.compute["mixed_precision"] == "no" else sizes.weights / 2
     kept = KEPT_CHECKPOINTS + task.training["load_best_model_at_end"]
-    return kept * checkpoint + sizes.weights
+    return kept * checkpoint + sizes.exported
+
+
+def _kept(task: Task, sizes: Sizes) -> int:
+    """The weights in a checkpoint: of adapters these alone, where the model is not shared out."""
+    return sizes.gradients if task.training["lora"] and task.compute["strategy"] == "ddp" else sizes.weights
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint
 settings   kind, options, labels, training (the recipe's), compute (the recipe's, with what
            num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
-           they fit into memory)
+           they fit into memory); with adapters (training.lora) base, the base model's path and revision on the Hub
 output     model/: config.json, with what the kind settles when training has ended, safetensors and the tokenizer's
-           files; log/loss.png: the curves; log/circumstances.json: under what it was trained
-figures    steps, epochs, train_loss, best_step, best_metric, train_samples_per_second, micro_batch (rows);
+           files; with adapters, which are added to its weights, adapter/ in peft's form; log/loss.png: the curves;
+           log/circumstances.json: under what it was trained
+figures    trainable_parameters, steps, epochs, train_loss, best_step, best_metric, train_samples_per_second,
+           micro_batch (rows);
            train_tokens_per_second and hardware_share as training.speed has them; estimated_memory_mb and
            peak_memory_mb of the process that took most, in 10^6 bytes
 """
@@ -28,6 +30,7 @@ from training.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, re
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
 
     from training.engines import Task, Trained
 
@@ -36,9 +39,16 @@ PROGRESS_EVERY_S = 1.0
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
-    # Wherever deepspeed is installed, accelerate imports it, and what it needs: seconds, and MLflow among it.
-    deepspeed = job.settings["compute"]["strategy"].startswith("deepspeed")
-    with contextlib.nullcontext() if deepspeed else absent("deepspeed"):
+    # Wherever deepspeed is installed, accelerate imports it, and what it needs: seconds, and MLflow among it. So does
+    # transformers with peft.
+    needed = {
+        "deepspeed": job.settings["compute"]["strategy"].startswith("deepspeed"),
+        "peft": job.settings["training"]["lora"] is not None,
+    }
+    with contextlib.ExitStack() as without:
+        for package in needed:
+            if not needed[package]:
+                without.enter_context(absent(package))
         return _train(job_dir, job, events)
 
 
@@ -54,7 +64,7 @@ def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     require_more_steps(task, trained.steps)
     require_numbers(task, trained)
     if rank() == 0:
-        model.export(task.model, Path(job.inputs["tokenizer"]), job_dir / OUTPUT / "model", trained.weights)
+        export(task, job, job_dir / OUTPUT, trained.weights)
     settle(task, job.settings["labels"], job_dir / OUTPUT / "model", trained.steps)
     told = read_events(job_dir / EVENTS, 0)[0]
     if rank() == 0:
@@ -65,6 +75,7 @@ def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     peak = max(ranks.from_all(estimate.peak_bytes()))
     ranks.part()
     return {
+        "trainable_parameters": estimate.told_before(told).get("trainable"),
         "micro_batch": task.training["per_device_train_batch_size"],
         "steps": trained.steps,
         "epochs": round(trained.epochs, 4),
@@ -92,7 +103,10 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     training = divided(asked, settings["batch_division"])
     kind = kinds.of(settings).while_training(compute)
     tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]))
-    network = model.load_for_training(kind, Path(job.inputs["model"]), labels, tokenizer, asked["seed"])
+    network = model.load_for_training(
+        *(kind, Path(job.inputs["model"]), labels, tokenizer, asked["seed"]),
+        *(asked["lora"], compute["mixed_precision"]),
+    )
     if not torch.cuda.is_available():
         dropout.cheapen(network)
 
@@ -133,6 +147,21 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         named_checkpoint=None if named is None else Path(named),
         events=events,
     )
+
+
+def export(task: Task, job: Job, out: Path, weights: dict[str, torch.Tensor] | None) -> None:
+    """Writes the trained model to `out`/model; of adapters that were trained, adapter/, and the base model as it came
+    with these added to its weights. Rank 0 calls it, with `weights` where its model holds only a share of them."""
+    from training import adapters, model
+
+    network, tokenizer, base = task.model, Path(job.inputs["tokenizer"]), Path(job.inputs["model"])
+    if task.training["lora"]:
+        adapters.save(network, out / "adapter", job.settings.get("base", {}), weights)
+        words = model.load_tokenizer(tokenizer, base)
+        whole = model.load_for_training(task.kind, base, job.settings["labels"], words, task.training["seed"])
+        network, weights = adapters.merged(whole, out / "adapter"), None
+        network.config.use_cache = getattr(task.model.config, "use_cache", None)  # extra.use_cache is written there
+    model.export(network, tokenizer, out / "model", weights)
 
 
 def settle(task: Task, labels: Sequence[str], exported: Path, steps: int) -> None:

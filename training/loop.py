@@ -27,7 +27,7 @@ from safetensors.torch import load_model, save_model
 from torch.utils.data import DataLoader
 from transformers import enable_full_determinism, set_seed
 
-from training import checkpoints, drawing, oracle, ranks, strategies
+from training import adapters, checkpoints, drawing, oracle, ranks, strategies
 from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked
 from training.evaluating import Batch, evaluate
@@ -248,7 +248,7 @@ class Loop:
             best = self.task.checkpoints / checkpoints.name(self.best_to_load)
             if damage := checkpoints.damage_of(best):
                 raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
-            load_model(self.task.model, best / MODEL)
+            self.load_weights(best / MODEL)
 
     @property
     def best_to_load(self) -> int | None:
@@ -277,7 +277,7 @@ class Loop:
         with checkpoints.writing(final, needs, self.task.circumstances()) if first else aside_only as folder:
             ranks.wait_for_all()  # the folder is there
             if first:
-                save_model(self.task.model, str(folder / MODEL), metadata={"format": "pt"})
+                self.save_weights(folder / MODEL)
                 stepping = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
                 torch.save(stepping | ({"scaler": scaler.state_dict()} if scaler else {}), folder / STEPPING)
                 (folder / PLACE).write_text(json.dumps(asdict(self.place)))
@@ -290,10 +290,19 @@ class Loop:
             self.task.events.write("checkpoint", step=step, seconds=round(self.saved_at - began, 3))
             self.reporter.paused()
 
+    def save_weights(self, file: Path) -> None:
+        if self.asked["lora"]:
+            adapters.save_trained(self.task.model, file)
+        else:
+            save_model(self.task.model, str(file), metadata={"format": "pt"})
+
+    def load_weights(self, file: Path) -> None:
+        (adapters.load_trained if self.asked["lora"] else load_model)(self.task.model, file)
+
     def restore(self, start: Path) -> None:
         """Puts all of it back to where it was when this checkpoint was saved."""
         self.place = Place(**json.loads((start / PLACE).read_text()))
-        load_model(self.task.model, start / MODEL)
+        self.load_weights(start / MODEL)
         stepping = torch.load(start / STEPPING, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(stepping["optimizer"])
         self.scheduler.load_state_dict(stepping["scheduler"])

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations import unset_hf_deepspeed_config
 
+from training import adapters
 from training.kinds.base import Kind
 
 transformers.utils.logging.disable_progress_bar()
@@ -49,28 +51,39 @@ def load_tokenizer(folder: Path, model: Path | None = None) -> PreTrainedTokeniz
 
 
 def load_for_training(
-    kind: Kind, folder: Path, labels: Sequence[str], tokenizer: PreTrainedTokenizerBase, seed: int
+    kind: Kind,
+    folder: Path,
+    labels: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    lora: Mapping[str, Any] | None = None,
+    precision: str = "no",
 ) -> PreTrainedModel:
     """The folder's model with a head for these labels, in float32 on the CPU.
 
-    Weights that the folder lacks, or has for another number of labels, are drawn with `seed`.
+    Weights that the folder lacks, or has for another number of labels, are drawn with `seed`. With `lora`, the recipe's
+    section, it has adapters, and of its own weights only those are trained; where that asks for 4 bits, it lies on a
+    GPU and computes there in `precision`.
     """
     set_seed(seed)
-    model = _load(kind, folder, **kind.config_fields(labels), ignore_mismatched_sizes=True)
+    load = partial(_load, kind, folder, **kind.config_fields(labels), ignore_mismatched_sizes=True)
+    model, drawn = load()
+    if lora and lora["quantization"]:
+        model = adapters.quantized(model, drawn, load, lora["quantization"], DTYPES[precision])
     # A model that was trained before may bring other labels' settings.
     model.config.update(kind.settle(kind.nobody(labels)))
     if model.config.pad_token_id is None:
         # Models of text generators find a row's last token by it.
         model.config.pad_token_id = tokenizer.pad_token_id
     kind.prepare(model, tokenizer)
+    if lora:
+        adapters.add(model, lora, drawn, kind.auto_class, seed)
     return model
 
 
 def load_trained(kind: Kind, folder: Path) -> PreTrainedModel:
     """A model that `export` wrote, ready to predict: float32, on the CPU, dropout off."""
-    # Else, where ZeRO-3 has trained in this process, it would be shared out as well.
-    unset_hf_deepspeed_config()
-    return _load(kind, folder).eval()
+    return _load(kind, folder)[0].eval()
 
 
 def export(model: PreTrainedModel, tokenizer: Path, out: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
@@ -92,8 +105,13 @@ def add_to_config(folder: Path, fields: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _load(kind: Kind, folder: Path, **config_fields: Any) -> PreTrainedModel:
+def _load(kind: Kind, folder: Path, **asked: Any) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the names of the weights that were drawn, for the folder has none that fit."""
+    # Else, where ZeRO-3 has trained in this process, it would be shared out as well.
+    unset_hf_deepspeed_config()
     auto_class = getattr(transformers, kind.auto_class)
-    model = auto_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **_SAFELY, **config_fields)
+    model, found = auto_class.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **_SAFELY, **asked
+    )
     assert isinstance(model, PreTrainedModel)
-    return model
+    return model, sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])

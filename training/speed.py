@@ -126,9 +126,16 @@ def flops(network: PreTrainedModel) -> tuple[float, float]:
         if isinstance(module, torch.nn.Embedding)
         for weight in module.parameters()
     }
-    weights = sum(w.numel() for w in network.parameters() if w.requires_grad and id(w) not in embeddings)
+    computing = [weight for weight in network.parameters() if id(weight) not in embeddings]
+    # Forward, and backward for what lies before it; for itself only where it is trained.
+    weights = sum(_numbers(weight) * (6.0 if weight.requires_grad else 4.0) for weight in computing)
     layers, width = (getattr(network.config, name, 0) or 0 for name in ("num_hidden_layers", "hidden_size"))
-    return 6.0 * weights, 12.0 * layers * width
+    return weights, 12.0 * layers * width
+
+
+def _numbers(weight: torch.Tensor) -> int:
+    """How many: in a byte, there are two of 4 bits."""
+    return weight.numel() * (2 if weight.dtype == torch.uint8 else 1)
 
 
 def hardware_limit(device: torch.device, dtype: torch.dtype) -> float:

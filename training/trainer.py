@@ -21,8 +21,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import SAFE_WEIGHTS_NAME
 
-from training import callbacks, checkpoints, oracle, ranks, strategies
+from training import adapters, callbacks, checkpoints, oracle, ranks, strategies
 from training.arguments import training_arguments
 from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked, users_mistake
@@ -115,6 +116,11 @@ class ExactTrainer(Trainer):
         self._divided_anew = False
         """Whether another number of processes wrote the checkpoint."""
         self._ended_before = False
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the model's own weights are frozen, and adapters trained beside them."""
+        return self._task.training["lora"] is not None
 
     @property
     def mean_loss(self) -> float:
@@ -274,6 +280,16 @@ class ExactTrainer(Trainer):
             checkpoints.rotate(final.parent)
             seconds = round(time.monotonic() - began, 3)
             self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if not self.has_adapters:
+            super()._save(output_dir, state_dict)
+        elif self.args.should_save:
+            adapters.save_trained(self.model, Path(output_dir or self.args.output_dir) / SAFE_WEIGHTS_NAME)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        if not self.has_adapters:  # else the frozen weights are missing, as they should
+            super()._issue_warnings_after_load(load_result)
 
     def _load_callback_state(self) -> None:
         # super's puts the callbacks that it restores behind all others.

@@ -47,6 +47,12 @@ def test_an_edit_to_code_of_the_users_or_to_what_it_imports_is_noticed(mine: Pat
     assert {name for name in before if before[name] != after[name]} == {"code.helper.py"}
 
 
+def test_a_setting_of_lora_trains_anew_and_only_with_it_the_version_of_peft_counts() -> None:
+    without, four, eight = ingredients(), ingredients(lora={"r": 4}), ingredients(lora={})
+    assert {name for name in four if four[name] != eight[name]} == {"training.lora.r"}
+    assert four["library.peft"] == importlib.metadata.version("peft") and "library.peft" not in without
+
+
 def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_resampled_never(mine: Path) -> None:
     metrics = ["accuracy", "mine:Errors", f"hub:me/errors@{'a' * 40}"]
     evaluation = {"metrics": metrics, "allow_remote_code": True}

@@ -135,6 +135,20 @@ def test_what_this_machine_cannot_do_for_a_strategy_is_told(home: Path, rows: di
     }
 
 
+@pytest.mark.skipif(bool(visible_gpus()), reason="says what a machine without a GPU cannot do")
+def test_weights_in_4_bits_need_a_gpu_and_adapters_a_package(
+    home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    told = list(problems(recipe_of(rows, training={"lora": {"quantization": "nf4"}})))
+    assert [where for where, _ in told] == ["training.lora.quantization", "training.lora", "training.lora.quantization"]
+    assert told[0][1].startswith(
+        "'nf4' holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to null"
+    )
+    assert "finetune-flows[lora]" in told[1][1] and "finetune-flows[qlora]" in told[2][1]
+
+
 def test_deepspeed_that_is_not_installed_is_told_with_what_to_install(
     home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

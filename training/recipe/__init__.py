@@ -1,6 +1,6 @@
 """The recipe: what the user writes, and how a file or mapping becomes one.
 
-fields.py  forms.py                       its sections, field by field; their schema for a form
+fields.py  lora.py  section.py  forms.py  its sections, field by field; what they are made of; their schema for a form
 overrides.py  files.py                    what is put into it: --set, files of accelerate and DeepSpeed
 rules.py, and one file a room of rules    what contradicts what
 wording.py                                mistakes as sentences
@@ -15,11 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from training.problems import Problem, UserError
-from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Level, Model, Recipe, Release, Tokens, Training
+from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Model, Recipe, Release, Tokens, Training
 from training.recipe.files import Expanded
 from training.recipe.overrides import finetune_entry, merge, parse_set, read_entries
 from training.recipe.release import fits_slice, more_is_better, with_usual_metric
 from training.recipe.rules import Written, broken_rules
+from training.recipe.section import Level
 from training.recipe.slices import FEWEST_ROWS
 from training.recipe.wording import describe, field_name, templated
 

@@ -4,41 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import Field
 
-from training.closed import Closed
-from training.recipe.forms import any_of
-from training.recipe.wording import LIST, MAPPING, NUMBER, WORD
-
-Split = Literal["train", "validation", "test"]
-# YAML 1.1 reads a bare `no` as false.
-Word = BeforeValidator(lambda value: "no" if value is False else value)
-AutoOrCount = Annotated[
-    Annotated[Literal["auto"], Tag(WORD)] | Annotated[int, Field(ge=1), Tag(NUMBER)],
-    Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
-]
-Text = Annotated[str, Field(min_length=1)]
-NameOrNames = Annotated[
-    Annotated[Text, Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
-    Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
-]
-BalancedOrWeights = Annotated[
-    Annotated[Literal["balanced"], Tag(WORD)]
-    | Annotated[dict[Text, Annotated[float, Field(gt=0)]], Field(min_length=1), Tag(MAPPING)],
-    Discriminator(lambda value: MAPPING if isinstance(value, dict) else WORD),
-]
-PathOrMapping = Annotated[
-    Annotated[Text, Tag(WORD)] | Annotated[dict[str, Any], Tag(MAPPING)],
-    Discriminator(lambda value: WORD if isinstance(value, str) else MAPPING),
-]
-ColumnType = Literal["string", "int64", "float64", "bool"]
-Level = Literal["error", "warning", "ignore"]
-
-
-class Section(Closed):
-    """A part of the recipe."""
-
-    model_config = ConfigDict(json_schema_extra=any_of)
+from training.recipe.lora import Lora
+from training.recipe.section import (
+    AutoOrCount,
+    BalancedOrWeights,
+    ColumnType,
+    Level,
+    NameOrNames,
+    PathOrMapping,
+    Section,
+    Split,
+    Text,
+    Word,
+)
 
 
 class Data(Section):
@@ -222,6 +202,9 @@ class Training(Section):
     class_weights: BalancedOrWeights | None = None
     """How much the rows of each label count in the loss: balanced (all labels alike), or weights by the labels'
     names, 1 where a label is not named. Only the ratios matter (null: all rows count alike)."""
+    lora: Lora | None = None
+    """Trains small matrices beside the weights, and leaves the weights as they are (null: trains all of them). It needs
+    the extra `lora`; `{}` takes the defaults."""
     engine: Text = "trainer"
     """What trains: trainer (that of transformers), accelerate (a plain loop with fewer settings: training/loop.py), or
     a function of yours as `module:function`: training/engines.py."""

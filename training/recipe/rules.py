@@ -18,6 +18,7 @@ from training.recipe.compute import SHARING_RULES
 from training.recipe.data import DATA_RULES, DOTTED, revision
 from training.recipe.engine import engine_has, engine_name
 from training.recipe.extra import arguments, fits, out_of_scope, set_by_project
+from training.recipe.lora import LORA_RULES
 from training.recipe.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe.release import RELEASE_RULES, figures_of
 from training.recipe.wording import describe, section_fields
@@ -352,6 +353,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _extra,
     engine_has,
     *SHARING_RULES,
+    *LORA_RULES,
     _extra_without_effect,
     _optimizer,
     _reporters,

@@ -7,7 +7,7 @@ same names in it:
     arguments          what TrainingArguments is given for it; called before any of its processes talk to each other
     settle             what TrainingArguments has no field for is put into them
     wrong_wrapper      what is wrong with the model that is about to train; None where it is shared as asked
-    whole_weights      the weights for the export, on rank 0; every rank takes part
+    whole_weights      the weights for the export, on rank 0, of adapters these alone; every rank takes part
 
 Importing one imports no torch, for `finetune plan` asks for its configuration.
 """

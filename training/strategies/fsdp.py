@@ -140,9 +140,10 @@ def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | N
 
 
 def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """The whole model's weights in the CPU's memory of rank 0; nothing on the others. Every rank calls it."""
+    """The whole model's weights, or where it has adapters, what is trained, in the CPU's memory of rank 0; nothing on
+    the others. Every rank calls it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trainer.has_adapters)
     weights: dict[str, Any] = get_model_state_dict(trainer.model, options=whole)
     return weights

@@ -110,8 +110,8 @@ def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | N
 
 
 def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """The whole model's weights and buffers in the CPU's memory of rank 0, in the optimizer's own precision; nothing
-    on the others. Every rank calls it.
+    """The whole model's weights and buffers, or where it has adapters, what is trained, in the CPU's memory of rank 0,
+    in the optimizer's own precision; nothing on the others. Every rank calls it.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -119,6 +119,8 @@ def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
     kept = network.state_dict().keys()  # not the buffers that are made anew when a model is loaded
     found = {name: buffer.cpu() for name, buffer in network.named_buffers() if name in kept}
     for name, weight in network.named_parameters():
+        if trainer.has_adapters and not weight.requires_grad:
+            continue
         whole = safe_get_full_fp32_param(weight)  # all ranks send, one keeps
         if first:
             found[name] = whole.cpu()

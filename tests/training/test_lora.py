@@ -1,0 +1,167 @@
+"""Adapters: what they leave as it was, what is exported, and the same bytes after kills."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel, set_seed
+
+from tests.training import tiny
+from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
+from training import adapters
+from training.batching import PadToLongest, TokenRows
+from training.model import load_tokenizer
+from training.problems import UserError
+from training.protocol import read_outcome
+from training.recipe import parse
+from training.recipe.lora import Lora
+
+# 150 rows: 19 steps in each of two epochs. Dropout in the layers and before the adapters; the best model is loaded at
+# the end.
+ASKED: dict[str, Any] = {
+    "lora": {"r": 4, "lora_alpha": 16, "lora_dropout": 0.2, "target_modules": ["query", "value", "output.dense"]},
+    "num_train_epochs": 2,
+    "learning_rate": 1e-2,
+    "checkpoint_interval_s": 0.01,
+}
+ENGINES = ("trainer", "accelerate")
+HEAD = {"classifier.weight", "classifier.bias"}
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A job of each engine that nobody disturbs."""
+    made = {}
+    for engine in ENGINES:
+        made[engine] = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / engine, engine=engine, **ASKED)
+        outcome = finish(made[engine])
+        assert outcome.state == "finished", outcome
+    return made
+
+
+def base_of(world: Path) -> Any:
+    """The base model with some head for the labels, as anyone would load it."""
+    return AutoModelForSequenceClassification.from_pretrained(world / "base/model", num_labels=len(tiny.LABELS))
+
+
+def test_only_the_layers_with_adapters_and_the_head_are_other_than_in_the_base_model(
+    world: Path, trained: dict[str, Path]
+) -> None:
+    before = base_of(world).state_dict()
+    after = load_file(trained["trainer"] / "output/model/model.safetensors")
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    layers = [name for name in before if name.endswith(("query.weight", "value.weight", "output.dense.weight"))]
+    assert changed == HEAD | {*layers} and len(layers) == 8
+    outcome = read_outcome(trained["trainer"])
+    assert outcome is not None and outcome.figures["trainable_parameters"] == 2 * 4 * (3 * 64 + 96) + 33 * 3
+
+
+def test_the_adapter_on_the_base_model_answers_as_the_merged_model_does(world: Path, trained: dict[str, Path]) -> None:
+    output = trained["trainer"] / "output"
+    rows = TokenRows(world / "tokens/validation.arrow")
+    batch = PadToLongest(load_tokenizer(output / "model"), 1)([rows[row] for row in range(len(rows))])
+    merged = AutoModelForSequenceClassification.from_pretrained(output / "model").eval()
+    adapted = PeftModel.from_pretrained(base_of(world), output / "adapter").eval()
+    with torch.inference_mode():
+        ours, theirs = merged(**batch).logits, adapted(**batch).logits
+        base = base_of(world).eval()(**batch).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert (ours - base).abs().max() > 1e-2
+    config = (output / "adapter/adapter_config.json").read_text()
+    assert json.loads(config)["base_model_name_or_path"] is None and str(world) not in config
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_it_ends_with_the_same_bytes_and_checkpoints_hold_only_what_is_trained(
+    world: Path, trained: dict[str, Path], tmp_path: Path, engine: str
+) -> None:
+    job = tiny.fit_job(world, tmp_path / "killed", engine=engine, **ASKED)
+    assert kill_when(job, lambda: checkpoints_written(job) >= 7)
+    (checkpoint, *_) = job.glob("checkpoints/checkpoint-*/model.safetensors")
+    assert all("lora_" in name or ".modules_to_save." in name for name in load_file(checkpoint))
+    assert finish(job).state == "finished"
+    assert_same(job, trained[engine])
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (job / "output/adapter" / file).read_bytes() == (trained[engine] / "output/adapter" / file).read_bytes()
+
+
+def test_both_engines_train_the_same_bytes(trained: dict[str, Path]) -> None:
+    ours, theirs = ((trained[engine] / "output/adapter/adapter_model.safetensors").read_bytes() for engine in ENGINES)
+    assert ours == theirs
+
+
+def generator() -> GPT2LMHeadModel:
+    """A small model whose output layer has the weights of its embeddings, and whose layers are stored the other way
+    round."""
+    set_seed(1)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=2, n_head=2)).eval()
+
+
+def adapted(**lora: Any) -> GPT2LMHeadModel:
+    network = generator()
+    adapters.add(network, Lora(**lora).model_dump(), [], "AutoModelForCausalLM", seed=3)
+    return network
+
+
+@pytest.mark.parametrize("more", [{}, {"use_rslora": True}, {"use_dora": True}, {"target_modules": "all-linear"}])
+def test_a_language_models_adapter_names_its_base_and_merged_answers_the_same(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    network = adapted(r=2, lora_alpha=6, **more)
+    for name, weight in network.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    adapters.save(network, tmp_path / "adapter", {"path": "me/base", "revision": "a" * 40}, None)
+    told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (told["base_model_name_or_path"], told["revision"], told["task_type"]) == ("me/base", "a" * 40, "CAUSAL_LM")
+    merged, ids = adapters.merged(generator(), tmp_path / "adapter").eval(), torch.arange(12)[None]
+    with torch.inference_mode():
+        ours, theirs, base = (one(input_ids=ids).logits for one in (merged, network.eval(), generator()))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert (ours - base).abs().max() > 1e-2
+    assert type(merged) is GPT2LMHeadModel and merged.lm_head.weight is merged.transformer.wte.weight
+
+
+@pytest.mark.parametrize(
+    ("lora", "where", "says"),
+    [
+        (
+            {"target_modules": ["c_atn"]},
+            "target_modules",
+            "choose from c_attn, c_fc, c_proj, lm_head, or all-linear. Did",
+        ),
+        ({"modules_to_save": ["head"]}, "modules_to_save", "choose from attn, "),
+        ({"modules_to_save": ["wte"]}, "", "transformer.wte.weight and lm_head.weight are one weight"),
+        ({"target_modules": ["c_attn", "lm_head"]}, "", "transformer.wte.weight and lm_head.weight are one weight"),
+    ],
+)
+def test_layers_that_are_not_there_or_cannot_be_merged_are_refused_by_name(
+    lora: dict[str, Any], where: str, says: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        adapted(**lora)
+    (problem,) = refused.value.problems
+    assert problem.where == f"training.lora.{where}".rstrip(".") and says in problem.message
+
+
+def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
+    recipe = {
+        "name": "test",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+        "model": {"source": "folder", "path": "base"},
+        "training": {"lora": {"quantization": "nf4"}},
+        "compute": {"strategy": "fsdp", "num_processes": 2},
+        "release": {"registry": "test", "hub": {"repo": "me/test", "license": "mit", "checkpoints": "every_save"}},
+    }
+    with pytest.raises(UserError) as refused:
+        parse(recipe)
+    told = {problem.where: problem.message for problem in refused.value.problems}
+    assert "fsdp does not share out" in told["training.lora.quantization"]
+    assert "checkpoints hold only what is trained" in told["release.hub.checkpoints"]
