@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
@@ -130,7 +130,7 @@ def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, templat
     for messages, ids, mask in zip(said, made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True):
         theirs = library.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         assert (ids, mask) == (theirs["input_ids"], theirs["assistant_masks"]) and 0 < sum(mask) < len(mask)
-    for messages, ids in zip(said, KIND.prompts(encoder, pa.record_batch(rows)), strict=True):
+    for messages, ids in zip(said, KIND.prompts(encoder, pa.record_batch(rows), GenerationConfig()), strict=True):
         theirs = library.apply_chat_template(messages[:-1], add_generation_prompt=True)
         assert ids.tolist() == theirs["input_ids"]
 
