@@ -1,6 +1,7 @@
 # make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
 # make drill: the tests that take minutes each; then kill runs at random instants and compare what comes of them.
-# make matrix: every engine with every strategy: trains, goes on after kills, exports; renews the README's table.
+# make matrix: every engine and kind with every strategy: trains, goes on after kills, exports, answers; the README's
+# tables are renewed.
 # make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
 # Each first makes an environment in .venv, once. Torch comes from the index that pip is set up for; for one without

@@ -48,11 +48,12 @@ from tasks.runtime.versions import (
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 from training.recipe.columns import asked_of
+from training.rows.lists import EXAMPLES
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
 MADE_WITH = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "pyarrow", "mlflow", "prefect")
 PROBES = 8
-EXAMPLES = 2
+LOGGED_EXAMPLES = 2
 # A registered model answers in full precision, alone or in another batch: equal but for rounding.
 TOLERANCE = 1e-3
 MIXED_TOLERANCE = 3e-2
@@ -276,7 +277,7 @@ def _log_model(
             "max_length": recipe.tokens.max_length,
             "tags": dict(tags),
             "probes": PROBES,
-            "examples": EXAMPLES,
+            "examples": LOGGED_EXAMPLES,
             "tolerance": TOLERANCE if pins.mixed_precision == "no" else MIXED_TOLERANCE,
         },
         inputs={
@@ -299,4 +300,5 @@ def _registered(client: Any, name: str, trained: Ref, champion: object) -> str |
 def asking(recipe: Recipe) -> str:
     """What `finetune predict` is given behind the model's name: `"some text"`, and whatever else a row of it has."""
     own = f" --kind {recipe.kind}" if ":" in recipe.kind else ""
-    return " ".join(f'"some {column.of}"' for column in asked_of(recipe).inputs) + own
+    columns = asked_of(recipe).inputs
+    return " ".join(f"'{EXAMPLES[one.form]}'" if one.form in EXAMPLES else f'"some {one.of}"' for one in columns) + own

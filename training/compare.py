@@ -61,7 +61,7 @@ def compared(
     Raises UserError where they cannot be compared."""
     if why := new.incomparable(old):
         message = f"this model and {say['champion']} {why}, and what is told by token is not alike: train with its "
-        message += "tokenizer and its tokens.max_length, as model.start_from: champion does, or name another registry."
+        message += "tokenizer (model.start_from: champion) and as long rows, or name another registry."
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
     better, worse = differing(new, old)
     gained, lost = int(better.sum()), int(worse.sum())

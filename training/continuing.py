@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from training.kinds.generation import leave_out_effectless
+
 Ids = npt.NDArray[np.int32]
 BATCH_PROMPTS = 16
 
@@ -30,6 +32,7 @@ def know_edges(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
             settings.bos_token_id = begin
         if settings.pad_token_id is None:
             settings.pad_token_id = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    leave_out_effectless(model.generation_config)
 
 
 def know_end(model: PreTrainedModel, token: int) -> None:
@@ -52,12 +55,11 @@ def continued(
 ) -> list[str]:
     """What the model writes behind each of them, without special tokens.
 
-    Of a prompt the last `max_length` tokens count, and fewer where model has no places for what follows; what ends a
-    text is left out at its end. An empty one begins with the token that begins texts, or ends them. The settings say
-    which tokens these are: `know_edges`.
+    Of a prompt the last `max_length` tokens count, and fewer where the model has no places for what follows. An empty
+    one begins with the token that begins texts, or ends them. The settings say which tokens these are: `know_edges`.
     """
-    ends = _listed(settings.eos_token_id)
-    begin = next((token for token in (settings.bos_token_id, *ends) if token is not None), 0)
+    edges = (settings.bos_token_id, *_listed(settings.eos_token_id))
+    begin = next((token for token in edges if token is not None), 0)
     fill = settings.pad_token_id or 0
     places = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if places is not None:
@@ -65,7 +67,8 @@ def continued(
         max_length = min(max_length, places - settings.max_new_tokens)
     texts: list[str] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
-        rows = [_opened(prompt, ends, begin)[-max_length:] for prompt in prompts[start : start + BATCH_PROMPTS]]
+        asked = prompts[start : start + BATCH_PROMPTS]
+        rows = [prompt[-max_length:] if len(prompt) else np.array([begin], np.int32) for prompt in asked]
         width = max(map(len, rows))
         ids, there = np.full((len(rows), width), fill, np.int64), np.zeros((len(rows), width), np.int64)
         for line, mask, row in zip(ids, there, rows, strict=True):  # filled up on the left, where nothing follows
@@ -79,9 +82,9 @@ def continued(
     return texts
 
 
-def _opened(prompt: Ids, ends: Sequence[int], begin: int) -> Ids:
-    """The prompt without what ends a text."""
-    last = len(prompt)
-    while last and prompt[last - 1] in ends:
+def opened(text: Ids, ends: GenerationConfig) -> Ids:
+    """The tokens of a text without those at its end that end texts: what may go on."""
+    last = len(text)
+    while last and text[last - 1] in _listed(ends.eos_token_id):
         last -= 1
-    return prompt[:last] if last else np.array([begin], np.int32)
+    return text[:last]

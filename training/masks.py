@@ -11,6 +11,7 @@ has the same mask each time, and the same text has it when it is asked about alo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,9 +85,11 @@ def filled(
             continue
         with torch.inference_mode():
             likeliest = model(input_ids=ids[None]).logits[0, places].argmax(dim=-1)
-        for token in likeliest.tolist():
-            text = text.replace(str(tokenizer.mask_token), str(tokenizer.decode([token])).strip(), 1)
-        told.append(text)
+        words = [str(tokenizer.decode([token])).strip() for token in likeliest.tolist()]
+        first, *others = text.split(mask := str(tokenizer.mask_token))
+        unseen = [mask] * (len(others) - len(words))  # where the text was cut
+        words = unseen + words if tokenizer.truncation_side == "left" else words + unseen
+        told.append(first + "".join(chain.from_iterable(zip(words, others, strict=True))))
     return told
 
 

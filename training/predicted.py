@@ -260,6 +260,7 @@ class Likelihoods(Predicted):
     loss: npt.NDArray[np.float64]  # (N,) the sum over targets of minus the logarithms of their probabilities
     targets: Rows  # (N,) how many of a row's tokens the model was asked for
     hits: Rows  # (N,) of how many of these no other token was likelier
+    tokens: Rows | None = None  # (N,) how many tokens a row has; None where nobody compares
 
     measure: ClassVar[str] = "log_likelihood"
 
@@ -275,7 +276,8 @@ class Likelihoods(Predicted):
         return len(self.loss)
 
     def of(self, rows: Rows) -> Likelihoods:
-        return Likelihoods(self.loss[rows], self.targets[rows], self.hits[rows])
+        tokens = None if self.tokens is None else self.tokens[rows]
+        return Likelihoods(self.loss[rows], self.targets[rows], self.hits[rows], tokens)
 
     def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """`loss`, `targets` or `hits`."""
@@ -284,9 +286,10 @@ class Likelihoods(Predicted):
 
     def incomparable(self, other: Likelihoods) -> str | None:
         """They are alike by the same tokens only: fewer ones are harder to tell."""
-        if np.array_equal(self.targets, other.targets):
-            return None
-        return f"make other tokens of these rows, {self.targets.sum():,} and {other.targets.sum():,} of them"
+        for ours, theirs in ((self.tokens, other.tokens), (self.targets, other.targets)):
+            if ours is not None and theirs is not None and not np.array_equal(ours, theirs):
+                return f"make other tokens of these rows, {ours.sum():,} and {theirs.sum():,} of them"
+        return None
 
     @property
     def goodness(self) -> npt.NDArray[np.float64]:

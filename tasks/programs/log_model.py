@@ -62,7 +62,7 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
         input_example=shown.slice(0, say["examples"]).to_pylist(),
         # Named, not inferred: inferring loads the model once more in yet another process.
         pip_requirements=say["requirements"],
-        **(_as_pipeline(kind, folder, say) if kind.pipeline else _as_code(kind, folder, say, job_dir)),
+        **(_as_pipeline(kind, folder, say) if kind.pipeline else _as_code(kind, folder, say, job_dir / "code")),
     )
     events.progress(done=1, total=3)
     answers = _compared(kind, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
@@ -94,18 +94,11 @@ def _as_pipeline(kind: Kind, folder: Path, say: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any], job_dir: Path) -> dict[str, Any]:
-    """Of any other: its folder, and the code that asks it, with what the author's of the kind imports of their own; no
-    pickle. What MLflow is to copy is gathered in the job's."""
+def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any], code: Path) -> dict[str, Any]:
+    """Of any other: its folder, and the code that asks it, gathered in `code`, with what the author's of the kind
+    imports of their own; no pickle."""
     import mlflow
 
-    code = job_dir / "code"
-    if files := kind.released(folder):
-        # MLflow calls it as it is called here.
-        released = shutil.copytree(folder, job_dir / "released" / folder.name, dirs_exist_ok=True)
-        for name, text in files.items():
-            (released / name).write_text(text, encoding="utf-8")
-        folder = released
     for name in code_digests(["training.asking", type(kind).__module__]):
         source = next(path for path in (PROJECT / name, Path(name)) if path.is_file())
         (code / name).parent.mkdir(parents=True, exist_ok=True)

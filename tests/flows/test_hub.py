@@ -55,9 +55,13 @@ class Shipped:
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) -> Iterator[Shipped]:
+def shipped(
+    tmp_path_factory: pytest.TempPathFactory, server: dict[str, str], fresh_database: Path
+) -> Iterator[Shipped]:
     folder = tmp_path_factory.mktemp("sst2")
     home, out = folder / "home", folder / "out.json"
+    home.mkdir(mode=0o700)
+    shutil.copy(fresh_database, home / "mlflow.db")
     with Hub() as hub:
         first = {ROWS: hub.repo("dataset", ROWS, sst2_files(), gated=True)}
         first[MODEL] = hub.repo("model", MODEL, distilbert_files(folder / "model"))

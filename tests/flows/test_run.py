@@ -186,9 +186,11 @@ def _flip(file: Path) -> None:
 
 
 def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
-    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+    finished: FinishedRun, server: dict[str, str], fresh_database: Path, tmp_path: Path
 ) -> None:
     home, file = tmp_path / "home", write_project(tmp_path / "project")
+    home.mkdir()
+    shutil.copy(fresh_database, home / "mlflow.db")
     for stage in ("load_data", "load_model", "tokenize"):
         shutil.copytree(finished.home / "artifacts" / stage, home / "artifacts" / stage)
     home.chmod(0o700)
@@ -299,8 +301,12 @@ def test_a_champion_that_mlflow_does_not_tell_of_is_a_failed_result(
     assert problem["message"].startswith(f"MLflow at {uri} fails") and problem["message"] in capsys.readouterr().err
 
 
-def test_bad_rows_are_the_users_mistake_told_with_file_and_row(server: dict[str, str], tmp_path: Path) -> None:
+def test_bad_rows_are_the_users_mistake_told_with_file_and_row(
+    server: dict[str, str], fresh_database: Path, tmp_path: Path
+) -> None:
     file = write_project(tmp_path / "project")
+    (tmp_path / "home").mkdir(mode=0o700)
+    shutil.copy(fresh_database, tmp_path / "home/mlflow.db")
     rows = tmp_path / "project" / "train.csv"
     rows.write_text(rows.read_text() + ",pos\nfine film,\n")
     run = finetune(tmp_path / "home", "run", str(file), "--json", str(tmp_path / "out.json"), **server)

@@ -19,10 +19,11 @@ pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which
 
 
 @pytest.fixture
-def machine(tmp_path: Path, finished: FinishedRun) -> Iterator[Machine]:
+def machine(tmp_path: Path, finished: FinishedRun, fresh_database: Path) -> Iterator[Machine]:
     home = tmp_path / "home"
     # Rows, model and tokens are there; predictions and scores are found again if the weights are the same.
     shutil.copytree(finished.home / "artifacts", home / "artifacts", ignore=shutil.ignore_patterns("fit"))
+    shutil.copy(fresh_database, home / "mlflow.db")
     home.chmod(0o700)
     made = Machine(home)
     yield made

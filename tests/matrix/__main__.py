@@ -1,12 +1,13 @@
-"""`make matrix`: every engine with every strategy, really launched, and what holds of each, as a table in the README.
+"""`make matrix`: every engine and every kind of task with every strategy, and what holds of each, as the README's
+tables.
 
-    python -m tests.matrix [--only ENGINE-STRATEGY-PROCESSES ...]
+    python -m tests.matrix [--only ENGINE|KIND[-STRATEGY[-PROCESSES]] ...]
 
-Each cell is a training of the made-up rows of tests/training/tiny.py by the command that the stage fit launches. One
-is left alone; another is killed again and again, and must end with the same bytes. Where the recipe refuses the
-combination, the table says so. The exit status is 1 where something does not hold.
+Each cell is a training of a recipe of tests/kinds.py: engines by the command that the stage fit launches, kinds by
+forks of one process. One training is left alone; another is killed again and again, and must end with the same bytes.
+Where a combination is refused, the table says so. The exit status is 1 where something does not hold.
 
-Without --only, what came of it is kept in tests/matrix/result.json and replaces the README's table.
+What came of the cells that were tried is kept in tests/matrix/result.json and shown in the README.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import os
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 # Read when the libraries are imported, and passed on to the trainings. The models are too small for more threads.
@@ -23,24 +25,25 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", HF_
 
 def main() -> int:
     """The command line."""
+    from tests.benchmarks.table import commit
+    from tests.kinds import make_world
     from tests.matrix.cells import COMBINATIONS, Cell, fill
     from tests.matrix.table import Result
-    from tests.training.tiny import make_world
 
-    names = [combination.name for combination in COMBINATIONS]
-    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Engines and strategies.")
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ENGINE-STRATEGY-PROCESSES")
-    only = parser.parse_args().only
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Engines, kinds and strategies.")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="how names of cells may begin")
+    only, tried = parser.parse_args().only, commit()
+    chosen = [one for one in COMBINATIONS if any(f"{one.name}-".startswith(f"{name}-") or not name for name in only)]
+    if not chosen:
+        parser.error(f"there is no such cell: choose from {', '.join(one.name for one in COMBINATIONS)}.")
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="finetune-matrix-") as folder:
-        world = make_world(Path(folder) / "world")
-        for combination in COMBINATIONS:
-            if combination.name in only:
-                cells.append(fill(combination, world, Path(folder) / combination.name))
-                told = cells[-1].refused or ", ".join(f"{name}: {found}" for name, found in cells[-1].promises.items())
-                print(f"{combination.name}: {told}", flush=True)
-    if only == names:
-        Result.of(cells).keep()
+        world = cache(lambda kind: make_world(kind, Path(folder) / kind))
+        for combination in chosen:
+            cells.append(fill(combination, world(combination.kind), Path(folder) / combination.name, tried))
+            Result.read().renewed(cells[-1:]).keep()
+            told = cells[-1].refused or ", ".join(f"{name}: {found}" for name, found in cells[-1].promises.items())
+            print(f"{combination.name}: {told}", flush=True)
     return 0 if all(cell.holds for cell in cells) else 1
 
 

@@ -1,8 +1,9 @@
-"""One cell of the matrix: an engine with a strategy and a number of processes, tried by real launches."""
+"""One cell of the matrix: a kind of task, an engine, a strategy and a number of processes, tried by real trainings."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 from dataclasses import asdict, dataclass
@@ -11,48 +12,71 @@ from typing import Any
 
 from tasks.runtime.hardware import visible_gpus
 from tasks.runtime.launch import accelerate_argv, accelerate_environment, run_job
-from tests.training import tiny
-from tests.training.forks import curve
+from tests import kinds as tiny
+from tests.training import forks
 from training.engines import ENGINES
+from training.kinds.names import KINDS
 from training.problems import UserError
-from training.protocol import OUTPUT, Outcome, sha256
+from training.protocol import OUTPUT, Failure, Job, Outcome
 from training.recipe import parse
 from training.strategies import STRATEGIES
 
-# 150 rows in 8 batches an epoch, the last of them smaller, and an evaluation after each epoch.
+OF_ENGINES = "sequence-classification"
+"""The kind with which every engine is tried."""
+USUAL_ENGINE = "trainer"
+# 150 rows in 8 batches an epoch, the last of them smaller, and an evaluation with its checkpoint within some epochs.
 TRAINING: dict[str, Any] = {
-    "num_train_epochs": 12,
-    "learning_rate": 3e-3,
     "gradient_accumulation_steps": 2,
-    "metric_for_best_model": "accuracy",
     "logging_steps": 1,
-    "checkpoint_interval_s": 0.05,
+    "eval_strategy": "steps",
+    "eval_steps": 9,
 }
 ROWS_A_STEP = 20
 KILLS = 3
+KILLS_OF_FORKS = 2
 CHECKPOINTS_A_TRY = 2
 """After so many new checkpoints a rank is killed."""
+GAIN = 0.25
+"""The share of the loss that a training takes away at least."""
 STALL_TIMEOUT_S = 300.0
+forks.END_WITHIN_S = 600.0
+ROUNDING = 1e-4
+"""By how much figures of an exported model may differ from those of the shared one: sums are in another order."""
 
 
 @dataclass(frozen=True)
 class Combination:
     """What is tried."""
 
+    kind: str
     engine: str
     strategy: str
     processes: int
+    launched: bool
+    """Whether by the command of the stage fit, which is the same for all kinds: else the ranks are forks of one process
+    that has imported everything."""
 
     @property
     def name(self) -> str:
-        return f"{self.engine}-{self.strategy}-{self.processes}"
+        first = self.engine if self.launched else self.kind
+        return f"{first}-{self.strategy}-{self.processes}"
+
+    @property
+    def compute(self) -> dict[str, Any]:
+        """The recipe's section."""
+        return {"strategy": self.strategy, "num_processes": self.processes}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What the recipe's section has beside the kind's own."""
+        rows = ROWS_A_STEP // 2 // self.processes
+        return {**TRAINING, "engine": self.engine, "per_device_train_batch_size": rows}
 
 
+WAYS = [(strategy, count) for strategy in STRATEGIES for count in ((1, 2) if strategy == "ddp" else (2,))]
 COMBINATIONS = [
-    Combination(engine, strategy, processes)
-    for engine in ENGINES
-    for strategy in STRATEGIES
-    for processes in ((1, 2) if strategy == "ddp" else (2,))
+    *(Combination(OF_ENGINES, engine, *way, launched=True) for engine in ENGINES for way in WAYS),
+    *(Combination(kind, USUAL_ENGINE, *way, launched=False) for kind in KINDS for way in WAYS),
 ]
 
 
@@ -60,19 +84,25 @@ COMBINATIONS = [
 class Cell:
     """What came of a combination: of each promise `yes`, or why it does not hold."""
 
+    kind: str
     engine: str
     strategy: str
     processes: int
+    launched: bool
+    commit: str
+    """The one that was tried."""
     refused: str = ""
-    """The recipe's reason, in place of all promises."""
+    """The reason, in place of all promises."""
     trains: str = ""
     resumes: str = ""
     exports: str = ""
     reloads: str = ""
+    answers: str = ""
 
     @property
     def promises(self) -> dict[str, str]:
-        return {name: getattr(self, name) for name in ("trains", "resumes", "exports", "reloads")}
+        names = ["trains", "resumes", "exports", "reloads", *([] if self.launched else ["answers"])]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def holds(self) -> bool:
@@ -80,48 +110,55 @@ class Cell:
         return bool(self.refused) or all(found.startswith("yes") for found in self.promises.values())
 
 
-def fill(combination: Combination, world: Path, folder: Path) -> Cell:
-    """Tries a combination in a folder of its own."""
-    what = asdict(combination)
-    if reason := refusal(combination):
+def fill(combination: Combination, world: Path, folder: Path, commit: str) -> Cell:
+    """Tries a combination in a folder of its own, on the world of its kind."""
+    what = {**asdict(combination), "commit": commit}
+    try:
+        return _tried(combination, world, folder, what)
+    except AssertionError as error:  # ranks that hang, or died without a word
+        return Cell(**what, trains=f"no: {error}")
+
+
+def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, Any]) -> Cell:
+    if reason := refusal(combination, world):
         return Cell(**what, refused=reason)
     if combination.strategy.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         return Cell(**what, trains="not tried: the extra deepspeed is not installed")
-    whole, killed = (_job(combination, world, folder / name) for name in ("whole", "killed"))
-    outcome, _ = _launched(combination, whole, kills=0)
+    whole, killed = (
+        tiny.fit_job(combination.kind, world, folder / name, combination.compute, **combination.training)
+        for name in ("whole", "killed")
+    )
+    ended = _launched if combination.launched else _forked
+    outcome, _ = ended(combination, whole, kills=0)
     if outcome.failure is not None:
-        return Cell(**what, trains=f"no: {outcome.failure.message}")
+        reason = _of_the_strategy(outcome.failure)
+        return Cell(**what, refused=reason) if reason else Cell(**what, trains=f"no: {outcome.failure.message}")
+    kills = KILLS if combination.launched else KILLS_OF_FORKS
+    exported = Exported(whole, world)
     return Cell(
         **what,
         trains=_trains(whole, outcome),
-        resumes=_resumes(whole, killed, *_launched(combination, killed, KILLS)),
-        exports=_exports(whole, world),
-        reloads=_reloads(whole, outcome, world),
+        resumes=_resumes(whole, killed, kills, *ended(combination, killed, kills)),
+        exports=exported.files(),
+        reloads=exported.figures(outcome.figures["best_step"]),
+        answers="" if combination.launched else exported.answers(),
     )
 
 
-def refusal(combination: Combination) -> str:
+def refusal(combination: Combination, world: Path) -> str:
     """What the recipe says against it; empty where nothing."""
-    recipe = {
-        "name": "matrix",
-        "kind": "sequence-classification",
-        "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
-        "model": {"source": "folder", "path": "base"},
-        "training": {"engine": combination.engine},
-        "compute": {"strategy": combination.strategy, "num_processes": combination.processes},
-    }
+    recipe = tiny.recipe_of(combination.kind, world / "rows", **combination.training)
     try:
-        parse(recipe)
+        parse(recipe | {"compute": combination.compute})
     except UserError as error:
         return "; ".join(f"{problem.where}: {problem.message}" for problem in error.problems)
     return ""
 
 
-def _job(combination: Combination, world: Path, job: Path) -> Path:
-    asked = TRAINING | {"engine": combination.engine}
-    asked["per_device_train_batch_size"] = ROWS_A_STEP // 2 // combination.processes
-    compute = {"strategy": combination.strategy}
-    return tiny.fit_job(world, job, processes=combination.processes, compute=compute, **asked)
+def _of_the_strategy(failure: Failure) -> str:
+    """What is said against sharing out such a model; empty where the training failed for another reason."""
+    told = [problem for problem in failure.problems if problem.where == "compute.strategy"]
+    return "; ".join(f"{problem.where}: {problem.message}" for problem in told)
 
 
 def _launched(combination: Combination, job: Path, kills: int) -> tuple[Outcome, int]:
@@ -163,51 +200,104 @@ class _Victim:
             os.kill(self._pid, signal.SIGKILL)
 
 
+def _forked(combination: Combination, job: Path, kills: int) -> tuple[Outcome, int]:
+    """The same, of ranks that are forks."""
+    lived = 0
+    for number in range(kills):
+        wanted = forks.checkpoints_written(job) + CHECKPOINTS_A_TRY
+
+        def reached(wanted: int = wanted) -> bool:
+            return forks.checkpoints_written(job) >= wanted
+
+        lived += forks.kill_when(job, reached, victim=number % combination.processes)
+    return forks.finish(job), lived
+
+
 def _trains(job: Path, outcome: Outcome) -> str:
-    losses = [point["train_loss"] for point in curve(job).values() if "train_loss" in point]
-    if len(losses) != outcome.figures["steps"] or losses[-1] > losses[0] / 2:
-        return f"no: {outcome.figures['steps']} steps, loss {losses[0]:.3g} to {losses[-1]:.3g}"
+    losses = [point["train_loss"] for point in forks.curve(job).values() if "train_loss" in point]
+    first, last = (sum(some) / len(some) for some in (losses[:4], losses[-4:]))
+    if len(losses) != outcome.figures["steps"] or last > first * (1 - GAIN):
+        return f"no: {outcome.figures['steps']} steps, loss {first:.3g} to {last:.3g}"
     return "yes"
 
 
-def _resumes(whole: Path, killed: Path, outcome: Outcome, kills: int) -> str:
+def _resumes(whole: Path, killed: Path, kills: int, outcome: Outcome, lived: int) -> str:
     if outcome.failure is not None:
         return f"no: {outcome.failure.message}"
-    if kills < KILLS:
-        return f"no: it ended after {kills} kills"
-    if sha256(_model(whole)) != sha256(_model(killed)) or curve(whole) != curve(killed):
+    if lived < kills:
+        return f"no: it ended after {lived} kills"
+    files = [{file.name: file.read_bytes() for file in _model(job).iterdir()} for job in (whole, killed)]
+    if files[0] != files[1] or forks.curve(whole) != forks.curve(killed):
         return "no: other bytes"
-    return f"yes, {kills} kills"
+    return f"yes, {lived} kills"
 
 
-def _exports(job: Path, world: Path) -> str:
-    """One safetensors file and the tokenizer's, byte for byte; no pickle."""
-    tokenizer = {file.name: file.read_bytes() for file in (world / "base/tokenizer").iterdir()}
-    files = {file.name: file.read_bytes() for file in _model(job).parent.iterdir()}
-    there = tokenizer.items() <= files.items() and files.keys() == {"config.json", "model.safetensors", *tokenizer}
-    return "yes" if there else f"no: {', '.join(sorted(files))}"
+class Exported:
+    """The model that a job left, as a person gets it."""
 
+    def __init__(self, job: Path, world: Path) -> None:
+        from training import kinds
 
-def _reloads(job: Path, outcome: Outcome, world: Path) -> str:
-    """Transformers load it without a word, and it is as good as the training said of its best model."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        self.settings, self.folder = Job.read(job).settings, _model(job)
+        self.kind, self._job, self._world = kinds.of(self.settings), job, world
 
-    from training.batching import PadToLongest, TokenRows
+    def files(self) -> str:
+        """One safetensors file, its configuration, and the tokenizer's files byte for byte; no pickle."""
+        tokenizer = {file.name: file.read_bytes() for file in (self._world / "base/output/tokenizer").iterdir()}
+        files = {file.name: file.read_bytes() for file in self.folder.iterdir()}
+        own = {"config.json", "model.safetensors"}
+        more = files.keys() - own - tokenizer.keys() - {"generation_config.json"}
+        there = tokenizer.items() <= files.items() and own <= files.keys() and not more
+        return "yes" if there else f"no: {', '.join(sorted(files))}"
 
-    folder = _model(job).parent
-    model, found = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
-    if any(found[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")):
-        return f"no: {found}"
-    rows = TokenRows(world / "tokens" / "validation.arrow")
-    batch = PadToLongest(AutoTokenizer.from_pretrained(folder), 1)([rows[row] for row in range(len(rows))])
-    with torch.inference_mode():
-        right = model(**batch).logits.argmax(-1) == batch["labels"]
-    accuracy = right.double().mean().item()
-    if abs(accuracy - outcome.figures["best_metric"]) > 1e-9:
-        return f"no: accuracy {accuracy:.4f}, and {outcome.figures['best_metric']:.4f} while training"
-    return "yes"
+    def figures(self, best_step: int) -> str:
+        """Transformers load it without a word, and it is as good as the training said of its best model."""
+        import transformers
+
+        from training import evaluating, metrics
+        from training.batching import TokenRows
+        from training.model import load_tokenizer
+
+        loaded = getattr(transformers, self.kind.auto_class).from_pretrained
+        network, found = loaded(self.folder, output_loading_info=True)
+        if any(found[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+            return f"no: {found}"
+        tokenizer, rows = load_tokenizer(self.folder), TokenRows(self._world / "tokens/validation.arrow")
+        collate = self.kind.collator(tokenizer, 1)
+        answers = evaluating.predict(self.kind, network.eval(), rows, collate, 16, "no")
+        self.stored = self.kind.worded(answers, tokenizer)
+        said = self.kind.predicted(self.stored, self.settings["labels"])
+        figures = metrics.compute(self.settings["metrics"], said)
+        if {"loss", "targets"} <= {*answers.column_names}:
+            sums = {name: sum(answers[name].to_pylist()) for name in ("loss", "targets")}
+            figures["loss"] = sums["loss"] / sums["targets"]
+        told = {name.removeprefix("eval_"): value for name, value in forks.curve(self._job)[best_step].items()}
+        both = figures.keys() & told.keys()
+        worse = [name for name in both if abs(figures[name] - told[name]) > ROUNDING * max(1, abs(told[name]))]
+        if worse or not both:
+            return f"no: {', '.join(f'{name} {figures[name]:.6g}, not {told[name]:.6g}' for name in worse)}"
+        return "yes"
+
+    def answers(self) -> str:
+        """Asked about rows as they come, it answers what was stored of its split."""
+        import pyarrow as pa
+
+        from training.asking import Asker
+        from training.recipe.columns import asked_of
+
+        recipe = parse(tiny.recipe_of(self.settings["kind"], self._world / "rows"))
+        shown = [column.name for column in asked_of(recipe).contents]
+        with pa.memory_map(str(self._world / "data/validation.arrow")) as file:
+            rows = pa.ipc.open_file(file).read_all().select(shown).combine_chunks().to_batches()[0]
+        given = Asker(self.kind, self.folder, self.folder, recipe.tokens.max_length).answers(rows)
+        stored = self.kind.explained(self.stored, self.settings["labels"])
+        other = [
+            row for row, both in enumerate(zip(given, stored, strict=True)) if not self.kind.alike(*both, ROUNDING)
+        ]
+        if other:
+            return f"no: {len(other)} of {len(given)} rows, first {json.dumps(given[other[0]], default=str)}"
+        return "yes"
 
 
 def _model(job: Path) -> Path:
-    return job / OUTPUT / "model" / "model.safetensors"
+    return job / OUTPUT / "model"

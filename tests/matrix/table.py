@@ -1,15 +1,17 @@
-"""The matrix as it is kept (result.json) and shown (a table in the README)."""
+"""The matrix as it is kept (result.json) and shown (tables in the README)."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.benchmarks.table import ROOT, commit
-from tests.matrix.cells import Cell
+from tests.benchmarks.table import ROOT
+from tests.matrix.cells import COMBINATIONS, WAYS, Cell, Combination
+from training.kinds.names import KINDS
 
 RESULT = Path(__file__).with_name("result.json")
 README = ROOT / "README.md"
@@ -18,21 +20,21 @@ BLOCK = re.compile(r"(<!-- matrix -->\n).*?(\n<!-- /matrix -->)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of the whole matrix gave, and of what."""
+    """What the last run of each cell gave, and of what."""
 
-    commit: str
     torch: str
     cells: tuple[Cell, ...]
 
     @classmethod
-    def of(cls, cells: list[Cell]) -> Result:
-        return cls(commit(), version("torch"), tuple(cells))
-
-    @classmethod
     def read(cls) -> Result:
-        """The last one that was kept."""
+        """That which was kept."""
         kept = json.loads(RESULT.read_text())
-        return cls(kept["commit"], kept["torch"], tuple(Cell(**cell) for cell in kept["cells"]))
+        return cls(kept["torch"], tuple(Cell(**cell) for cell in kept["cells"]))
+
+    def renewed(self, cells: list[Cell]) -> Result:
+        """With these cells in place of what was known of them; what is tried no more is left out."""
+        known = {place(cell): cell for cell in (*self.cells, *cells)}
+        return Result(version("torch"), tuple(known[place] for place in map(place, COMBINATIONS) if place in known))
 
     def keep(self) -> None:
         """Writes it down, and shows it in the README."""
@@ -40,15 +42,53 @@ class Result:
         README.write_text(BLOCK.sub(lambda found: found[1] + self.markdown() + found[2], README.read_text()))
 
     def markdown(self) -> str:
-        """A line a combination, under the commit."""
-        lines = [
-            f"Commit {self.commit}, torch {self.torch}:",
-            "",
-            "| engine | strategy | processes | trains | resumes to the byte | exports | reloads |",
-            "|---|---|---|---|---|---|---|",
-        ]
+        """A line an engine with a strategy, then a line a kind, each with the commits that were tried."""
+        return "\n".join([f"With torch {self.torch}:", "", *self._engines(), "", *self._kinds()])
+
+    def _engines(self) -> Iterator[str]:
+        yield "| engine | strategy | processes | trains | resumes to the byte | exports | reloads | commit |"
+        yield "|---|---|---|---|---|---|---|---|"
         for cell in self.cells:
-            found = ["refused by the recipe", "", "", ""] if cell.refused else list(cell.promises.values())
-            shown = [one if cell.refused or one.startswith("yes") else f"**{one}**" for one in found]
-            lines.append(f"| {' | '.join([cell.engine, cell.strategy, str(cell.processes), *shown])} |")
-        return "\n".join(lines)
+            if cell.launched:
+                promises = map(_shown, cell.promises.values())
+                found = ["refused by the recipe", "", "", ""] if cell.refused else promises
+                yield _line(cell.engine, cell.strategy, str(cell.processes), *found, cell.commit)
+
+    def _kinds(self) -> Iterator[str]:
+        yield _line("kind", *(f"{strategy}, {processes}" for strategy, processes in WAYS), "commit")
+        yield "|---|" + "---|" * (len(WAYS) + 1)
+        reasons: list[str] = []
+        for kind in KINDS:
+            of_kind = [cell for cell in self.cells if cell.kind == kind and not cell.launched]
+            cells = {(cell.strategy, cell.processes): cell for cell in of_kind}
+            told = [_told(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]
+            yield _line(f"`{kind}`", *told, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
+        if reasons:
+            yield ""
+        yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+
+
+def place(cell: Cell | Combination) -> tuple[object, ...]:
+    """Where it stands in the tables."""
+    return cell.kind, cell.engine, cell.strategy, cell.processes, cell.launched
+
+
+def _told(cell: Cell, reasons: list[str]) -> str:
+    """`yes`, what does not hold, or that it is refused, for the reason of which number."""
+    if cell.refused:
+        if cell.refused not in reasons:
+            reasons.append(cell.refused)
+        return f"refused ({reasons.index(cell.refused) + 1})"
+    return "yes" if cell.holds else "; ".join(_shown(f"{name}: {found}") for name, found in _broken(cell))
+
+
+def _broken(cell: Cell) -> list[tuple[str, str]]:
+    return [(name, found) for name, found in cell.promises.items() if found and not found.startswith("yes")]
+
+
+def _shown(found: str) -> str:
+    return found if found.startswith("yes") else f"**{found}**"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""An MLflow database that is not made anew for each test."""
+"""A home whose MLflow database is not made anew for each test."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from pathlib import Path
 import pytest
 
 from tasks.runtime import settings
-
-
-@pytest.fixture(scope="session")
-def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated, empty database: making one takes seconds."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments(max_results=1)
-    return path
 
 
 @pytest.fixture

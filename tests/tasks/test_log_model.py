@@ -32,9 +32,6 @@ class Unpiped(SequenceClassification):
     serves: ClassVar = {}
     served_alike = Kind.served_alike
 
-    def released(self, folder: Path) -> dict[str, str]:
-        return {"how.json": (folder / "config.json").read_text()}
-
 
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
 
@@ -123,8 +120,6 @@ def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked
     assert version.tags == {"made": "logged"}
 
     assert outcome(world / "unpiped").figures == {"version": "1"}
-    released = [file for file in tracked.rglob("artifacts/model/how.json") if world not in file.parents]
-    assert [file.read_bytes() for file in released] == [(world / "model/config.json").read_bytes()]
     likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["answers"]]
     found = json.loads((world / "found.json").read_text())
     assert likeliest == [max(one, key=one.__getitem__) for one in found]

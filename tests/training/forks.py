@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +29,10 @@ from training.protocol import LOGS, Job, Outcome, read_events, read_outcome, sha
 FORKS = multiprocessing.get_context("forkserver")
 # Said here, for the first test to fork anything starts the server for all.
 FORKS.set_forkserver_preload(
-    ["training.trainer", "training.loop", "training.metrics", "training.model", "training.kinds", "deepspeed"]
+    [
+        *("training.trainer", "training.loop", "training.metrics", "training.model", "training.kinds", "deepspeed"),
+        "tests.training.warm",
+    ]
 )
 END_WITHIN_S = 120.0
 
@@ -121,7 +124,14 @@ def weights(job_dir: Path) -> str:
 
 
 def events(job_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(job_dir / "events.jsonl", 0)[0] if event["kind"] == kind]
+    file = job_dir / "events.jsonl"
+    return [event for event in _events(file, file.stat().st_size if file.exists() else 0) if event["kind"] == kind]
+
+
+@lru_cache(maxsize=8)
+def _events(file: Path, size: int) -> list[dict[str, Any]]:
+    """All of them, once they are so long: whoever waits for one looks every half millisecond."""
+    return read_events(file, 0)[0]
 
 
 def curve(job_dir: Path) -> dict[int, dict[str, float]]:

@@ -32,6 +32,7 @@ ASKED = {
     "numbers": {"kind": "regression", "metrics": ["mse", "pearson"], "labels": []},
 }
 EPOCHS = {"checkpoint_interval_s": 0.02, "metric_for_best_model": "f1_micro"}
+CHOSEN_BY_MSE = {"checkpoint_interval_s": 0.02, "metric_for_best_model": "mse", "engine": "accelerate"}
 
 
 def labels_of(text: str) -> list[int]:
@@ -66,20 +67,21 @@ def fit_job(rows: Path, job_dir: Path, name: str, **more: Any) -> Path:
 def fitted(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A job of each kind that nobody disturbed."""
     folder, jobs = tmp_path_factory.mktemp("jobs"), {}
-    for name, more in {"many": EPOCHS, "numbers": {}}.items():
+    for name, more in {"many": EPOCHS, "numbers": CHOSEN_BY_MSE}.items():
         jobs[name] = fit_job(rows, folder / name, name, **more)
         assert finish(jobs[name]).state == "finished", (jobs[name] / "log.txt").read_text()
     return jobs
 
 
+@pytest.mark.parametrize(("name", "more"), [("many", EPOCHS), ("numbers", CHOSEN_BY_MSE)])
 def test_killed_it_ends_with_the_same_weights_and_thresholds(
-    rows: Path, fitted: dict[str, Path], tmp_path: Path
+    rows: Path, fitted: dict[str, Path], tmp_path: Path, name: str, more: dict[str, Any]
 ) -> None:
-    job_dir = fit_job(rows, tmp_path / "killed", "many", **EPOCHS)
+    job_dir = fit_job(rows, tmp_path / "killed", name, **more)
     assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= 5)
     assert finish(job_dir).state == "finished"
-    assert_same(job_dir, fitted["many"])
-    configs = [(folder / "output/model/config.json").read_bytes() for folder in (job_dir, fitted["many"])]
+    assert_same(job_dir, fitted[name])
+    configs = [(folder / "output/model/config.json").read_bytes() for folder in (job_dir, fitted[name])]
     assert configs[0] == configs[1]
 
 

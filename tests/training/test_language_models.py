@@ -32,6 +32,7 @@ from training import kinds, predict, scratch, tokens
 from training.asking import Asker
 from training.batching import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.compare import compared
+from training.continuing import know_edges
 from training.drawing import Numbered
 from training.kinds.base import Kind
 from training.likelihood import TokenLoss, following, sums_of_rows
@@ -210,6 +211,8 @@ def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(sp
     tokenizer = load_tokenizer(folder / "tokenizer")
     model = load_for_training(kind, folder / "model", [], tokenizer, seed=1)
     model.get_output_embeddings().weight.data[tokenizer.sep_token_id] *= 3  # now and then the likeliest
+    model.generation_config.update(temperature=0.6, top_p=0.9)  # as models bring them, without do_sample
+    know_edges(model, tokenizer)
     export(model, folder / "tokenizer", tmp_path / "model")
     model.eval()
     texts, lengths = [*texts_of(speakers)[:20], ""], set()
@@ -225,10 +228,12 @@ def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(sp
         lengths.add(len(written))
         assert answer["generated_text"] == tokenizer.decode(written, skip_special_tokens=True)
     assert len(lengths) > 1
+    (tmp_path / "model/generation_config.json").write_text('{"temperature": 0.6, "early_stopping": true}')
     (name, told), *_ = kind.released(tmp_path / "model").items()
     (tmp_path / "model" / name).write_text(told)
     settings = GenerationConfig.from_pretrained(tmp_path / "model")
-    assert (settings.max_new_tokens, settings.do_sample) == (5, False)
+    assert (settings.max_new_tokens, settings.do_sample, settings.temperature) == (5, False, None)
+    settings.validate(strict=True)
     quiet = kinds.load("causal-lm", {"max_new_tokens": 0})
     assert "generated_text" not in quiet.answer_types([]) and not quiet.released(tmp_path / "model")
 
@@ -262,6 +267,8 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
     old = Likelihoods(np.ones(2), np.array([2, 1]), np.zeros(2, np.int64))
     with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
         compared(kind.predicted(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
+    longer, same = (Likelihoods(old.loss, old.targets, old.hits, np.array([3, tokens])) for tokens in (2, 1))
+    assert longer.incomparable(same) and not same.incomparable(old)
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
     assert math.isnan(compute(["perplexity"], none)["perplexity"])
 
@@ -331,6 +338,9 @@ def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_plac
     found = pipeline("fill-mask", str(tmp_path / "model"), top_k=1, dtype=torch.float32)(hidden)
     filled = [one[0]["token_str"].strip() for one in found]
     assert told == [" ".join([first, *filled, *rest]), None]
+    cut = Asker(kind, tmp_path / "model", tmp_path / "model", 4)
+    (one,) = cut.answers(pa.RecordBatch.from_pydict({"text": ["[MASK] [MASK] [MASK]"]}))
+    assert one["filled_text"].count("[MASK]") == 1 and one["filled_text"].endswith("[MASK]")
 
 
 def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:

@@ -247,6 +247,7 @@ def rendezvous() -> str:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
+@pytest.mark.drill
 def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_helper_ends_with_the_training(
     world: Path, launched: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

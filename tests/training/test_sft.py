@@ -272,6 +272,15 @@ def test_a_packed_conversation_gets_the_logits_and_the_loss_that_it_gets_alone(t
     assert float(loss(logits, together["labels"])) == pytest.approx(total / KIND.targets(together), rel=1e-6)
 
 
+def test_a_question_ends_as_its_template_has_it_also_with_the_token_that_ends_texts(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }} {{ eos_token }} {% endfor %}"
+    folder, model = words(tmp_path / "eos", template), network()
+    KIND.prepare(model, load_tokenizer(folder))
+    rows = pa.record_batch({"messages": [json.dumps([USER]), json.dumps([USER, BOT])]})
+    found = KIND.prompts(tokens.load_encoder(folder, 64), rows, KIND.options.of(model))
+    assert [ids.tolist() for ids in found] == [[5, 6, 1], [5, 6, 1]]
+
+
 def test_a_model_stops_where_the_template_ends_an_answer(tmp_path: Path) -> None:
     found = {}
     for name, template in {
@@ -353,4 +362,6 @@ def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_ha
     assert written[:2] == written[2:] and all(written)
     assert kind.lines(told[2]) == [written[2]] and len(kind.lines(told[0])) == 4
     assert kind.alike(told[2], told[2], 1e-3)
+    cut = {"loss": None, "targets": 0, "perplexity": None}  # as an evaluation stores a row that has no answer left
+    assert kind.alike(told[2], cut, 1e-3)
     assert not kind.alike(told[2], told[2] | {"generated_text": "else"}, 1e-3)

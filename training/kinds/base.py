@@ -193,7 +193,7 @@ class Kind(KindOfRows, ABC):
 
     def released(self, folder: Path) -> dict[str, str]:
         """Files of text, by name, that the exported model in `folder` has in place of its own, or beside them, where it
-        is registered or published: what only says how it answers, and is not learnt. By default none."""
+        is published: what only says how it answers, and is not learnt. By default none."""
         return {}
 
     def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:

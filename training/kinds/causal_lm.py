@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching import TokenRows
     from training.features import Features
@@ -146,15 +146,20 @@ class CausalLM(LanguageModel):
             return answers
         from training.continuing import continued
 
-        written = continued(model, tokenizer, self.prompts(encoder, rows), self.options.of(model), encoder.max_length)
+        settings = self.options.of(model)
+        written = continued(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
         return answers.append_column(self.goes_on, pa.array(written, pa.string()))
 
-    def prompts(self, encoder: Encoder, rows: pa.RecordBatch) -> Sequence[npt.NDArray[np.int32]]:
-        """The tokens of what each row says, with which the model goes on; those that end a text may follow."""
+    def prompts(
+        self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
+    ) -> Sequence[npt.NDArray[np.int32]]:
+        """The tokens of what each row says, behind which the model goes on, given how it generates."""
         import numpy as np
 
+        from training.continuing import opened
+
         encoded = encoder.encode_whole(rows.column("text").to_pylist())
-        return np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+        return [opened(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
 
     @property
     def goes_on(self) -> str:

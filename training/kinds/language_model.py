@@ -62,7 +62,8 @@ class LanguageModel(Kind):
     def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Likelihoods:
         from training.predicted import Likelihoods
 
-        return Likelihoods(*(answers[name].to_numpy() for name in ("loss", "targets", "hits")))
+        names = ("loss", "targets", "hits", *(["tokens"] if "tokens" in answers.column_names else []))
+        return Likelihoods(*(answers[name].to_numpy() for name in names))
 
     def nobody(self, labels: Sequence[str]) -> Likelihoods:
         import numpy as np

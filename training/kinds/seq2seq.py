@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from training.kinds.base import Column, Kind
-from training.kinds.generation import Generation
+from training.kinds.generation import Generation, leave_out_effectless
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Seq2Seq(Kind):
         generation.update(
             pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id, decoder_start_token_id=start
         )
+        leave_out_effectless(generation)
         for forced, token in {"forced_bos_token_id": written[0], "forced_eos_token_id": end}.items():
             if getattr(generation, forced, None) is not None:
                 setattr(generation, forced, token)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching import TokenRows
     from training.chat import Spans
@@ -121,8 +121,9 @@ class SupervisedFineTuning(CausalLM):
         }
         return Features(pa.RecordBatch.from_pydict(columns), whole - lengths)
 
-    def prompts(self, encoder: Encoder, rows: pa.RecordBatch) -> list[Ids]:
-        """The tokens of what each row asks, up to where the answer follows that it may have."""
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
+        """The tokens of what each row asks, up to where the answer follows that it may have: a template may end a
+        question with the token that ends texts."""
         return [ids for ids, _ in self._tokens(encoder, self._unanswered(rows))]
 
     def _tokens(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
@@ -194,10 +195,12 @@ class SupervisedFineTuning(CausalLM):
         return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
 
     def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the mean loss; where it was asked without an answer, which has none, by what it writes."""
-        if not given["targets"]:
-            return given.get("generated_text") == stored.get("generated_text")
-        return super().alike(given, stored, tolerance)
+        """By the mean loss; where it was asked without an answer, which has none, by what it writes, if that is known
+        of both."""
+        if given["targets"]:
+            return super().alike(given, stored, tolerance)
+        written = stored.get(self.goes_on)
+        return written is None or given.get(self.goes_on) == written
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """What it writes; and where an answer was given, how likely that is to it."""

@@ -49,19 +49,19 @@ def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str,
 
 
 def _need_own_embeddings(network: PreTrainedModel) -> None:
-    """Raises UserError where modules have the weights of the embeddings that are neither these nor the model's head, as
-    the encoder and the decoder of a T5 or a BART do: accelerate 1.15 knows of the two alone, and torch 2.13 shares out
-    no weight with two groups."""
-    known = {network.get_input_embeddings(), network.get_output_embeddings()}
-    weight = getattr(network.get_input_embeddings(), "weight", None)
+    """Raises UserError where modules have weights of the embeddings or of the model's head that are neither, as the
+    encoder and the decoder of a T5 or a BART do, and what holds the head of a masked BERT: accelerate 1.15 knows of the
+    two alone, and torch 2.13 shares out no weight with two groups."""
+    known = {network.get_input_embeddings(), network.get_output_embeddings()} - {None}
+    weights = {id(weight) for module in known for weight in module.parameters()}
     others = [
         name
         for name, module in network.named_modules()
-        if module not in known and any(own is weight for own in module.parameters(recurse=False))
+        if module not in known and any(id(own) in weights for own in module.parameters(recurse=False))
     ]
     if others:
         message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(others)} have the weights of its "
-        message += "embeddings. Choose ddp, deepspeed-zero2 or deepspeed-zero3."
+        message += "embeddings or its head. Choose ddp, deepspeed-zero2 or deepspeed-zero3."
         raise UserError([Problem(kind="compute", where="compute.strategy", message=message)])
 
 

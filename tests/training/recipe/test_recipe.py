@@ -697,3 +697,12 @@ def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
     file = tmp_path / "deployment.yaml"
     file.write_bytes(b"name: caf\xe9")
     assert file_problem(file) == ("FILE", "is not UTF-8 text (byte 9).")
+
+
+def test_limits_of_answers_that_contradict_one_another_are_told_by_their_fields() -> None:
+    pairs = {"kind": "seq2seq", "data.text": None, "data.label": None, "evaluation.metrics": ["bleu"]}
+    limits = {"options": {"max_new_tokens": 8, "min_new_tokens": 9, "length_penalty": 0.5}}
+    assert problems(overrides=pairs | limits) == {
+        "options.min_new_tokens": "9: more than options.max_new_tokens, 8.",
+        "options.length_penalty": "0.5: does nothing without beams: set options.num_beams to more than 1.",
+    }
