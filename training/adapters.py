@@ -44,16 +44,20 @@ def add(network: PreTrainedModel, lora: Mapping[str, Any], drawn: Sequence[str],
     from peft import LoraConfig
 
     whole = _whole_layers(network, lora["modules_to_save"] or (), drawn)
+    alike = _ending_alike(network, whole)
+    kept = [name for name, _ in network.named_modules() if _within(name, alike)]
     shared = _shared_weights(network)
     config = LoraConfig(
         **{name: lora[name] for name in _SETTINGS},
-        target_modules=_targets(network, lora["target_modules"], whole),
+        target_modules=_targets(network, lora["target_modules"], [*whole, *kept]),
+        exclude_modules=kept or None,
         modules_to_save=whole or None,
         task_type=_TASK_TYPES.get(auto_class),
     )
     set_seed(seed)
     with users_mistake("training.lora.target_modules"):
         network.add_adapter(config, ADAPTER)
+    _unwrap(network, alike, whole)
     _require_unshared(network, shared)
 
 
@@ -103,19 +107,29 @@ def load_trained(network: PreTrainedModel, file: Path) -> None:
         raise ValueError(f"{file} is not of this model's adapters")
 
 
-def save(network: PreTrainedModel, out: Path, base: Mapping[str, str], weights: dict[str, torch.Tensor] | None) -> None:
+def save(
+    network: PreTrainedModel,
+    base: PreTrainedModel,
+    out: Path,
+    origin: Mapping[str, str],
+    weights: dict[str, torch.Tensor] | None,
+) -> None:
     """Writes adapter_model.safetensors and adapter_config.json to `out`: what PeftModel.from_pretrained takes beside
-    the base model, which `base` names by its `path` on the Hub and `revision`; empty for one that is not of the Hub.
+    `base`, the model as it came, which `origin` names by its `path` on the Hub and `revision`; empty for one that is
+    not of the Hub.
 
     `weights` are given where the model holds only a share of its own.
     """
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(network, weights, ADAPTER, save_embedding_layers=False)
+    for layer in _ending_alike(base, network.peft_config[ADAPTER].modules_to_save or ()):
+        # peft wraps these once more where it reads the file, and wants their weights there.
+        state |= {f"{layer}.{name}": weight for name, weight in base.get_submodule(layer).state_dict().items()}
     out.mkdir(parents=True)
     tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
-    named = {"base_model_name_or_path": base.get("path"), "revision": base.get("revision"), "inference_mode": True}
+    named = {"base_model_name_or_path": origin.get("path"), "revision": origin.get("revision"), "inference_mode": True}
     config: LoraConfig = network.peft_config[ADAPTER]
     fields = {name: sorted(v) if isinstance(v, set) else v for name, v in (config.to_dict() | named).items()}
     (out / "adapter_config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -145,7 +159,28 @@ def _whole_layers(network: PreTrainedModel, asked: Iterable[str], drawn: Iterabl
             message += "its own. Train all weights (training.lora: null), or start from a model that has it."
             raise _refused("", message)
         found.add(layer)
-    return sorted(found)
+    return sorted(layer for layer in found if not _within(layer, found - {layer}))
+
+
+def _ending_alike(network: PreTrainedModel, whole: Sequence[str]) -> list[str]:
+    """The layers that peft would train whole beside those, for their names end with the same letters, as
+    pre_classifier does with classifier."""
+    names = [name for name, _ in network.named_modules() if name.endswith(tuple(whole))]
+    return [name for name in names if not _within(name, whole)]
+
+
+def _unwrap(network: PreTrainedModel, alike: Sequence[str], whole: Sequence[str]) -> None:
+    """Has the layers `alike` be what they were. Raises UserError where not just those of `whole` are trained whole."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    for name in alike:
+        if isinstance(layer := network.get_submodule(name), ModulesToSaveWrapper):
+            network.set_submodule(name, layer.original_module)
+    wrapped = {name for name, module in network.named_modules() if isinstance(module, ModulesToSaveWrapper)}
+    if wrapped != {*whole}:
+        message = f"cannot train {', '.join(whole)} of {type(network).__name__} whole, and no others: the name of one "
+        message += "ends with another's. Train all weights (training.lora: null)."
+        raise _refused("modules_to_save", message)
 
 
 def _targets(network: PreTrainedModel, asked: Any, whole: Sequence[str]) -> Any:
@@ -155,13 +190,17 @@ def _targets(network: PreTrainedModel, asked: Any, whole: Sequence[str]) -> Any:
     if asked is None:
         return None if network.config.model_type in KNOWN else "all-linear"
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    free = [name for name in linear if not any(name == layer or name.startswith(f"{layer}.") for layer in whole)]
+    free = [name for name in linear if not _within(name, whole)]
     for name in [] if isinstance(asked, str) else asked:
         if not _ending_with(free, name):
             message = f"{name!r} is no linear layer of {type(network).__name__} beside those that are trained whole: "
             message += f"choose from {', '.join(_ends(free))}, or all-linear.{nearest(name, _ends(free))}"
             raise _refused("target_modules", message)
     return asked
+
+
+def _within(name: str, layers: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{layer}.") for layer in layers)
 
 
 def _ending_with(names: Iterable[str], end: str) -> set[str]:

@@ -27,7 +27,7 @@ _WHY_NEVER = {
     "engine": "each engine keeps files of its own",
     "strategy": "each strategy keeps files of its own",
     "processes": "only ddp with the engine trainer can divide its work anew",
-    "LoRA": "its weights are others",
+    "LoRA": "its weights are others, or are added up in another way",
     "rows a step": "with another number of processes, as many rows must make a step: change the batch size with it",
     "steps an epoch": "with another number of processes, as many steps must make an epoch",
 }
@@ -46,7 +46,7 @@ def of(task: Task) -> dict[str, Any]:
     return {
         "engine": task.training["engine"],
         "strategy": strategy,
-        "LoRA": f"r {lora['r']}, target_modules {lora['target_modules']}" if lora else "none",
+        "LoRA": _adapters(lora) if lora else "none",
         "processes": processes,
         "rows a step": task.rows_a_step,
         "steps an epoch": steps_an_epoch(len(task.train), task.rows_a_step, processes),
@@ -107,6 +107,11 @@ _OF_PROCESSES = {"rows a step", "steps an epoch"}  # otherwise a matter of the r
 
 def _divides_anew(here: Mapping[str, Any]) -> bool:
     return bool(here["strategy"] == "ddp" and here["engine"] == "trainer")
+
+
+def _adapters(lora: Mapping[str, Any]) -> str:
+    """What the weights of a checkpoint with adapters mean. Its dropout is a matter of the recipe, as others are."""
+    return ", ".join(f"{name} {value}" for name, value in lora.items() if value and name != "lora_dropout")
 
 
 def _device() -> str:

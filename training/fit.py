@@ -104,8 +104,13 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     kind = kinds.of(settings).while_training(compute)
     tokenizer = model.load_tokenizer(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]))
     network = model.load_for_training(
-        *(kind, Path(job.inputs["model"]), labels, tokenizer, asked["seed"]),
-        *(asked["lora"], compute["mixed_precision"]),
+        kind,
+        Path(job.inputs["model"]),
+        labels,
+        tokenizer,
+        seed=asked["seed"],
+        lora=asked["lora"],
+        precision=compute["mixed_precision"],
     )
     if not torch.cuda.is_available():
         dropout.cheapen(network)
@@ -156,11 +161,13 @@ def export(task: Task, job: Job, out: Path, weights: dict[str, torch.Tensor] | N
 
     network, tokenizer, base = task.model, Path(job.inputs["tokenizer"]), Path(job.inputs["model"])
     if task.training["lora"]:
-        adapters.save(network, out / "adapter", job.settings.get("base", {}), weights)
-        words = model.load_tokenizer(tokenizer, base)
-        whole = model.load_for_training(task.kind, base, job.settings["labels"], words, task.training["seed"])
+        words, labels = model.load_tokenizer(tokenizer, base), job.settings["labels"]
+        whole = model.load_for_training(task.kind, base, labels, words, seed=task.training["seed"])
+        adapters.save(network, whole, out / "adapter", job.settings.get("base", {}), weights)
         network, weights = adapters.merged(whole, out / "adapter"), None
-        network.config.use_cache = getattr(task.model.config, "use_cache", None)  # extra.use_cache is written there
+        # The Trainer has the config of what it trains say extra.use_cache; the loop leaves it as the model came.
+        if hasattr(task.model.config, "use_cache"):
+            network.config.use_cache = task.model.config.use_cache
     model.export(network, tokenizer, out / "model", weights)
 
 

@@ -55,6 +55,7 @@ def load_for_training(
     folder: Path,
     labels: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
+    *,
     seed: int,
     lora: Mapping[str, Any] | None = None,
     precision: str = "no",

@@ -21,7 +21,8 @@ from training.packing import OF_ANSWER, STARTS
 from training.problems import Problem, UserError
 
 FIRST, SECOND = [1, 2, 3, 4], [5, 6, 7]
-"""The documents that a model is tried with."""
+OTHER_FIRST, OTHER_SECOND = [7, 6, 5, 7], [3, 2, 1]
+"""The documents that a model is tried with. In rows of equal length, so that on a GPU the same kernels round alike."""
 TOLERANCE = 1e-4
 """Of the largest logit: rounding is a hundredth of it."""
 
@@ -71,8 +72,8 @@ def _without_cache(
 
 def require_causal(model: PreTrainedModel) -> None:
     """Raises UserError where a token's logits hang on those after it."""
-    ids = torch.tensor([FIRST + SECOND]) % model.config.get_text_config().vocab_size
-    if _differ(_logits(model, ids)[:, : len(FIRST)], _logits(model, ids[:, : len(FIRST)])):
+    some, others = (_logits(model, FIRST + after)[:, : len(FIRST)] for after in (SECOND, OTHER_SECOND))
+    if _differ(some, others):
         message = (
             f"{type(model).__name__} sees the tokens that it shall tell: choose a model that was made to continue "
         )
@@ -82,19 +83,22 @@ def require_causal(model: PreTrainedModel) -> None:
 
 def require_apart(model: PreTrainedModel) -> None:
     """Raises UserError where a document's logits hang on the one before it in the same row."""
-    ids = torch.tensor([FIRST + SECOND]) % model.config.get_text_config().vocab_size
-    places = torch.tensor([[*range(len(FIRST)), *range(len(SECOND))]])
-    together = _logits(model, ids, position_ids=places)[:, len(FIRST) :]
-    if _differ(together, _logits(model, ids[:, len(FIRST) :])):
+    places = [*range(len(FIRST)), *range(len(SECOND))]
+    some, others = (_logits(model, before + SECOND, places)[:, len(FIRST) :] for before in (FIRST, OTHER_FIRST))
+    if _differ(some, others):
         message = f"true packs documents into one row, and attention of {type(model).__name__} crosses from one to the "
         message += "next: set it to false, or choose another model."
         raise UserError([Problem(kind="model", where="options.packing", message=message)])
 
 
-def _logits(model: PreTrainedModel, ids: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
-    training = model.training
+def _logits(model: PreTrainedModel, ids: Sequence[int], places: Sequence[int] | None = None) -> torch.Tensor:
+    """(1, T, V), on the model's own device, which with weights in 4 bits is a GPU before training begins."""
+    training, size = model.training, model.config.get_text_config().vocab_size
+    given = {"input_ids": torch.tensor([ids], device=model.device) % size}
+    if places is not None:
+        given["position_ids"] = torch.tensor([places], device=model.device)
     with torch.no_grad():
-        logits: torch.Tensor = model.eval()(input_ids=ids, **more).logits
+        logits: torch.Tensor = model.eval()(**given).logits
     model.train(training)
     return logits
 

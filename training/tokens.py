@@ -117,8 +117,7 @@ def write(
 
     `out` gets `<split>.arrow` with the columns of the kind's features, unpadded; and `log/report.json` (rows, tokens,
     truncated rows, lost tokens and lengths a split, the same of `targets` where rows have such, and the problems that
-    are warnings). Raises UserError where there
-    is no room for any text, or where rows are cut and that is an error.
+    are warnings). Raises UserError where there is no room for any text, or where rows are cut and that is an error.
     """
     out.mkdir(parents=True, exist_ok=True)
     files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]

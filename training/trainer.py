@@ -93,12 +93,7 @@ class ExactTrainer(Trainer):
     rest: compute_loss weights the rows, _save_checkpoint keeps checkpoints whole.
     """
 
-    def __init__(
-        self,
-        *,
-        task: Task,
-        **trainer: Any,
-    ) -> None:
+    def __init__(self, *, task: Task, **trainer: Any) -> None:
         super().__init__(**trainer | {"data_collator": oracle.marked(trainer["data_collator"])})
         self._task, self._events = task, task.events
         self._strategy = strategies.load(task.compute["strategy"])
@@ -287,9 +282,15 @@ class ExactTrainer(Trainer):
         elif self.args.should_save:
             adapters.save_trained(self.model, Path(output_dir or self.args.output_dir) / SAFE_WEIGHTS_NAME)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        if not self.has_adapters:  # else the frozen weights are missing, as they should
-            super()._issue_warnings_after_load(load_result)
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if not self._load_adapters(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_adapters(self, checkpoint: str) -> bool:
+        """Puts them back where they are all that it has of the model: super's would not see what is missing."""
+        if alone := self.has_adapters and self._strategy.ONE_FILE:
+            adapters.load_trained(self.model, Path(checkpoint, SAFE_WEIGHTS_NAME))
+        return alone
 
     def _load_callback_state(self) -> None:
         # super's puts the callbacks that it restores behind all others.
@@ -386,7 +387,8 @@ class ExactTrainer(Trainer):
     def _load_best_model(self) -> None:
         if damage := checkpoints.damage_of(Path(self.state.best_model_checkpoint)):
             raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
-        super()._load_best_model()
+        if not self._load_adapters(self.state.best_model_checkpoint):
+            super()._load_best_model()
 
 
 _CLASS = Place(

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel, set_seed
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    set_seed,
+)
 
 from tests.training import tiny
-from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
-from training import adapters
+from tests.training.forks import FORKS, assert_same, checkpoints_written, finish, kill_when
+from training import adapters, kinds, next_tokens
 from training.batching import PadToLongest, TokenRows
-from training.model import load_tokenizer
+from training.fit import export, make_task
+from training.model import load_for_training, load_tokenizer
 from training.problems import UserError
-from training.protocol import read_outcome
+from training.protocol import Events, Job, read_outcome
 from training.recipe import parse
 from training.recipe.lora import Lora
 
@@ -117,7 +126,7 @@ def test_a_language_models_adapter_names_its_base_and_merged_answers_the_same(
     for name, weight in network.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight)
-    adapters.save(network, tmp_path / "adapter", {"path": "me/base", "revision": "a" * 40}, None)
+    adapters.save(network, generator(), tmp_path / "adapter", {"path": "me/base", "revision": "a" * 40}, None)
     told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert (told["base_model_name_or_path"], told["revision"], told["task_type"]) == ("me/base", "a" * 40, "CAUSAL_LM")
     merged, ids = adapters.merged(generator(), tmp_path / "adapter").eval(), torch.arange(12)[None]
@@ -126,6 +135,18 @@ def test_a_language_models_adapter_names_its_base_and_merged_answers_the_same(
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert (ours - base).abs().max() > 1e-2
     assert type(merged) is GPT2LMHeadModel and merged.lm_head.weight is merged.transformer.wte.weight
+
+
+def test_a_model_is_tried_on_the_device_where_it_lies() -> None:
+    """With weights in 4 bits that is a GPU, before training begins."""
+    model, seen = generator().to("meta"), set()
+
+    def see(_: Any, __: Any, given: dict[str, torch.Tensor]) -> None:
+        seen.update((name, tensor.device.type) for name, tensor in given.items())
+
+    model.register_forward_pre_hook(see, with_kwargs=True)
+    next_tokens._logits(model, next_tokens.FIRST, [0, 1, 2, 3])
+    assert seen == {("input_ids", "meta"), ("position_ids", "meta")}
 
 
 @pytest.mark.parametrize(
@@ -165,3 +186,65 @@ def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
     told = {problem.where: problem.message for problem in refused.value.problems}
     assert "fsdp does not share out" in told["training.lora.quantization"]
     assert "checkpoints hold only what is trained" in told["release.hub.checkpoints"]
+
+
+def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_says_no_more_than_the_base(
+    world: Path, tmp_path: Path
+) -> None:
+    """DistilBERT for another number of labels: classifier is drawn anew, pre_classifier is not."""
+    set_seed(1)
+    config = DistilBertConfig(vocab_size=120, dim=8, n_layers=1, n_heads=2, hidden_dim=8, num_labels=5)
+    DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "base")
+    inputs = {"model": str(tmp_path / "base"), "tokenizer": str(world / "base/tokenizer")}
+    job = Job(program="training.fit", key="k", settings={"labels": tiny.LABELS}, inputs=inputs)
+    kind, tokenizer = kinds.load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
+    lora = Lora(target_modules="all-linear").model_dump()
+    network = load_for_training(kind, tmp_path / "base", tiny.LABELS, tokenizer, seed=1, lora=lora).eval()
+    learnt = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+    assert {name.split(".")[0] for name in learnt} == {"distilbert", "classifier"}
+    for weight in learnt.values():
+        torch.nn.init.normal_(weight)
+
+    task: Any = SimpleNamespace(model=network, training={"lora": lora, "seed": 1}, kind=kind)
+    export(task, job, tmp_path / "out", None)
+    base, merged = (
+        AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True)
+        for folder in (tmp_path / "base", tmp_path / "out/model")
+    )
+    torch.testing.assert_close(merged.pre_classifier.weight, base.pre_classifier.weight, rtol=0, atol=0)
+    adapted, ids = PeftModel.from_pretrained(base, tmp_path / "out/adapter").eval(), torch.arange(12)[None]
+    with torch.inference_mode():
+        ours, theirs, trained = (model(input_ids=ids).logits for model in (merged.eval(), adapted, network))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, trained, rtol=1e-5, atol=1e-5)
+    assert "use_cache" not in json.loads((tmp_path / "out/model/config.json").read_text())
+
+
+def put_back(job_dir: str, answers: Any) -> None:
+    """Puts what a checkpoint says of its adapters where the test sees it, and what the Trainer says of one that lacks
+    a weight of theirs."""
+    from training.trainer import make_trainer
+
+    task = make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
+    trainer, file = make_trainer(task), Path(job_dir) / "model.safetensors"
+    adapters.save_trained(trainer.model, file)
+    trainer._load_from_checkpoint(job_dir)
+    found = load_file(file)
+    del found[next(name for name in found if "lora_A" in name)]
+    save_file(found, file)
+    try:
+        trainer._load_from_checkpoint(job_dir)
+    except ValueError as error:
+        answers.put((task.circumstances()["LoRA"], str(error)))
+
+
+def test_a_checkpoint_says_what_its_adapters_mean_and_the_trainer_goes_on_from_none_that_lacks_a_weight(
+    world: Path, tmp_path: Path
+) -> None:
+    answers = FORKS.Queue()
+    asked = FORKS.Process(target=put_back, args=(str(tiny.fit_job(world, tmp_path / "job", **ASKED)), answers))
+    asked.start()
+    told, refused = answers.get(timeout=60)
+    asked.join()
+    assert told == "r 4, lora_alpha 16, target_modules ['query', 'value', 'output.dense']"
+    assert "not of this model's adapters" in refused

@@ -86,7 +86,7 @@ def test_initial_head_is_drawn_by_the_seed(world: Path) -> None:
     kind, tokenizer = load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
 
     def head(seed: int) -> torch.Tensor:
-        return load_for_training(kind, world / "base/model", tiny.LABELS, tokenizer, seed).classifier.weight
+        return load_for_training(kind, world / "base/model", tiny.LABELS, tokenizer, seed=seed).classifier.weight
 
     assert torch.equal(head(1), head(1))
     assert not torch.equal(head(1), head(2))

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
 
 from tests.training import tiny
-from tests.training.forks import assert_same, curve, events, finish, kill_when, run_fit
+from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when, run_fit
 from training import strategies
 from training.checkpoints import damage_of, step_of
 from training.problems import UserError
@@ -225,3 +226,29 @@ def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(wo
         (problem,) = refused.value.problems
         assert problem.where == "compute.fsdp_wrap" and problem.message.startswith(f"{name!r} is no layer of Bert")
         assert hint in problem.message
+
+
+# Of one process, tests/training/test_lora.py says the same.
+@pytest.mark.drill
+@each("ddp", "fsdp", "deepspeed-zero2", "deepspeed-zero3")
+def test_adapters_shared_by_two_processes_end_with_the_same_bytes_after_a_kill_and_merged_answer_the_same(
+    world: Path, tmp_path: Path, strategy: str
+) -> None:
+    lora = {"r": 4, "target_modules": ["query", "value"]}
+    asked = {"processes": 2, "compute": {"strategy": strategy}, "lora": lora, "checkpoint_interval_s": 0.01, **EPOCHS}
+    undisturbed, killed = (tiny.fit_job(world, tmp_path / name, **asked) for name in ("undisturbed", "killed"))
+    assert finish(undisturbed).state == "finished"
+    assert kill_when(killed, lambda: checkpoints_written(killed) >= 4, victim=1)
+    assert finish(killed).state == "finished"
+    assert_same(killed, undisturbed)
+    merged, base = (
+        AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(tiny.LABELS)).eval()
+        for folder in (killed / "output/model", world / "base/model")
+    )
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        before = base.bert(input_ids=ids).last_hidden_state
+        ours = merged(input_ids=ids).logits
+        adapted = PeftModel.from_pretrained(base, killed / "output/adapter").eval()
+        torch.testing.assert_close(adapted(input_ids=ids).logits, ours, rtol=1e-5, atol=1e-5)
+        assert (merged.bert(input_ids=ids).last_hidden_state - before).abs().max() > 1e-3
