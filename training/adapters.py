@@ -65,20 +65,20 @@ def quantized(
     network: PreTrainedModel,
     drawn: Sequence[str],
     load: Callable[..., tuple[PreTrainedModel, Any]],
-    quantization: str,
+    lora: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> PreTrainedModel:
     """The same model with its linear layers in 4 bits on this process's GPU, computing in `dtype`; but for its output
-    layer and the weights `drawn` anew, which are to be trained. `load` reads it again, with what from_pretrained is to
-    be told."""
+    layer, and the layers that are trained whole: those that the recipe names, and those of the weights `drawn` anew.
+    `load` reads it again, with what from_pretrained is to be told."""
     from peft import prepare_model_for_kbit_training
     from transformers import BitsAndBytesConfig
     from transformers.quantizers.base import get_keys_to_not_convert
 
-    kept = {*get_keys_to_not_convert(network), *map(_layer_of, drawn)}
+    kept = {*get_keys_to_not_convert(network), *map(_layer_of, drawn), *(lora["modules_to_save"] or ())}
     config = BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type=quantization,
+        bnb_4bit_quant_type=lora["quantization"],
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
         llm_int8_skip_modules=sorted(kept),

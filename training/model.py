@@ -70,7 +70,7 @@ def load_for_training(
     load = partial(_load, kind, folder, **kind.config_fields(labels), ignore_mismatched_sizes=True)
     model, drawn = load()
     if lora and lora["quantization"]:
-        model = adapters.quantized(model, drawn, load, lora["quantization"], DTYPES[precision])
+        model = adapters.quantized(model, drawn, load, lora, DTYPES[precision])
     # A model that was trained before may bring other labels' settings.
     model.config.update(kind.settle(kind.nobody(labels)))
     if model.config.pad_token_id is None:
