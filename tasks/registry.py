@@ -48,7 +48,7 @@ from tasks.runtime.versions import (
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 from training.recipe.columns import asked_of
-from training.rows.lists import EXAMPLES
+from training.rows.columns import EXAMPLES
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
 MADE_WITH = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "pyarrow", "mlflow", "prefect")

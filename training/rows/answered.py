@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.problems import Problem, UserError, nearest
-from training.rows.columns import Form
-from training.rows.lists import EXAMPLES, as_json, from_json
+from training.rows.columns import EXAMPLES, Form
+from training.rows.lists import as_json, from_json
 from training.rows.urls import told
 
 READ = (".txt", ".csv", ".jsonl", ".parquet")

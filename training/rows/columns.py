@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 Form = Literal["text", "texts", "label", "labels", "number", "value"]
+EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": '[{"role": "user", "content": "Hi"}]'}
+"""Values of the forms that are not plain, as a person writes them in JSON."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from training.rows.blocks import shortly
-from training.rows.columns import Form
+from training.rows.columns import EXAMPLES, Form
 from training.rows.plain import is_list, plain, with_names
 
 NESTED = ("texts", "labels", "value")
 """The forms of such columns."""
-EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": '[{"role": "user", "content": "Hi"}]'}
 
 _ONLY_TEXT = {str}
 _ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
