@@ -40,11 +40,11 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
 
 def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Ingredients:
     """The champion's model, how it reads a text, today's rows and labels, and the precision that it predicts in."""
-    split, kind = recipe.judged_split, kinds.load(**recipe.task)
+    split, kind = recipe.judged_split, kinds.load(**_task(recipe, champion))
     return Ingredients(
         {
             "kind": recipe.kind,
-            "options": kind.options_of("predict"),
+            "options": kind.options_of("tokenize") | kind.options_of("predict"),
             "split": split,
             "tokens": {"max_length": champion.max_length},
             "compute": {"mixed_precision": pins.mixed_precision},
@@ -61,6 +61,16 @@ def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Cham
     )
 
 
+def _task(recipe: Recipe, champion: Champion) -> dict[str, Any]:
+    """Today's kind and options, as `kinds.load` takes them, but what the champion has learnt to be asked with."""
+    if champion.options is None:
+        return recipe.task
+    kind = kinds.class_of(recipe.kind)
+    usual = {name: kind.Options.model_fields[name].get_default() for name in kind.learnt_options}
+    learnt = {name: champion.options.get(name, usual[name]) for name in usual}
+    return recipe.task | {"options": {**recipe.options, **learnt}}
+
+
 @stage(prediction_ingredients, where="there is a champion")
 def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Mapping[str, Any]:
     """Has the champion predict every row of the split that is judged, with its own tokenizer."""
@@ -73,7 +83,7 @@ def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion
         launched.argv,
         env=launched.env,
         settings={
-            **recipe.task,
+            **_task(recipe, champion),
             "split": recipe.judged_split,
             "labels": json.loads((data.path / "labels.json").read_text()),
             "champion": str(champion),

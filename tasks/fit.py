@@ -48,7 +48,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
             "options": _options(recipe),
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
             "compute": _compute(recipe, pins),
-            **_metrics_of_the_hub(recipe),
+            **_metrics(recipe),
             **_base(recipe, pins),
             "upstream": {
                 "tokenize": tokens.digest,
@@ -76,13 +76,20 @@ def _base(recipe: Recipe, pins: Pins) -> dict[str, Any]:
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    """Those that matter to training: where a metric chooses the best model, also those that answers are made by."""
+    """Those that matter to training: where metrics do, also those that answers are made by."""
     kind = kinds.load(**recipe.task)
-    return kind.options_of("fit") | (kind.options_of("predict") if _metric_chooses(recipe) else {})
+    return kind.options_of("fit") | (kind.options_of("predict") if _metrics_matter(recipe) else {})
 
 
-def _metric_chooses(recipe: Recipe) -> bool:
-    return recipe.training.metric_for_best_model not in (None, "loss")
+def _metrics_matter(recipe: Recipe) -> bool:
+    """Whether figures of an evaluation may change the weights."""
+    return _are_seen(recipe) or recipe.training.metric_for_best_model not in (None, "loss")
+
+
+def _are_seen(recipe: Recipe) -> bool:
+    """Whether code of the user's sees the figures of an evaluation, and may go by them."""
+    training = recipe.training
+    return bool(training.callbacks or training.trainer or ":" in training.engine)
 
 
 def _engine_code(recipe: Recipe) -> list[str]:
@@ -117,23 +124,24 @@ def launch(recipe: Recipe, pins: Pins, key: str) -> Launch:
 
 
 def _named(recipe: Recipe) -> dict[str, str]:
-    """What of the user's may train, by the field that names it; metrics only where one may choose the best model."""
+    """What of the user's may train, by the field that names it; metrics only where they may."""
     training = recipe.training
     named = kinds.named(recipe.kind)
     named |= {
         f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")
     }
     named |= {f"training.callbacks[{index}]": name for index, name in enumerate(training.callbacks)}
-    if _metric_chooses(recipe):
+    if _metrics_matter(recipe):
         named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}
     return named
 
 
-def _metrics_of_the_hub(recipe: Recipe) -> dict[str, Any]:
-    """Those that may choose the best model: their names pin their code."""
-    chosen = _metric_chooses(recipe)
-    names = [name for name in recipe.evaluation.metrics if name.startswith("hub:")]
-    return {"evaluation": {"metrics": names}} if chosen and names else {}
+def _metrics(recipe: Recipe) -> dict[str, Any]:
+    """Those whose figures code of the user's sees; and those of the Hub that may choose the best model, for their names
+    pin their code."""
+    seen = _are_seen(recipe)
+    names = [name for name in recipe.evaluation.metrics if seen or name.startswith("hub:")]
+    return {"evaluation": {"metrics": names}} if _metrics_matter(recipe) and names else {}
 
 
 def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
@@ -161,6 +169,7 @@ def settings_of(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
     return {
         **recipe.task,
         "labels": json.loads((data.path / "labels.json").read_text()),
+        "max_length": recipe.tokens.max_length,
         "training": recipe.training.model_dump(mode="json"),
         "compute": _compute(recipe, pins),
         "metrics": recipe.evaluation.metrics,

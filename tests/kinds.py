@@ -174,6 +174,7 @@ def fit_job(kind: str, world: Path, job_dir: Path, compute: dict[str, Any], **tr
     settings = {
         **recipe.task,
         "labels": json.loads((world / "data/labels.json").read_text()),
+        "max_length": recipe.tokens.max_length,
         "training": recipe.training.model_dump(mode="json"),
         "compute": recipe.compute.learnt_by() | resolved,
         "metrics": recipe.evaluation.metrics,

@@ -11,13 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.problems import Problem, UserError
-from training.snapshot import default_template
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "user", "assistant")
 FIELD = "model.chat_template"
@@ -93,12 +89,6 @@ class ChatTemplate:
                 f"cannot write {_first_words(messages)}: {error}. Change the rows, or the template."
             ) from error
         return texts[0], spans[0] if marked else []
-
-
-def of_loaded(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
-    """That of a tokenizer of transformers."""
-    text = default_template(tokenizer.chat_template)
-    return None if text is None else ChatTemplate(text, tokenizer.special_tokens_map)
 
 
 def need_template(file: Path) -> None:

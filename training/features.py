@@ -22,9 +22,9 @@ class Features:
     (list<int32>); `label`, where there is one; and whatever else the kind's collator takes. Where there may be several
     a row of the data, `row` (int64): the number of that row among those given, from 0, in their order."""
     lost: npt.NDArray[np.int64]
-    """(N,) tokens of each row that did not fit."""
+    """(N,), of each of the N rows of `rows`: the tokens that did not fit."""
     lost_of_targets: npt.NDArray[np.int64] | None = None
-    """(N,) the same of the texts that the model shall write; how many did is the column `targets`."""
+    """(N,), the same of the texts that the model shall write; how many did is the column `targets`."""
 
     def numbered(self, before: int) -> pa.RecordBatch:
         """`rows`, where so many rows of the data came before those that these are of."""

@@ -1,7 +1,7 @@
 """The program that trains: `python -m training.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint
-settings   kind, options, labels, training (the recipe's), compute (the recipe's, with what
+settings   kind, options, labels, max_length (tokens), training (the recipe's), compute (the recipe's, with what
            num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
            they fit into memory); with adapters (training.lora) base, the base model's path and revision on the Hub
 output     model/: config.json, with what the kind settles when training has ended, safetensors and the tokenizer's
@@ -112,6 +112,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         lora=asked["lora"],
         precision=compute["mixed_precision"],
     )
+    model.require_places(network, max_length=settings["max_length"])
     if not torch.cuda.is_available():
         dropout.cheapen(network)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,11 +18,15 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from training import adapters
 from training.kinds.base import Kind
+from training.problems import Problem, UserError
 
 transformers.utils.logging.disable_progress_bar()
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What a recipe calls a precision, and what torch does."""
+
+# What models call their tables of positions; those of places on a page, such as x_position_embeddings, are no such.
+_OF_PLACES = re.compile(r"position_embeddings?|embed_positions|wpe|positions_embed")
 
 # Nothing that a model folder holds is run, and nothing is fetched.
 _SAFELY = {"local_files_only": True, "trust_remote_code": False}
@@ -85,6 +90,37 @@ def load_for_training(
 def load_trained(kind: Kind, folder: Path) -> PreTrainedModel:
     """A model that `export` wrote, ready to predict: float32, on the CPU, dropout off."""
     return _load(kind, folder)[0].eval()
+
+
+def require_places(model: PreTrainedModel, **tokens: int) -> None:
+    """Raises UserError where a text of so many tokens, by the recipe's field that says so (tokens.max_length as
+    `max_length`, other fields as the options that they are), has more than the model has places for.
+
+    Those are the rows of its tables of positions. A model without such a table, that tells places apart by rotation or
+    by distance, takes texts of any length.
+    """
+    tables = [
+        _places(module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding) and _OF_PLACES.fullmatch(name.rpartition(".")[2])
+    ]
+    problems = [
+        Problem(
+            kind="tokens",
+            where=f"{'tokens' if name == 'max_length' else 'options'}.{name}",
+            message=f"{asked} is out of range: {type(model).__name__} has places for {min(tables)} tokens.",
+        )
+        for name, asked in tokens.items()
+        if tables and asked > min(tables)
+    ]
+    if problems:
+        raise UserError(problems)
+
+
+def _places(table: torch.nn.Embedding) -> int:
+    """Some models leave the first rows of a table alone: those up to the one of padding, or a fixed number."""
+    unused = 0 if table.padding_idx is None else table.padding_idx + 1
+    return table.num_embeddings - max(unused, int(getattr(table, "offset", 0)))
 
 
 def export(model: PreTrainedModel, tokenizer: Path, out: Path, weights: dict[str, torch.Tensor] | None = None) -> None:

@@ -92,11 +92,12 @@ def require_apart(model: PreTrainedModel) -> None:
 
 
 def _logits(model: PreTrainedModel, ids: Sequence[int], places: Sequence[int] | None = None) -> torch.Tensor:
-    """(1, T, V), on the model's own device, which with weights in 4 bits is a GPU before training begins."""
+    """(2, T, V), of the same row twice, for kernels may treat a batch of one otherwise; on the model's own device,
+    which with weights in 4 bits is a GPU before training begins."""
     training, size = model.training, model.config.get_text_config().vocab_size
-    given = {"input_ids": torch.tensor([ids], device=model.device) % size}
+    given = {"input_ids": torch.tensor([ids, ids], device=model.device) % size}
     if places is not None:
-        given["position_ids"] = torch.tensor([places], device=model.device)
+        given["position_ids"] = torch.tensor([places, places], device=model.device)
     with torch.no_grad():
         logits: torch.Tensor = model.eval()(**given).logits
     model.train(training)

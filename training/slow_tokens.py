@@ -21,8 +21,8 @@ from training import kinds
 from training.problems import Problem, UserError
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
-from training.snapshot import default_template
-from training.tokens import Chat, Encoded, Encoder, FastEncoder, write
+from training.snapshot import chat_of
+from training.tokens import Encoded, Encoder, FastEncoder, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,14 +65,9 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
             side=loaded.truncation_side,
             split_special_tokens=loaded.split_special_tokens,
             eos=loaded.eos_token_id,
-            chat=_chat_of(loaded),
+            chat=chat_of(loaded),
         )
     return PythonEncoder(loaded, max_length)
-
-
-def _chat_of(tokenizer: PreTrainedTokenizerBase) -> Chat | None:
-    text = default_template(tokenizer.chat_template)
-    return None if text is None else (text, tokenizer.special_tokens_map)
 
 
 class _ByItsClass(FastEncoder):
@@ -108,7 +103,7 @@ class PythonEncoder:
     """A tokenizer that has a way of its own to encode, in Python."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, _chat_of(tokenizer)
+        self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, chat_of(tokenizer)
         self._tokenizer = tokenizer
 
     def special_tokens(self, pairs: bool) -> int:

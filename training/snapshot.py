@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
 VOCABULARY_FILES = (
@@ -153,6 +156,12 @@ def default_template(said: Any) -> str | None:
     if isinstance(said, dict):
         said = said.get("default")
     return said if isinstance(said, str) else None
+
+
+def chat_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, Mapping[str, str]] | None:
+    """The chat template of a loaded tokenizer, and its special tokens by their names, by which templates write them."""
+    text = default_template(tokenizer.chat_template)
+    return None if text is None else (text, tokenizer.special_tokens_map)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -58,7 +58,10 @@ class ExtractiveQA(Kind):
         """Tokens that an answer has at most."""
 
     options: Options
-    option_stages: ClassVar = {"load_data": (), "tokenize": ("stride",)}
+    option_stages: ClassVar = {
+        "tokenize": ("stride",),
+        **dict.fromkeys(("load_data", "fit", "score", "compare"), ()),
+    }
     columns: ClassVar = {
         "question": Column("text"),
         "context": Column("text"),

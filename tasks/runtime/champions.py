@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from tasks.runtime.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, databas
 from tasks.runtime.digests import digest_of
 from tasks.runtime.refs import Champion, Pins
 from tasks.runtime.stage import Work
-from tasks.runtime.versions import ROWS_TAG, STARTED_FROM_TAG, find_model
+from tasks.runtime.versions import KIND_TAG, ROWS_TAG, STARTED_FROM_TAG, find_model
 from training.problems import Problem, UserError
 from training.recipe import Recipe
 from training.snapshot import part_of
@@ -45,6 +46,7 @@ def present(recipe: Recipe) -> Present | None:
         if number is None:
             return None
         version = client.get_model_version(name, number)
+    task = json.loads(version.tags.get(KIND_TAG, "{}"))
     # One that was registered by other means is known by when it was: a server that is made anew counts from 1 again.
     unnamed = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
     champion = Champion(
@@ -53,6 +55,7 @@ def present(recipe: Recipe) -> Present | None:
         model=version.tags.get(MODEL_TAG) or unnamed,
         key=version.tags.get("finetune.fit.key"),
         max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
+        options=task["options"] if task.get("kind") == recipe.kind else None,
     )
     return Present(champion, version.tags)
 

@@ -82,6 +82,8 @@ class Champion(BaseModel):
     """The artifact of `fit` that it came from, which may still be in the store."""
     max_length: int
     """Tokens after which it cuts a text."""
+    options: dict[str, Any] | None = None
+    """Its kind's, as its recipe set them; None where its version does not tell, or is of another kind."""
 
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"

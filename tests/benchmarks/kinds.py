@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,11 @@ def measure(subject: Subject) -> list[Row]:
     for rows in subject.sets.iterdir():
         (place / rows.name).symlink_to(rows.resolve())
     (place / "encoder").symlink_to(subject.own_model.resolve())
-    return [row for name in RECIPES for row in _figures(place, FOLDER / f"{name}.yaml")]
+    figures = []
+    for name in RECIPES:
+        print(name, end=" ", file=sys.stderr, flush=True)
+        figures += _figures(place, FOLDER / f"{name}.yaml")
+    return figures
 
 
 def _figures(place: Path, file: Path) -> list[Row]:

@@ -97,6 +97,7 @@ class Subject:
         settings = {
             "kind": KIND,
             "labels": json.loads((self.loaded / "labels.json").read_text()),
+            "max_length": MAX_TOKENS,
             "training": Training(**chosen).model_dump(mode="json"),
             "compute": {
                 **Compute().learnt_by(),

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from tasks.champion import predict_champion
 from tasks.model import load_model, require_same_labels
 from tasks.registry import _origin
 from tasks.reproduction import start_of
 from tasks.resolve import pin
 from tasks.runtime import settings
-from tasks.runtime.champions import folders_of
+from tasks.runtime.champions import folders_of, present
 from tasks.runtime.connection import MODEL_TAG, connect
 from tasks.runtime.refs import Champion, Pins, Ref
 from tasks.runtime.stage import Work
-from tasks.runtime.versions import ROWS_TAG, STARTED_FROM_TAG
+from tasks.runtime.versions import KIND_TAG, ROWS_TAG, STARTED_FROM_TAG
 from tests.made import KEY, LABELS, artifact
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -64,6 +65,29 @@ def test_training_starts_from_the_champion_and_the_base_model_is_not_looked_at(r
     pins = pin(recipe)
     assert pins.started_from == Champion(name="small", version="1", model="m" * 40, max_length=512)
     assert pins.notes == ["training starts from small/1, the champion"] and pins.model_files == {}
+
+
+def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_options_beside(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    told = json.dumps({"kind": "seq2seq", "options": {"num_beams": 2, "prefix": "German: "}})
+    asked = []
+    for tags in ({KIND_TAG: told}, {KIND_TAG: json.dumps({"kind": "seq2seq", "options": {}})}, {}):
+        crown(**tags)
+        for max_target_length in (8, 9):
+            options = {"prefix": "translate: ", "max_target_length": max_target_length}
+            today = parse(
+                written(tmp_path / "rows", kind="seq2seq", options=options)
+                | {"data": {"source": "csv", "path": "rows", "columns": {"source": "text", "target": "label"}}}
+            )
+            found = present(today)
+            assert found is not None
+            ref = Ref(kind="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
+            asked.append(predict_champion.flat_ingredients(today, Pins(), ref, found.champion)[0])
+    assert [one["options.prefix"] for one in asked[::2]] == ["German: ", "", "translate: "]
+    assert [one["options.num_beams"] for one in asked[::2]] == [1, 1, 1]
+    changed = {name for name in asked[0] if asked[0][name] != asked[1][name]}
+    assert changed == {"options.max_target_length"}
 
 
 def test_to_look_for_a_champion_makes_no_database(recipe: Recipe, tracked: Path) -> None:

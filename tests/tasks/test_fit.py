@@ -19,11 +19,19 @@ TOKENS = Ref(kind="tokenize", key="t", digest="tokens")
 
 
 def ingredients(evaluation: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
-    data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
-    model = {"source": "folder", "path": "models/small"}
-    sections = {"data": data, "model": model, "training": training, "evaluation": evaluation or {}}
-    recipe = parse({"name": "test", "kind": "sequence-classification", **sections})
+    recipe = parse(written("sequence-classification", training=training, evaluation=evaluation or {}))
     return fit.flat_ingredients(recipe, Pins(num_processes=1, mixed_precision="no"), DATA, MODEL, TOKENS)[0]
+
+
+def written(kind: str, **sections: Any) -> dict[str, Any]:
+    columns = {"columns": {"source": "en", "target": "de"}} if kind == "seq2seq" else {"text": ["text"], "label": "l"}
+    data = {"source": "csv", "path": "rows", **columns}
+    return {
+        "name": "test",
+        "kind": kind,
+        "data": data,
+        "model": {"source": "folder", "path": "models/small"},
+    } | sections
 
 
 @pytest.fixture()
@@ -61,7 +69,33 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     more = {name: value for name, value in chosen.items() if name not in shown}
     assert more.pop("evaluation.metrics") == metrics[2:] and more.keys() == {"code.mine.py", "code.helper.py"}
     assert "code.training/metrics/of_labels.py" in shown
+    seen = ingredients(evaluation, callbacks=["mine:Mine"])  # it may go by any of them
+    assert seen["evaluation.metrics"] == metrics
     assert not {"code.training/metrics/resampled.py", "code.training/resampling.py"} & shown.keys()
+
+
+@pytest.mark.parametrize(
+    ("training", "matters"),
+    [({}, False), ({"metric_for_best_model": "bleu"}, True), ({"callbacks": ["pydantic.main:BaseModel"]}, True)],
+)
+def test_how_answers_are_made_counts_where_figures_of_them_may_change_the_weights(
+    training: dict[str, Any], matters: bool
+) -> None:
+    one, other = (
+        fit.flat_ingredients(
+            parse(
+                written("seq2seq", training=training, evaluation={"metrics": ["bleu"]}, options={"num_beams": beams})
+            ),
+            Pins(num_processes=1, mixed_precision="no"),
+            DATA,
+            MODEL,
+            TOKENS,
+        )[0]
+        for beams in (1, 2)
+    )
+    assert {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)} == (
+        {"options.num_beams"} if matters else set()
+    )
 
 
 def test_of_an_installed_library_the_version_counts(mine: Path) -> None:

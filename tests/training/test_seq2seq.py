@@ -127,7 +127,8 @@ def test_a_tokenizer_with_another_way_for_targets_encodes_them_in_it_and_the_dec
         expected = tokenizer(text_target=["ein Hund", "ein ein Hund Hund"], truncation=True, max_length=5)["input_ids"]
         assert targets.ids.tolist() == [token for row in expected for token in row]
         assert targets.lost.tolist() == [0, 1]
-    model = load_for_training(Seq2Seq(), folder, [], tokenizer, seed=1)
+    kind = Seq2Seq({"max_target_length": 8, "max_new_tokens": 8})
+    model = load_for_training(kind, folder, [], tokenizer, seed=1)
     assert model.generation_config.decoder_start_token_id == tokenizer.convert_tokens_to_ids("de_DE")
     one = save_mbart(tmp_path / "one", src_lang="en_XX")
     with pytest.raises(UserError, match="names no tgt_lang"):
@@ -218,12 +219,17 @@ def test_run_killed_mid_epoch_ends_with_the_same_weights_and_the_same_metrics_of
 
 
 def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_would_choose_is_refused(
-    world: Path, tmp_path: Path
+    world: Path, trained: Path, tmp_path: Path
 ) -> None:
     """As where the processes hold shares of the weights. The loss is that of an evaluation that generates."""
-    job_dir = fit_job(world, tmp_path / "chooses", options={"generate_while_training": False}, best="bleu")
-    failure = finish(job_dir).failure
+    silent = {"generate_while_training": False}
+    failure = finish(fit_job(world, tmp_path / "chooses", options=silent, best="bleu")).failure
     assert failure is not None and failure.problems[0].where == "training.metric_for_best_model"
+    job_dir = fit_job(world, tmp_path / "silent", options=silent)
+    assert finish(job_dir).state == "finished"
+    told, heard = curve(job_dir), curve(trained)
+    assert told[30]["eval_loss"] == heard[30]["eval_loss"] and told[30].keys() < heard[30].keys()
+    assert not [name for name in METRICS if f"eval_{name}" in told[30]]
     kind = Seq2Seq().while_training({"strategy": "fsdp"})
     assert kind.silent is not None and kind.silent.startswith("with fsdp, nothing is generated while training")
     assert Seq2Seq().while_training({"strategy": "deepspeed-zero2"}).silent is None

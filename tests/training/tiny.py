@@ -116,6 +116,7 @@ def fit_job(
     every = {
         "kind": "sequence-classification",
         "labels": LABELS,
+        "max_length": 64,
         "training": Training(**{**chosen, **training}).model_dump(),
         "compute": {**Compute(**compute or {}).learnt_by(), "num_processes": processes, "mixed_precision": precision},
         "batch_division": division,

@@ -59,8 +59,7 @@ class CausalLM(LanguageModel):
     option_stages: ClassVar = {
         "tokenize": ("packing", "append_eos"),
         "fit": ("packing",),
-        "predict": ("append_eos",),
-        **dict.fromkeys(("score", "compare"), ()),
+        **dict.fromkeys(("predict", "score", "compare"), ()),
     }
     auto_class = "AutoModelForCausalLM"
     task = "text-generation"

@@ -55,7 +55,7 @@ class Generation(Closed):
     def settings(self) -> dict[str, Any]:
         """Those that are set, as GenerationConfig calls them."""
         asked = self.model_dump(include=set(Generation.model_fields), exclude_none=True)
-        return {"do_sample": False, "max_length": None, **asked}
+        return {"do_sample": False, "max_length": None, "num_return_sequences": 1, **asked}
 
     def of(self, model: PreTrainedModel) -> GenerationConfig:
         """How the model generates: its own settings, and these over them."""

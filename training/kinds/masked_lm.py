@@ -37,7 +37,9 @@ class MaskedLM(LanguageModel):
         mlm_probability: float = Field(default=0.15, gt=0, lt=1)
         """The share of a text's tokens that are hidden: of each text so many, rounded, and at least one."""
         whole_words: bool = False
-        """Whether words are hidden as a whole, as many as fit into that share: harder to tell than parts of a word."""
+        """Whether words are hidden as a whole, as many as fit into that share: harder to tell than parts of a word.
+        Where none fits exactly, somewhat fewer tokens are hidden than a training step counts, or more; in texts of
+        thirty words that evens out."""
 
     options: Options
     option_stages: ClassVar = {"score": (), "compare": ()}

@@ -63,8 +63,10 @@ class Seq2Seq(Kind):
     option_stages: ClassVar = {
         "tokenize": ("prefix", "max_target_length"),
         "fit": (),
-        **dict.fromkeys(("predict", "score", "compare"), tuple(Generation.model_fields)),
+        "predict": tuple(Generation.model_fields),
+        **dict.fromkeys(("score", "compare"), ()),
     }
+    learnt_options: ClassVar[Sequence[str]] = ("prefix",)
     auto_class = "AutoModelForSeq2SeqLM"
     task = "text2text-generation"
     pipeline = False  # transformers has none any more
@@ -97,10 +99,14 @@ class Seq2Seq(Kind):
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """What a decoder begins with, and what a target begins and ends with, as this tokenizer encodes it: a model of
         many languages may bring another one's. Raises UserError where a target ends with nothing: the model would never
-        learn to end."""
+        learn to end; and where the model has no places for as many tokens as the options ask for."""
         import torch
 
+        from training.model import require_places
+
         config, generation = model.config, model.generation_config
+        most = {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
+        require_places(model, **most)
         written = tokenizer(text_target="")["input_ids"]
         ends = [tokenizer.eos_token_id, tokenizer.sep_token_id]
         end = next((token for token in ends if token is not None and token in written), None)

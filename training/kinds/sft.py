@@ -166,12 +166,13 @@ class SupervisedFineTuning(CausalLM):
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """As ever, and has it stop with the token by which the chat template ends an answer, which may be none by which
         the tokenizer ends texts."""
-        from training.chat import of_loaded
+        from training.chat import ChatTemplate
         from training.continuing import know_end
+        from training.snapshot import chat_of
 
         super().prepare(model, tokenizer)
-        template = of_loaded(tokenizer)
-        end = template and template.end()
+        chat = chat_of(tokenizer)
+        end = chat and ChatTemplate(*chat).end()
         ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end else []
         if ids and ids[0] in tokenizer.added_tokens_decoder:
             know_end(model, ids[0])
