@@ -116,10 +116,11 @@ def _with_template(tokenizer: Path, template: Path, out: Path) -> Path:
 
 
 def _learnt(recipe: Recipe, rows: Path, out: Path) -> Path:
-    from training.scratch import SPECIAL, texts, train_wordpiece
+    from training.scratch import SPECIAL, learner, texts
 
-    columns = asked_of(recipe).texts
-    learnt = train_wordpiece(lambda: texts(rows / "train.arrow", columns), (recipe.model.config or {})["vocab_size"])
+    asked = asked_of(recipe)
+    learn, size = learner(writes=asked.kind.writes), (recipe.model.config or {})["vocab_size"]
+    learnt = learn(lambda: texts(rows / "train.arrow", asked.texts), size)
     out.mkdir()
     learnt.save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(SPECIAL))  # which a chat template knows by name

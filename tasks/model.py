@@ -37,6 +37,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
         return Ingredients(
             {
                 "model": model.model_dump(include={"config", "seed"}),
+                "writes": asked_of(recipe).kind.writes,
                 "upstream": {"load_data": data.parts["train.arrow"]},
                 **laid_over,
             },
@@ -71,6 +72,7 @@ def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapp
 
 
 def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
+    asked = asked_of(recipe)
     return run_child(
         work,
         "training.scratch",
@@ -78,7 +80,8 @@ def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
         settings={
             "config": recipe.model.config,
             "seed": recipe.model.seed,
-            "texts": asked_of(recipe).texts,
+            "texts": asked.texts,
+            "writes": asked.kind.writes,
         },
         inputs={"data": data.path},
     )

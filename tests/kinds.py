@@ -157,7 +157,12 @@ def make_world(kind: str, home: Path) -> Path:
     recipe = parse(recipe_of(kind, rows := write_rows(kind, home / "rows")))
     asked = asked_of(recipe)
     load(recipe.data, asked.kind, {split: [str(rows / f"{split}.jsonl")] for split in ROWS}, home / "data")
-    settings = {"config": recipe.model.config, "seed": recipe.model.seed, "texts": asked.texts}
+    settings = {
+        "config": recipe.model.config,
+        "seed": recipe.model.seed,
+        "texts": asked.texts,
+        "writes": asked.kind.writes,
+    }
     job = Job(program="training.scratch", key="base", settings=settings, inputs={"data": str(home / "data")})
     (home / "base/output").mkdir(parents=True)
     scratch.main(home / "base", job, Events(home / "base/events.jsonl"))

@@ -2,7 +2,7 @@
 
 inputs     data (train.arrow, whose texts the vocabulary is learnt from)
 settings   config (of transformers, with model_type and vocab_size, the most the vocabulary may have), seed,
-           texts (the columns to read: of texts, or of lists of them)
+           texts (the columns to read: of texts, or of lists of them), writes (whether the model is to write texts)
 output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
 figures    vocab_size, parameters
 """
@@ -30,7 +30,10 @@ SPECIAL = {
     "mask_token": "[MASK]",
 }
 LARGEST_ALPHABET = 1000
-"""Distinct characters kept, the most frequent ones; words with any other become [UNK]."""
+"""Distinct characters kept, the most frequent ones; any other becomes [UNK], and in words of WordPiece all the word."""
+
+Rows = Callable[[], Iterator[str]]
+"""Gives the texts, from the first each time."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -41,7 +44,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     config = job.settings["config"]
     data = Path(job.inputs["data"]) / "train.arrow"
     events.progress(phase="vocabulary")
-    tokenizer = train_wordpiece(lambda: texts(data, job.settings["texts"]), config["vocab_size"])
+    learn = learner(writes=job.settings["writes"])
+    tokenizer = learn(lambda: texts(data, job.settings["texts"]), config["vocab_size"])
     events.progress(phase="model")
     model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, job.settings["seed"])
     save_tokenizer(tokenizer, getattr(model.config, "max_position_embeddings", None), job_dir / OUTPUT / "tokenizer")
@@ -64,17 +68,44 @@ def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
                 yield from (pc.list_flatten(values) if types.is_list(values.type) else values).to_pylist()
 
 
-def train_wordpiece(rows: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer:
-    """A lower-casing WordPiece tokenizer in BERT's manner, of at most `vocab_size` tokens.
+def learner(*, writes: bool) -> Callable[[Rows, int], Tokenizer]:
+    """What learns the tokenizer: of a model that writes texts one that can write all of them."""
+    return train_bpe if writes else train_wordpiece
 
-    `rows` gives the texts, from the first each time; the same texts give the same vocabulary in every process.
-    """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+def train_bpe(rows: Rows, vocab_size: int) -> Tokenizer:
+    """A BPE tokenizer in SentencePiece's manner, of at most `vocab_size` tokens: what it takes apart, it puts together
+    again as it was, case, accents and line breaks, but for ▁, which stands for a space. The same texts give the same
+    vocabulary in every process."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL["unk_token"]))
+    space = pre_tokenizers.Metaspace()
+    marks = pre_tokenizers.Split(Regex(r"[\p{P}\p{S}\s&&[^▁]]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([space, marks])
+    tokenizer.decoder = decoders.Metaspace()
+    alphabet = _alphabet(row.replace(" ", space.replacement) for row in rows())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL.values()],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(rows(), trainer)
+    return _with_ends(tokenizer)
+
+
+def train_wordpiece(rows: Rows, vocab_size: int) -> Tokenizer:
+    """A lower-casing WordPiece tokenizer in BERT's manner, of at most `vocab_size` tokens. The same texts give the same
+    vocabulary in every process."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=True)
     learner = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
     learner.normalizer, learner.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
-    alphabet = _alphabet(normalizer.normalize_str(row) for row in rows())
+    normal = (normalizer.normalize_str(row) for row in rows())
+    alphabet = [character for character in _alphabet(normal) if not character.isspace()]
     # The trainer numbers the pieces "##x" in the order of a randomly seeded hash table and settles ties
     # between merges by number. Named as special tokens they have numbers beforehand; only the vocabulary is kept.
     pieces = [f"##{character}" for character in alphabet]
@@ -89,6 +120,13 @@ def train_wordpiece(rows: Callable[[], Iterator[str]], vocab_size: int) -> Token
     tokenizer = Tokenizer(models.WordPiece(learner.get_vocab(), unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer, tokenizer.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
     tokenizer.decoder = decoders.WordPiece()
+    return _with_ends(tokenizer)
+
+
+def _with_ends(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, with the special tokens around a text, and between two."""
+    from tokenizers import processors
+
     tokenizer.add_special_tokens(list(SPECIAL.values()))
     ends = [(token, tokenizer.token_to_id(token)) for token in (SPECIAL["cls_token"], SPECIAL["sep_token"])]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -127,7 +165,7 @@ def _alphabet(normalized: Iterator[str]) -> list[str]:
     counts: Counter[str] = Counter()
     for row in normalized:
         counts.update(row)
-    by_frequency = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    by_frequency = sorted(counts, key=lambda c: (-counts[c], c))
     return sorted(by_frequency[:LARGEST_ALPHABET])
 
 

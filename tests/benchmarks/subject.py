@@ -75,7 +75,7 @@ class Subject:
         if self.own_model:
             return {"model": self.own_model, "tokenizer": self.own_model}
         job = self.folder / "jobs" / "scratch"
-        settings = {"config": CONFIG, "seed": 0, "texts": ["text"]}
+        settings = {"config": CONFIG, "seed": 0, "texts": ["text"], "writes": False}
         write_job(job, "training.scratch", settings, {"data": self.loaded})
         run(job, python_argv("training.scratch"))
         return {name: job / OUTPUT / name for name in ("model", "tokenizer")}

@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.training import tiny
+from training import scratch
 from training.protocol import Job, read_outcome
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The outputs of two processes that hash strings differently."""
-    home = tmp_path_factory.mktemp("scratch")
+    return make_twice(tmp_path_factory.mktemp("scratch"), writes=False)
+
+
+def make_twice(home: Path, *, writes: bool) -> list[Path]:
     data = tiny.write_data(home / "data", {"train": 200, "validation": 5})
-    settings = {"config": tiny.CONFIG, "seed": 3, "texts": ["text"]}
+    settings = {"config": tiny.CONFIG, "seed": 3, "texts": ["text"], "writes": writes}
     processes = []
     for hash_seed in ("1", "2"):
         job_dir = home / hash_seed
@@ -34,6 +38,22 @@ def test_two_processes_make_the_same_bytes(made: list[Path]) -> None:
     assert first is not None and second is not None
     assert {"model/model.safetensors", "tokenizer/tokenizer.json"} <= first.files.keys()
     assert first.files == second.files
+
+
+def test_for_a_model_that_writes_two_processes_make_the_same_bytes_too(tmp_path: Path) -> None:
+    first, second = map(read_outcome, make_twice(tmp_path, writes=True))
+    assert first is not None and second is not None
+    assert first.files == second.files
+
+
+def test_a_tokenizer_of_a_model_that_writes_gives_texts_back_as_they_were() -> None:
+    said = ["Ein Mann läuft, über 20 €!", "„Wohin?“, fragt sie.\n\tNach  Haus", "don't (mind) the_gap"]
+    learnt = scratch.train_bpe(lambda: iter(said), 300)
+    told = [learnt.encode(text, add_special_tokens=False) for text in said]
+    assert [learnt.decode(one.ids) for one in told] == said
+    assert "." in told[1].tokens and "▁Mann" in told[0].tokens
+    ids = learnt.encode(said[0]).ids
+    assert [learnt.id_to_token(ids[place]) for place in (0, -1)] == ["[CLS]", "[SEP]"]
 
 
 def test_model_and_tokenizer_load_and_fit_each_other(made: list[Path]) -> None:

@@ -57,7 +57,7 @@ def write_rows(folder: Path, rows: dict[str, int]) -> Path:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("world")
     data = write_rows(home / "data", {"train": 120, "validation": 30})
-    settings = {"config": CONFIG, "seed": 1, "texts": ["source", "target"]}
+    settings = {"config": CONFIG, "seed": 1, "texts": ["source", "target"], "writes": True}
     (home / "base/output").mkdir(parents=True)
     job = Job(program="training.scratch", key="base", settings=settings, inputs={"data": str(data)})
     scratch.main(home / "base", job, Events(home / "base/events.jsonl"))

@@ -65,6 +65,7 @@ class CausalLM(LanguageModel):
     task = "text-generation"
     pipeline = False  # that of transformers tells nothing of how likely a text is
     does = "Continues a {text}"
+    writes = True
     causal = True
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:

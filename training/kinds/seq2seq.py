@@ -71,6 +71,7 @@ class Seq2Seq(Kind):
     task = "text2text-generation"
     pipeline = False  # transformers has none any more
     does = "Writes a text for {text}"
+    writes = True
     columns: ClassVar = {"source": Column("text"), "target": Column("text", said=True)}
     metrics: ClassVar[Sequence[str]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")
     loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")

@@ -77,7 +77,8 @@ class Model(Section):
 
     source: Literal["hub", "folder", "scratch"]
     """hub: a repository of the Hub. folder: a local one in the same layout.
-    scratch: random weights, and a tokenizer trained on the training split."""
+    scratch: random weights, and a tokenizer trained on the training split: WordPiece, which knows neither case nor
+    accents, and for kinds whose models write texts BPE, which keeps them as they are."""
     path: Text | None = None
     """The repository's name or the folder; null for scratch."""
     revision: str | None = None

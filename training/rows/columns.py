@@ -51,6 +51,9 @@ class KindOfRows:
     checks: ClassVar[Mapping[str, Level]] = {}
     """The checks of single rows that `faults` makes beside those of all kinds, and what becomes of what they find
     unless `data.checks` says else."""
+    writes: ClassVar[bool] = False
+    """Whether its models write texts. One that is made from nothing then has a tokenizer that keeps texts as they are;
+    else one to which case and accents make no other word."""
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
         """The columns that go together, where rows may come in several ways: of these sets, each made of `columns`, the
