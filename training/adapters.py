@@ -193,7 +193,9 @@ def _targets(network: PreTrainedModel, asked: Any, whole: Sequence[str]) -> Any:
     free = [name for name in linear if not _within(name, whole)]
     for name in [] if isinstance(asked, str) else asked:
         if not _ending_with(free, name):
-            message = f"{name!r} is no linear layer of {type(network).__name__} beside those that are trained whole: "
+            if _ending_with(linear, name):
+                raise _refused("target_modules", f"{name!r} is trained whole already: leave it out.")
+            message = f"{name!r} is no linear layer of {type(network).__name__}: "
             message += f"choose from {', '.join(_ends(free))}, or all-linear.{nearest(name, _ends(free))}"
             raise _refused("target_modules", message)
     return asked

@@ -20,6 +20,9 @@ FIELD = "model.chat_template"
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+_A = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "a truth"}
+_A[type(None)] = "nothing"
+
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 """Stretches of a text: their first characters, and those behind their last."""
@@ -42,9 +45,16 @@ class ChatTemplate:
         """The messages, and where the assistant's are in them: what `{% generation %}` marks, else what each of them
         adds to what an answer begins with.
 
-        Raises UserError for messages that the template refuses, and where it writes an answer otherwise once more
-        follows it, so that it cannot be told which part is whose.
+        Raises UserError for messages that the template refuses, where it writes nothing of the answers, and where it
+        writes one otherwise once more follows it, so that it cannot be told which part is whose.
         """
+        text, spans = self._answered(messages)
+        if not "".join(text[start:stop] for start, stop in spans).strip():
+            marks = " between {% generation %} and {% endgeneration %}" if _MARKED.search(self.text) else ""
+            raise _refused(f"writes nothing of what the assistant says{marks} in {_first_words(messages)}: change it.")
+        return text, spans
+
+    def _answered(self, messages: Messages) -> tuple[str, Spans]:
         if _MARKED.search(self.text):
             return self._written(messages, marked=True)
         text, spans = self._written(messages)[0], []
@@ -86,7 +96,7 @@ class ChatTemplate:
             )
         except Exception as error:  # a template may fail in all ways in which a program can
             raise _refused(
-                f"cannot write {_first_words(messages)}: {error}. Change the rows, or the template."
+                f"cannot write {_first_words(messages)}: {str(error).rstrip('.')}. Change the template, or the rows."
             ) from error
         return texts[0], spans[0] if marked else []
 
@@ -117,14 +127,22 @@ def need_template(file: Path) -> None:
 def fault_of(messages: Any, *, answered: bool) -> str | None:
     """What keeps a value from being a conversation, in words that follow a colon; None where nothing does. One that is
     `answered` ends with the assistant's message, and one that is asked may."""
-    if not isinstance(messages, list) or not messages:
-        return "it is no list of messages"
+    if not isinstance(messages, list):
+        return f"it is {_A[type(messages)]}, and must be a list of messages"
+    if not messages:
+        return "it has no message"
     for number, message in enumerate(messages, 1):
-        role, content = (message.get(name) if isinstance(message, dict) else None for name in ("role", "content"))
-        if not isinstance(role, str) or not isinstance(content, str):
-            return f"message {number} has no role and content that are texts"
-        if role not in ROLES:
-            return f"message {number} is by {role!r}, and roles are {', '.join(ROLES)}"
+        if not isinstance(message, dict):
+            return f"message {number} is {_A[type(message)]}, and must have role and content"
+        for name in ("role", "content"):
+            if name not in message:
+                return f"message {number} has no {name}: it has {', '.join(map(str, message))}"
+            if not isinstance(message[name], str):
+                return f"{name} of message {number} is {_A[type(message[name])]}, and must be a text"
+        if message["role"] not in ROLES:
+            return f"message {number} is by {message['role']!r}, and roles are {', '.join(ROLES)}"
+        if not message["content"].strip():
+            return f"message {number}, by {message['role']!r}, says nothing"
     if answered and messages[-1]["role"] != "assistant":
         return f"its last message is by {messages[-1]['role']!r}, and must be by 'assistant'"
     return None

@@ -114,7 +114,10 @@ def _print_answers(model: Asked, given: Sequence[str]) -> int:
 
     a_row, names = len(model.columns), ", ".join(model.columns.values())
     if len(given) % a_row:
-        message = f"the model takes {a_row} values at a time ({names}), and there are {len(given)}."
+        message = (
+            f'the model takes {a_row} values at a time ({names}), and there are {len(given)}. Write "" where a row '
+        )
+        message += "may have nothing."
         raise UserError([Problem(kind="option", where="TEXT", message=message)])
     rows = [given[start : start + a_row] for start in range(0, len(given), a_row)]
     for row, lines in zip(rows, ask(model, rows), strict=True):

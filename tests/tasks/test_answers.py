@@ -47,7 +47,8 @@ def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_
     good, bad = [{"role": "user", "content": "2 + 2?"}], [{"role": "bot", "content": "4"}]
     file, rows = tmp_path / "in.jsonl", [*[good] * 2100, bad, None, [], *[bad] * 2]
     file.write_text("".join(json.dumps({"spoken": row}) + "\n" for row in rows))
-    wrong = "has no conversation in column 'spoken': message 1 is by 'bot', and roles are system, user, assistant"
+    wrong = "has no conversation ({}) in column 'spoken'"
+    by_bot = wrong.format("message 1 is by 'bot', and roles are system, user, assistant")
     settings = {"kind": "sft", "model": "models:/a/1", "max_length": 9, "columns": {"messages": "spoken"}}
 
     def told(inputs: dict[str, str], **asked: Any) -> str:
@@ -57,9 +58,12 @@ def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_
         return str(caught.value)
 
     of_file = told({"file": str(file), "aside": str(tmp_path / "aside")}, out=str(tmp_path / "out.jsonl"))
-    assert of_file == f"{file} row 2101: {wrong} (4 rows like this: 2101, 2103, 2104, …): correct or remove them."
+    assert of_file.splitlines() == [
+        f"{file} row 2101: {by_bot} (3 rows like this: 2101, 2104, 2105): correct or remove them.",
+        f"{file} row 2103: {wrong.format('it has no message')}: correct or remove it.",
+    ]
     typed = told({}, rows=[[json.dumps(good)], [json.dumps(bad)]])
-    assert typed == f"TEXT row 2: {wrong}: correct or remove it."
+    assert typed == f"TEXT row 2: {by_bot}: correct or remove it."
     assert not (tmp_path / "aside").exists()
 
 

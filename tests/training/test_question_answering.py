@@ -64,7 +64,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     loaded(home / "data", home, "train", "validation")
     config = {**tiny.CONFIG, "vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     config |= {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    settings = {"config": config, "seed": 1, "texts": ["question", "context"]}
+    settings = {"config": config, "seed": 1, "texts": ["question", "context"], "writes": False}
     run(scratch, home / "base", {"data": home / "data"}, **settings)
     tokenize(ExtractiveQA(OPTIONS), home / "data", home / "base/output/tokenizer", home / "tokens", 32)
     before = torch.get_num_threads()
@@ -98,7 +98,7 @@ def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = {"num_train_epochs": 8, "learning_rate": 5e-3, "per_device_train_batch_size": 16}
     tiny.fit_job(world, job_dir, base="base/output", **asked, metric_for_best_model="f1")
     written = Job.read(job_dir)
-    told = {"kind": KIND, "options": OPTIONS, "labels": [], "metrics": ["f1", "exact_match"]}
+    told = {"kind": KIND, "options": OPTIONS, "labels": [], "max_length": 32, "metrics": ["f1", "exact_match"]}
     written.model_copy(update={"settings": {**written.settings, **told}}).write(job_dir)
     outcome = finish(job_dir)
     assert outcome.state == "finished", outcome

@@ -174,20 +174,37 @@ def test_a_conversation_is_written_without_torch() -> None:
 
 def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
     good = [USER, BOT]
+    turn = {"role": "assistant", "content": " "}
     wrong: list[Any] = ["b", [], [USER], [{"role": "bot", "content": "d"}], [USER, {"role": "assistant"}], [*good, 1]]
+    wrong += [[USER, turn], [USER, turn], [USER, turn | {"content": [1]}], {"from": "human"}]
     faults = [fault_of(row, answered=True) for row in wrong]
     assert faults == [
-        "it is no list of messages",
-        "it is no list of messages",
+        "it is a text, and must be a list of messages",
+        "it has no message",
         "its last message is by 'user', and must be by 'assistant'",
         "message 1 is by 'bot', and roles are system, user, assistant",
-        "message 2 has no role and content that are texts",
-        "message 3 has no role and content that are texts",
+        "message 2 has no content: it has role",
+        "message 3 is a number, and must have role and content",
+        *["message 2, by 'assistant', says nothing"] * 2,
+        "content of message 2 is a list, and must be a text",
+        "it is an object, and must be a list of messages",
     ]
     rows = [{"messages": row} for row in (good, [USER, BOT, AGAIN, LAST], *wrong)]
-    assert told(KIND, rows, tmp_path) == [
-        f"messages row 3: has no conversation in column 'messages': {faults[0]} (6 rows like this: 3, 4, 5, …)"
-    ]
+    found = [f"messages row 9: has no conversation in column 'messages' ({faults[6]}) (2 rows like this: 9, 10)"]
+    for row, fault in zip((3, 4, 5, 6, 7, 8, 11), [*faults[:6], faults[8]], strict=True):
+        found.append(f"messages row {row}: has no conversation in column 'messages' ({fault})")
+    found.append(
+        "messages row 12: has no conversation in column 'messages' (for other reasons than the most frequent ones)"
+    )
+    assert told(KIND, rows, tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["{% for m in messages %}{{ m.text }}{% endfor %}", "a{% generation %}{% endgeneration %}"]
+)
+def test_a_template_that_writes_no_answer_is_told_as_what_it_is(text: str) -> None:
+    with pytest.raises(UserError, match=r"^model\.chat_template: writes nothing of what the assistant says"):
+        ChatTemplate(text, {}).answered([USER, BOT])
 
 
 def test_a_tokenizer_that_does_not_tell_where_tokens_begin_is_refused(tmp_path: Path) -> None:

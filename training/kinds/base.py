@@ -43,6 +43,8 @@ class Kind(KindOfRows, ABC):
     option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
     """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
     makes another."""
+    by_template: ClassVar[Sequence[str]] = ()
+    """The columns that become a text by the tokenizer's chat template alone."""
     learnt_options: ClassVar[Sequence[str]] = ()
     """Those that say how a model is asked. It has learnt to be asked so: a champion is asked with its own."""
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
     Ids = npt.NDArray[np.int32]
 
 
+MOST_REASONS = 8
+"""Told apart of some thousand rows."""
+
+
 class SupervisedFineTuning(CausalLM):
     """An answer to a conversation."""
 
@@ -69,6 +74,7 @@ class SupervisedFineTuning(CausalLM):
 
     options: Options
     option_stages: ClassVar = {**CausalLM.option_stages, "load_data": ()}
+    by_template: ClassVar = ("messages", "instruction")
     libraries: ClassVar = ("transformers", "jinja2")
     does = "Answers what it is asked"
     columns: ClassVar = {
@@ -86,15 +92,15 @@ class SupervisedFineTuning(CausalLM):
         sets = (("messages",), ("prompt", "completion"), ("instruction", "input", "output"))
         return [{name: self.columns[name] for name in names} for names in sets]
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Messages that are no conversation, or one without an answer at its end."""
-        for mask, wrong in _no_conversations(rows, answered=True):
-            yield "messages", "has no conversation in column 'messages'", mask, wrong
+        for mask, why in _no_conversations(rows, answered=True):
+            yield "messages", f"has no conversation in column 'messages' ({why})", mask
 
     def asked_faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Messages that are no conversation."""
-        for mask, wrong in _no_conversations(rows, answered=False):
-            yield "messages", "has no conversation", mask, wrong
+        for mask, why in _no_conversations(rows, answered=False):
+            yield "messages", f"has no conversation ({why})", mask, ""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids; `of_answer`, 1 for each token that is learnt (list<int8>); length, and `targets`, how many are.
@@ -253,15 +259,17 @@ def _instruction(instruction: str, input: str | None = None, output: str | None 
 
 
 def _no_conversations(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
-    """Which messages are no conversation, and why the first of them is none; nothing where all are."""
+    """Which messages are no conversation, by why they are none; the rarer reasons together."""
     import numpy as np
 
     from training.chat import fault_of
 
     if "messages" in rows.schema.names:
         found = [fault_of(json.loads(text), answered=answered) for text in rows.column("messages").to_pylist()]
-        if wrong := next(filter(None, found), None):
-            yield np.array([one is not None for one in found]), f": {wrong}"
+        for why, _ in (told := Counter(filter(None, found)).most_common(MOST_REASONS)):
+            yield np.array([one == why for one in found]), why
+        if (rest := np.array([one is not None and one not in dict(told) for one in found])).any():
+            yield rest, "for other reasons than the most frequent ones"
 
 
 def _packed(features: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:

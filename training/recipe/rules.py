@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from training.kinds import KINDS, class_of, load
 from training.problems import Problem, UserError, nearest
-from training.recipe.columns import kind_of
+from training.recipe.columns import columns_of, kind_of
 from training.recipe.compute import SHARING_RULES
 from training.recipe.data import DATA_RULES, DOTTED, revision
 from training.recipe.engine import engine_has, engine_name
@@ -138,6 +138,17 @@ def _scratch_config(written: Written) -> Iterator[tuple[str, str]]:
             "tokens.max_length",
             f"{written['tokens.max_length']} is out of range: the model has {positions} positions "
             "(model.config.max_position_embeddings).",
+        )
+
+
+def _template_of_scratch(written: Written) -> Iterator[tuple[str, str]]:
+    if written["model.source"] != "scratch" or written["model.chat_template"] is not None:
+        return
+    if wanted := [column.name for column in columns_of(written) if column.name in kind_of(written).by_template]:
+        yield (
+            "model.chat_template",
+            f"is missing: a model from scratch brings none, and {wanted[0]} become texts by one. Name a file, such as "
+            "deployments/examples/chat.jinja.",
         )
 
 
@@ -341,6 +352,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _model_source,
     _start,
     _scratch_config,
+    _template_of_scratch,
     _steps,
     _evaluation_while_training,
     _best_metric,

@@ -46,7 +46,10 @@ _NAMES = {
 }
 
 # What else a field takes that takes a word.
-_OTHER_SIDE = {"training.class_weights": "weights by the labels' names"}
+_OTHER_SIDE = {
+    "training.class_weights": "weights by the labels' names",
+    "training.lora.target_modules": "a list of names such as [q_proj, v_proj]",
+}
 
 
 def field_name(loc: Sequence[int | str]) -> str:

@@ -82,6 +82,13 @@ class Asked:
         """The types of columns that are to be other than they are stored in the source, by the recipe's names."""
         return {column.of: "float64" for column in self.columns if column.form == "number"} | self.data.cast
 
+    def unasked(self, there: Collection[str]) -> list[str]:
+        """The columns that the kind would take and that are there under its own names, though the recipe does not name
+        them."""
+        given = named(self.data.text, self.data.label, self.data.columns)
+        wanted = chosen(self.kind, given) or {}
+        return [name for name in wanted if name in there and name not in (*given, *OWN_FIELDS, *self.by_source)]
+
     def cast_to(self, of: str) -> str:
         """What a cast column is to hold, in words."""
         return self.data.cast.get(of, "finite number")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.problems import Problem, UserError, nearest
+from training.rows.asked import OWN_FIELDS
 from training.rows.filters import parse_filter
 
 if TYPE_CHECKING:
@@ -88,11 +89,22 @@ def stored_names(asked: Asked, there: Sequence[str], where: str) -> dict[str, st
             problems.append(Problem(kind="data", where=field, message=message))
         elif name not in found and name not in new:
             message = f"{where} has no column {name!r}: it has {', '.join(renamed)}.{nearest(name, renamed)}"
-            problems.append(Problem(kind="data", where=field, message=message))
+            problems.append(Problem(kind="data", where=field, message=f"{message}{_other_way(asked, renamed)}"))
+    for name in asked.unasked(renamed):
+        message = f"{where} has a column {name!r}, and the recipe does not say that it is to be taken: set this to "
+        message += f"{name}, or, where it is something else, data.rename to {{{name}: another_name}}."
+        problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
     problems += _cast_to_nothing(data, renamed, where)
     if problems:
         raise UserError(problems)
     return {name: found[name] for name in wanted(asked)}
+
+
+def _other_way(asked: Asked, there: Collection[str]) -> str:
+    """What to set where the columns of another of the kind's ways to have rows are there; else nothing."""
+    ways = ([name for name, column in one.items() if not column.optional] for one in asked.kind.column_sets())
+    way = next((names for names in ways if {*names} <= {*there} - OWN_FIELDS.keys()), None)
+    return "" if way is None else f" For rows of {' and '.join(way)}, set data.columns: {{{way[0]}: {way[0]}}}."
 
 
 def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Problem]:

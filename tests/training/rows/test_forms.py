@@ -257,8 +257,17 @@ def test_the_recipes_columns_choose_among_the_kinds_sets_and_blank_ones_may_be_e
         {"instruction": "Add", "input": "1 2", "output": "3"},
         {"instruction": "Hi", "input": "", "output": "Hello"},
     ]
-    run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, columns={"instruction": "q"})
+    other = {"columns": {"instruction": "q"}, "rename": {"input": "other"}}
+    run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, **other)
     assert stored(tmp_path).schema.names == ["instruction", "output"]
+    with pytest.raises(UserError, match=r"data\.columns\.input: .* has a column 'input', and the recipe does not say"):
+        run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, columns={"instruction": "q"})
+
+
+def test_where_the_columns_of_another_way_are_there_the_recipe_is_told_how_to_ask_for_them(tmp_path: Path) -> None:
+    rows = [{"instruction": "Add", "output": "3"}]
+    with pytest.raises(UserError, match=r"For rows of instruction and output, set data\.columns: {instruction: inst"):
+        run(Chat(), json_lines(tmp_path / "c.jsonl", rows), tmp_path)
 
 
 def test_columns_of_the_kind_are_no_slices(tmp_path: Path) -> None:
