@@ -25,6 +25,11 @@ for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means: one more than there are cores, for the longest tests wait for servers."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """A Prefect server with a database of its own; one a session, since it takes seconds to start."""

@@ -564,6 +564,14 @@ def test_scratch_needs_a_config_that_fits_the_tokens() -> None:
     }
 
 
+def test_messages_for_a_model_from_scratch_need_a_template_and_prompts_need_none() -> None:
+    model = {"source": "scratch", "config": {"model_type": "gpt2", "vocab_size": 300}}
+    values = {"name": "a", "kind": "sft", "data": {"source": "json", "path": "rows"}, "model": model}
+    assert list(problems(values)) == ["model.chat_template"]
+    assert parse(values, {"data.columns": {"prompt": "q"}}).kind == "sft"
+    assert parse(values, {"model.chat_template": "chat.jinja"}).kind == "sft"
+
+
 def test_without_evaluations_nothing_may_depend_on_them() -> None:
     overrides = {"training.eval_strategy": False, "training.early_stopping_patience": 2}
     needs = "needs evaluations, but training.eval_strategy is no: set that to epoch or steps, or this to"
