@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,12 @@ for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means: one more than there are cores, for the longest tests wait for servers."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(autouse=True)
+def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders in which code of a user's was found are forgotten after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from training.kinds.base import Kind
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "training" / "README.md"
 EXAMPLE = ROOT / "deployments" / "examples" / "question_answering.py"
-MODULES = ("question_answering", "moves")
+MODULES = ("mine", "question_answering", "moves")
 
 
 class Follower(Reader):
@@ -62,7 +62,8 @@ def in_folder(folder: Path) -> Iterator[None]:
         patch.delenv("FINETUNE_HOME", raising=False)
         patch.setenv("CHECKOUT", str(ROOT))
         patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setattr(sys, "path", [*sys.path])
+        for name in MODULES:  # also before: other tests have modules of these names
+            sys.modules.pop(name, None)
         yield
     for name in MODULES:
         sys.modules.pop(name, None)
@@ -148,10 +149,7 @@ def test_a_mistake_in_a_kind_of_ones_own_is_one_message(
         recipe = Path("moves.yaml")
         recipe.write_text(recipe.read_text().replace("question_answering:ExtractiveQA", "mine:Extractive"))
         Path("mine.py").write_text((BASE if content.startswith("    ") else "") + content)
-        try:
-            assert main(["check", "moves.yaml"]) != 0
-        finally:
-            sys.modules.pop("mine", None)
+        assert main(["check", "moves.yaml"]) != 0
     said = capsys.readouterr()
     assert message.format(file=tmp_path / "mine.py") in said.out + said.err
     assert "Traceback" not in said.out + said.err

@@ -243,7 +243,7 @@ def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than
         started = time.monotonic()
         tracker.end("FINISHED")
         assert time.monotonic() - started < 10
-    assert tracker.trouble == "it did not answer within 2 s"
+        assert tracker.trouble == "it did not answer within 2 s"
     assert len(Outbox("flow-1").waiting()) == 3
 
 
