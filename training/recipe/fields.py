@@ -62,7 +62,7 @@ class Data(Section):
     none)."""
     columns: dict[Text, Text] = Field(default_factory=dict)
     """The columns of the kinds that want others than text and label, by what they are to the kind:
-    `{source: en, target: de}` (where left out, a column of that name)."""
+    `{source: en, target: de}` (where left out, a column of that name, if the kind cannot do without it)."""
     label_names: list[Text] | None = Field(default=None, min_length=2)
     """The labels in the order of the model's outputs (null: as the data names them, else sorted)."""
     max_file_gb: float = Field(default=20.0, gt=0)
