@@ -141,7 +141,7 @@ def fault_of(messages: Any, *, answered: bool) -> str | None:
                 return f"{name} of message {number} is {_A[type(message[name])]}, and must be a text"
         if message["role"] not in ROLES:
             return f"message {number} is by {message['role']!r}, and roles are {', '.join(ROLES)}"
-        if not message["content"].strip():
+        if message["role"] != "system" and not message["content"].strip():
             return f"message {number}, by {message['role']!r}, says nothing"
     if answered and messages[-1]["role"] != "assistant":
         return f"its last message is by {messages[-1]['role']!r}, and must be by 'assistant'"

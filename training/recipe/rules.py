@@ -147,8 +147,8 @@ def _template_of_scratch(written: Written) -> Iterator[tuple[str, str]]:
     if wanted := [column.name for column in columns_of(written) if column.name in kind_of(written).by_template]:
         yield (
             "model.chat_template",
-            f"is missing: a model from scratch brings none, and {wanted[0]} become texts by one. Name a file, such as "
-            "deployments/examples/chat.jinja.",
+            f"is missing: a model from scratch brings none, and rows with {wanted[0]} become texts by one. "
+            "Name a file, such as deployments/examples/chat.jinja.",
         )
 
 
