@@ -7,7 +7,7 @@
     checkpoints/quarantine/               what was found damaged; nothing reads it
     checkpoints/.writing-*, .removing-*   of a writer that lives, or died; removed by the next one's start
 
-One process at a time writes to such a folder.
+One process at a time writes to such a folder. Anything else in it (.DS_Store, .nfs…) is left alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -74,8 +75,8 @@ def newest_good(folder: Path, warn: Callable[[str], None]) -> Path | None:
     Newer ones go to quarantine and `warn` is told why. Call it before anything is written to the folder:
     it removes what dead writers left behind.
     """
-    for leftover in folder.glob(".*"):
-        shutil.rmtree(leftover)
+    for leftover in [*folder.glob(".writing-*"), *folder.glob(".removing-*")]:
+        _remove(leftover)
     for checkpoint in sorted(_checkpoints(folder), key=step_of, reverse=True):
         damage = damage_of(checkpoint)
         if damage is None:
@@ -142,10 +143,15 @@ def rotate(folder: Path, newest: int = 2) -> None:
     kept = {name for checkpoint in newest_first[:newest] for name in [checkpoint.name, *_needs(checkpoint)]}
     for checkpoint in newest_first:
         if checkpoint.name not in kept:
-            # Out of sight in one step: a kill half-way through must not look like damage.
-            aside = checkpoint.with_name(f".removing-{checkpoint.name}")
-            os.rename(checkpoint, aside)
-            shutil.rmtree(aside)
+            _remove(checkpoint)
+
+
+def _remove(folder: Path) -> None:
+    """Renames the folder, so that a kill half-way through does not look like damage, then deletes what it can of it:
+    NFS keeps files that a process still has open."""
+    aside = folder.with_name(f".removing-{uuid.uuid4().hex[:12]}")
+    os.rename(folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _needs(checkpoint: Path) -> list[str]:
@@ -175,5 +181,4 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _set_aside(checkpoint: Path) -> None:
     quarantine = checkpoint.parent / QUARANTINE
     quarantine.mkdir(exist_ok=True)
-    taken = len(list(quarantine.iterdir()))
-    os.rename(checkpoint, quarantine / f"{taken}-{checkpoint.name}")
+    os.rename(checkpoint, quarantine / f"{uuid.uuid4().hex[:8]}-{checkpoint.name}")

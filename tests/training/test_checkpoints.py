@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +69,8 @@ def test_damaged_checkpoint_is_put_aside_for_the_one_before(tmp_path: Path, dama
     found, (said,) = newest(tmp_path)
     assert found == "checkpoint-1"
     assert "checkpoint-2 cannot be used" in said
-    assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["0-checkpoint-2"]
+    [kept] = (tmp_path / "quarantine").iterdir()
+    assert kept.name.endswith("-checkpoint-2")
     write(tmp_path, 2)
     assert newest(tmp_path) == ("checkpoint-2", [])
 
@@ -95,3 +98,29 @@ def test_rotation_keeps_the_newest_two_and_those_that_they_need(tmp_path: Path) 
     checkpoints.rotate(tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["checkpoint-10", "checkpoint-2", "checkpoint-9"]
+
+
+@pytest.mark.parametrize("stray", [".nfs000000000123", ".DS_Store", "notes.txt"])
+def test_stray_file_among_checkpoints_is_left_alone(tmp_path: Path, stray: str) -> None:
+    write(tmp_path, 1)
+    (tmp_path / stray).write_text("not a checkpoint")
+    assert newest(tmp_path) == ("checkpoint-1", [])
+    checkpoints.rotate(tmp_path, newest=1)
+    assert (tmp_path / stray).is_file()
+
+
+def test_leftover_that_cannot_be_deleted_does_not_stop_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps a file that a process still has open, and with it the folder."""
+    write(tmp_path, 1)
+    (tmp_path / ".writing-checkpoint-2").mkdir()
+    (tmp_path / ".writing-checkpoint-2/.nfs1").write_text("still open")
+    monkeypatch.setattr(os, "unlink", _busy)
+    assert newest(tmp_path) == ("checkpoint-1", [])
+    write(tmp_path, 2)
+    assert newest(tmp_path) == ("checkpoint-2", [])
+
+
+def _busy(*_: object, **__: object) -> None:
+    raise OSError(errno.EBUSY, "Device or resource busy")
