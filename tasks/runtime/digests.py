@@ -19,6 +19,7 @@ from typing import Any
 # A file changed this shortly before it is read may change again within the same clock tick, unseen by its
 # timestamps; it is hashed but not remembered.
 SETTLED_S = 0.05
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def digest_of(value: Any) -> str:
@@ -85,25 +86,34 @@ class Digests:
             yield None
             return
         try:
-            with contextlib.suppress(sqlite3.Error):
+            with self._without_memory():
                 memory.execute("PRAGMA synchronous=OFF")
                 memory.execute("CREATE TABLE IF NOT EXISTS digests (file TEXT PRIMARY KEY, state TEXT, sha256 TEXT)")
             yield memory
         finally:
             memory.close()
 
-    def _recall(self, memory: sqlite3.Connection | None, identity: tuple[str, str]) -> str | None:
-        if memory is None:
-            return None
+    @contextlib.contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        """Goes on without the database where it fails. A damaged one is deleted: the next call makes a new one."""
         try:
-            row = memory.execute("SELECT sha256 FROM digests WHERE file=? AND state=?", identity).fetchone()
-        except sqlite3.Error:
-            return None
-        return row[0] if row else None
+            yield
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:  # the low byte is the primary code
+                for file in (self._database, self._database.with_name(f"{self._database.name}-journal")):
+                    with contextlib.suppress(OSError):
+                        file.unlink(missing_ok=True)
+
+    def _recall(self, memory: sqlite3.Connection | None, identity: tuple[str, str]) -> str | None:
+        if memory is not None:
+            with self._without_memory():
+                row = memory.execute("SELECT sha256 FROM digests WHERE file=? AND state=?", identity).fetchone()
+                return row[0] if row else None
+        return None
 
     def _keep(self, memory: sqlite3.Connection | None, identity: tuple[str, str], digest: str) -> None:
         if memory is not None:
-            with contextlib.suppress(sqlite3.Error):
+            with self._without_memory():
                 memory.execute("INSERT OR REPLACE INTO digests VALUES (?,?,?)", (*identity, digest))
 
 

@@ -11,6 +11,7 @@ for the content's digest: two trainings to the same bytes are the same artifact.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -30,8 +31,8 @@ MANIFEST = "manifest.json"
 INGREDIENTS = "ingredients.json"
 RECORD = "record"
 LOG = "log"
-# A folder aside that nobody has touched for this long was left by a dead process.
 ABANDONED_S = 24 * 3600.0
+"""How old a half-made folder or an unknown job must be before it counts as abandoned."""
 
 
 class Damaged(Exception):
@@ -78,6 +79,8 @@ def filling(stage: str, key: str) -> Iterator[Path]:
     _sweep(above)
     aside = above / f".{key[:16]}-{uuid.uuid4().hex[:8]}"
     aside.mkdir(mode=0o700)
+    lock = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # while it is held, no sweep takes the folder, however old it is
     try:
         yield aside
     except Exception as error:
@@ -85,6 +88,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
             raise full from error
         raise
     finally:
+        os.close(lock)
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -173,10 +177,17 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 
 def _sweep(above: Path) -> None:
+    """Removes half-made folders that are old and whose maker is dead: a living one holds a lock on its folder."""
     for aside in above.glob(".*-*"):
         with contextlib.suppress(OSError):
-            if time.time() - aside.stat().st_mtime > ABANDONED_S:
+            if time.time() - aside.stat().st_mtime <= ABANDONED_S:
+                continue
+            lock = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(aside, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

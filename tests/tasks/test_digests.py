@@ -92,3 +92,16 @@ def test_the_digest_of_a_file_elsewhere_is_known_for_as_long_as_its_state_is_the
 def test_equal_values_have_equal_digests_in_any_order() -> None:
     assert digest_of({"a": 1, "b": [True, None]}) == digest_of({"b": [True, None], "a": 1})
     assert digest_of({"a": 1}) != digest_of({"a": 1.5})
+
+
+@pytest.mark.parametrize("harm", ["not a database", "torn"])
+def test_damaged_memory_is_replaced(tmp_path: Path, file: Path, harm: str) -> None:
+    Digests(tmp_path).of(file)
+    database = tmp_path / "digests.db"
+    with database.open("r+b") as opened:
+        opened.seek(0 if harm == "not a database" else 100)
+        opened.write(b"\xff" * 8000)
+    assert Digests(tmp_path).of(file) == sha256(file)
+    Digests(tmp_path).of(file)
+    poison(tmp_path)
+    assert Digests(tmp_path).of(file) == "remembered"

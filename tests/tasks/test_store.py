@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,14 @@ def test_an_artifact_moved_with_its_home_is_found_without_reading_it_again(
     home.rename(tmp_path / "elsewhere")
     monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "elsewhere"))
     assert store.find("load_data", ref.key) == ref
+
+
+def test_old_half_made_folder_goes_unless_its_maker_lives(home: Path) -> None:
+    long_ago = time.time() - 2 * store.ABANDONED_S
+    with store.filling("fit", "a" * 40) as living:
+        dead = living.with_name(".dead-1")
+        dead.mkdir()
+        for folder in (living, dead):
+            os.utime(folder, (long_ago, long_ago))
+        with store.filling("fit", "b" * 40):
+            assert living.is_dir() and not dead.exists()
