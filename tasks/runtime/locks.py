@@ -1,7 +1,7 @@
 """One lock a name, by `flock`: held by a process, gone with it, waited for by the others.
 
-A lock file that is removed while somebody waits for it would let two holders in, so the files stay: they are empty
-and there is one a key.
+The holder deletes the lock file when it releases the lock, so files do not pile up. A process that waited then holds a
+lock on a deleted file; it notices that the name leads elsewhere, and opens the file anew.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ def held(file: Path) -> bool:
 def shared(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Holds the lock that is this file together with all who share it; waits, after `on_wait`, while somebody has it
     alone."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _open(file)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             on_wait()
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        while not _is_file(descriptor, file):
+            os.close(descriptor)
+            descriptor = _open(file)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -66,9 +70,9 @@ class FlockManager:
         """Waits for the lock; False where `acquire_timeout` seconds were not enough. `hold_timeout` is not offered."""
         if self.is_lock_holder(key, holder):
             return True
-        descriptor = os.open(self._file(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not self._wait(key, descriptor, acquire_timeout):
-            os.close(descriptor)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = self._locked(key, acquire_timeout)
+        if descriptor is None:
             return False
         self._held[key] = (holder, descriptor)
         return True
@@ -83,7 +87,10 @@ class FlockManager:
         """Lets the next one in. Raises ValueError where this holder does not hold it."""
         if not self.is_lock_holder(key, holder):
             raise ValueError(f"{holder} does not hold the lock of {key}")
-        os.close(self._held.pop(key)[1])
+        descriptor = self._held.pop(key)[1]
+        with contextlib.suppress(OSError):  # a folder that is gone, or read-only by now
+            self._file(key).unlink()
+        os.close(descriptor)
 
     def is_locked(self, key: str) -> bool:
         """Whether anybody, here or in another process, holds it."""
@@ -95,30 +102,49 @@ class FlockManager:
 
     def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:
         """Waits until nobody holds it; False where `timeout` seconds were not enough."""
-        descriptor = os.open(self._file(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            return self._wait(key, descriptor, timeout)
-        finally:
-            os.close(descriptor)
+        if not self._file(key).exists():
+            return True
+        descriptor = self._locked(key, timeout)
+        if descriptor is None:
+            return False
+        os.close(descriptor)
+        return True
 
     async def await_for_lock(self, key: str, timeout: float | None = None) -> bool:
         """As `wait_for_lock`."""
         return self.wait_for_lock(key, timeout)
 
-    def _wait(self, key: str, descriptor: int, timeout: float | None) -> bool:
+    def _locked(self, key: str, timeout: float | None) -> int | None:
+        """The descriptor of the lock's file, locked; None where `timeout` seconds were not enough."""
         ends = None if timeout is None else time.monotonic() + timeout
-        told = False
+        file, waits = self._file(key), False
         while True:
+            descriptor = _open(file)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
+                if _is_file(descriptor, file):
+                    return descriptor
+                os.close(descriptor)
+                continue
+            os.close(descriptor)
             if ends is not None and time.monotonic() >= ends:
-                return False
-            if not told and self._on_wait:
+                return None
+            if not waits and self._on_wait:
                 self._on_wait(key)
-            told = True
+            waits = True
             time.sleep(WAIT_S)
 
     def _file(self, key: str) -> Path:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._folder / (key.replace("/", "-") + ".lock")
+
+
+def _open(file: Path) -> int:
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_file(descriptor: int, file: Path) -> bool:
+    """Whether the descriptor is of what the name leads to now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from prefect.locking.protocol import LockManager
 
-from tasks.runtime.locks import FlockManager
+from tasks.runtime import locks
+from tasks.runtime.locks import FlockManager, shared
 
 HOLDER = """
 import sys, time
@@ -58,3 +60,48 @@ def test_a_killed_holder_lets_the_waiting_one_in_at_once(tmp_path: Path) -> None
     finally:
         holder.kill()
         holder.wait()
+
+
+def test_released_lock_leaves_no_file(tmp_path: Path) -> None:
+    locks = FlockManager(tmp_path)
+    locks.acquire_lock("a/b", "one")
+    locks.release_lock("a/b", "one")
+    assert not locks.is_locked("a/b") and locks.wait_for_lock("a/b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_of_a_deleted_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a waiter's look at the file and its lock, the holder releases, and another process comes first."""
+    first, second, waiter = FlockManager(tmp_path), FlockManager(tmp_path), FlockManager(tmp_path)
+    assert first.acquire_lock("a", "first")
+    open_file = locks._open
+
+    def open_slowly(file: Path) -> int:
+        descriptor = open_file(file)
+        monkeypatch.setattr(locks, "_open", open_file)
+        first.release_lock("a", "first")
+        assert second.acquire_lock("a", "second")
+        return descriptor
+
+    monkeypatch.setattr(locks, "_open", open_slowly)
+    assert not waiter.acquire_lock("a", "waiter", acquire_timeout=0)
+
+
+def test_shared_holders_and_a_lone_one_keep_each_other_out(tmp_path: Path) -> None:
+    alone, waited = FlockManager(tmp_path), threading.Event()
+    assert alone.acquire_lock("home", "lone")
+    entered = threading.Event()
+
+    def share() -> None:
+        with shared(tmp_path / "home.lock", waited.set):
+            entered.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=share)
+    thread.start()
+    assert waited.wait(5) and not entered.is_set()
+    alone.release_lock("home", "lone")
+    assert entered.wait(5)
+    assert not alone.acquire_lock("home", "lone", acquire_timeout=0)
+    thread.join()
+    assert alone.acquire_lock("home", "lone", acquire_timeout=0)
