@@ -13,7 +13,7 @@ from tasks.runtime.reports import need_report, tell_warnings
 from tasks.runtime.stage import Ingredients, Work, stage
 from training.recipe import Recipe
 from training.recipe.columns import asked_of, code_for_rows
-from training.rows.sources import delimiter_of
+from training.rows.sources import delimiter_of, split_names
 
 # What a reader of this source imports, beside pyarrow.
 LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
@@ -32,7 +32,7 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
         pinned = (pin.path for split in pins.data_files.values() for pin in split)
         read["delimiter"] = [delimiter_of(path, data) for path in pinned]
     if data.source in ("hub", "python"):
-        read |= data.model_dump(include={"path", "config", "splits"})
+        read |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, asked.evaluated)}
     files = {split: [pin.sha256 for pin in pinned] for split, pinned in pins.data_files.items()}
     return Ingredients(
         {
@@ -74,11 +74,11 @@ def load_rows(recipe: Recipe, pins: Pins, out: Path, progress: Progress) -> Mapp
     """
     from training.rows.load import load
 
-    kind = asked_of(recipe).kind
+    kind, evaluated = asked_of(recipe).kind, recipe.evaluation.splits
     if pins.data_hub is None:
         files = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
-        figures = load(recipe.data, kind, files, out, progress)
+        figures = load(recipe.data, kind, files, out, progress, evaluated)
         need_unchanged(pin for pinned in pins.data_files.values() for pin in pinned)
         return figures
     with told("dataset", recipe.data.path, pins.data_hub.commit):
-        return load(recipe.data, kind, {"commit": pins.data_hub.commit}, out, progress)
+        return load(recipe.data, kind, {"commit": pins.data_hub.commit}, out, progress, evaluated)

@@ -7,7 +7,7 @@ moved since.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from training.problems import Problem, UserError
 from training.protocol import write_atomically
 from training.recipe import Compute, Recipe
 from training.recipe.lora import Lora, packages_of
+from training.recipe.release import absent_splits
 from training.rows.listing import Found
-from training.rows.sources import find, fingerprint, load_object
+from training.rows.sources import find, fingerprint, load_object, object_splits
 from training.rows.urls import is_url
 from training.snapshot import CHAT_TEMPLATE, need_parts, part_of
 
@@ -108,6 +109,7 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
     last, found = History(recipe.name).last_pins() or Pins(), dict[str, Any](notes=[])
     try:
         found |= _pin_data(recipe, last, found["notes"], progress)
+        problems += _absent_splits(recipe, found)
         found["rows"] = rows_digest(recipe, Pins(**found))
         if recipe.model.start_from == "champion":
             found["started_from"], said = started_from(recipe, Pins(**found))
@@ -126,6 +128,15 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
     except UserError as error:
         problems.extend(error.problems)
     return found
+
+
+def _absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem]:
+    """The evaluated splits that the files or the object do not have. Those of the Hub are known once they are read."""
+    evaluated, data = recipe.evaluation.splits, recipe.data
+    if data.source != "hub":
+        there = object_splits(data, evaluated) if data.source == "python" else found["data_files"]
+        for where, message in absent_splits(evaluated, there, data):
+            yield Problem(kind="data", where=where, message=message)
 
 
 def _chat_template(recipe: Recipe) -> dict[str, FilePin]:

@@ -15,7 +15,7 @@ from tasks.runtime.stage import Ingredients, Work, stage
 from training import kinds
 from training.problems import Problem, UserError
 from training.recipe import Recipe
-from training.recipe.release import unfitting_metrics
+from training.recipe.release import absent_splits, unfitting_metrics
 from training.recipe.slices import (
     FEWEST_ROWS,
     LABEL,
@@ -76,6 +76,9 @@ def require_fitting(recipe: Recipe, data: object) -> None:
 
 def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
     names, labels = recipe.evaluation.slices, json.loads((rows / "labels.json").read_text())
+    splits = [file.stem for file in rows.glob("*.arrow")]
+    for where, said in absent_splits(recipe.evaluation.splits, splits, recipe.data):
+        yield Problem(kind="data", where=where, message=said)
     for where, said in unfitting_metrics(recipe.evaluation.metrics, labels):
         yield Problem(kind="metrics", where=where, message=said)
     kept: list[str] = []
@@ -86,7 +89,7 @@ def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
             yield Problem(kind="slices", where=where, message=said)
     there: dict[str, list[str]] = {}
     for key, name, group in _floors(recipe):
-        if name not in there and (name == LABEL or (name in kept and name != LENGTH)):
+        if name not in there and recipe.judged_split in splits and (name == LABEL or (name in kept and name != LENGTH)):
             there[name] = _values(rows, recipe.judged_split, name)
         if name in there:
             yield from _unfitting_floor(recipe, key, name, group, there[name])

@@ -382,6 +382,27 @@ def test_a_callable_is_pinned_by_what_it_says_it_is_made_from(
     assert pin(recipe_of(data)).data_fingerprint == "version 3"
 
 
+MY_SPLITS = """
+def asked(split): ...
+rows = [{"text": "a", "label": "x"}]
+splits = {"train": rows, "validation": rows}
+"""
+
+
+def test_an_evaluated_split_that_the_source_lacks_is_refused_before_any_row_is_read(
+    home: Path, rows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_splits.py").write_text(MY_SPLITS)
+    monkeypatch.chdir(tmp_path)
+    both = {"splits": ["validation", "test"]}
+    for data in (rows, *({**HUB, "source": "python", "path": f"my_splits:{name}"} for name in ("rows", "splits"))):
+        ((where, message),) = problems(recipe_of(data, evaluation=both))
+        assert where == "evaluation.splits[1]" and message.startswith("'test' has no rows: ")
+        assert problems(recipe_of(data, {"source": "folder", "path": "none"}, evaluation=both))[1][0] == "model.path"
+        pin(recipe_of({**data, "test_size": 0.1}, evaluation=both))
+    pin(recipe_of({**HUB, "source": "python", "path": "my_splits:asked"}, evaluation=both))  # called for it
+
+
 def test_what_the_recipe_says_is_not_replaced_by_what_the_machine_offers(home: Path, rows: dict[str, Any]) -> None:
     assert pin(recipe_of(rows, compute={"mixed_precision": "no"})).mixed_precision == "no"
 

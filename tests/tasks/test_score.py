@@ -20,14 +20,23 @@ DATA = {
 }
 
 
-def recipe(*slices: str, floors: dict[str, Any] | None = None, metrics: list[str] | None = None) -> Recipe:
+def recipe(
+    *slices: str,
+    floors: dict[str, Any] | None = None,
+    metrics: list[str] | None = None,
+    splits: list[str] | None = None,
+) -> Recipe:
     return parse(
         {
             "name": "test",
             "kind": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "stars"},
             "model": {"source": "hub", "path": "me/model"},
-            "evaluation": {"slices": list(slices), "metrics": metrics or ["accuracy"]},
+            "evaluation": {
+                "slices": list(slices),
+                "metrics": metrics or ["accuracy"],
+                "splits": splits or ["validation"],
+            },
             "release": {"gate": {"floors": floors or {}}},
         }
     )
@@ -37,6 +46,8 @@ def recipe(*slices: str, floors: dict[str, Any] | None = None, metrics: list[str
 def rows(tmp_path: Path) -> Path:
     (tmp_path / "labels.json").write_text(json.dumps(["bad", "good", "rare"]))
     (tmp_path / "log").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.arrow").touch()
     counts = {"train": {"bad": 5, "good": 5, "rare": 5}, "validation": {"bad": 2, "good": 1, "rare": 0}}
     (tmp_path / "log/report.json").write_text(json.dumps({"labels": counts}))
     left_out = {"id": "has more than 1,000 different values", "score": "is of type double"}
@@ -64,6 +75,17 @@ def test_slices_that_the_rows_do_not_have_are_told_with_those_they_have_and_besi
     }
     require_fitting(recipe("genre", "label", "length_bucket"), rows)
     require_fitting(recipe("genre", "gnre"), object())  # rows that are not known yet
+
+
+def test_an_evaluated_split_without_rows_is_refused_before_training_beside_all_else(rows: Path) -> None:
+    floors = {"label=god": {"accuracy": 0.5}}  # of the split that is not there, so nothing is known of its groups
+    asked = recipe("label", metrics=["accuracy", "mse"], splits=["validation", "test"], floors=floors)
+    found = told(asked, rows)
+    assert found.keys() == {"evaluation.splits[1]", "evaluation.metrics[1]"}
+    assert found["evaluation.splits[1]"] == (
+        "'test' has no rows: 'rows' has train and validation. Name its rows in data.splits.test, hold rows of train "
+        "out by data.test_size, or leave it out."
+    )
 
 
 def test_a_floor_of_a_group_that_no_row_has_is_told_before_anything_is_trained(rows: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def asked_of(recipe: Recipe) -> Asked:
     """What the recipe asks of the source of its rows."""
-    return Asked(recipe.data, kinds.load(**recipe.task))
+    return Asked(recipe.data, kinds.load(**recipe.task), tuple(recipe.evaluation.splits))
 
 
 def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, Any]]:

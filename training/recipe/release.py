@@ -14,6 +14,7 @@ from training.recipe.data import DOTTED
 from training.recipe.slices import LABEL, slice_of, slices_of_any_rows
 
 if TYPE_CHECKING:
+    from training.recipe.fields import Data
     from training.recipe.rules import Written
 
 _AVERAGES = ("macro", "micro", "weighted", "samples")
@@ -52,6 +53,17 @@ def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
             yield f"evaluation.splits[{index}]", f"{name!r} is not in data.splits: {advice}."
         elif name in evaluated[:index]:
             yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
+
+
+def absent_splits(evaluated: Iterable[str], there: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
+    """The evaluated splits without rows, by field, and why, given the splits that the source has."""
+    held_out = {"validation"} | ({"test"} if data.test_size else set())
+    known = [split for split in ("train", "validation", "test") if split in {*there} | held_out]
+    for index, name in enumerate(evaluated):
+        if name not in known:
+            message = f"{name!r} has no rows: {data.path!r} has {' and '.join(known)}. Name its rows in "
+            message += f"data.splits.{name}, hold rows of train out by data.{name}_size, or leave it out."
+            yield f"evaluation.splits[{index}]", message
 
 
 def _splits_to_predict(written: Written) -> Iterator[tuple[str, str]]:

@@ -46,6 +46,8 @@ class Asked:
 
     data: Data
     kind: KindOfRows
+    evaluated: tuple[str, ...] = ()
+    """The splits that the recipe evaluates."""
 
     @cached_property
     def columns(self) -> tuple[Stored, ...]:

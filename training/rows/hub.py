@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from training.rows.slices import Slices
 
 
-def hub_splits(data: Data, pinned: Mapping[str, Any]) -> dict[str, str]:
-    """Our splits and the Hub's names of them; a validation split that neither side names is held out of train."""
-    names = split_names(data)
-    there = _builder_of(data, pinned).info.splits or {}
-    absent = "validation" not in there and data.splits is None
-    return {split: name for split, name in names.items() if not (absent and split == "validation")}
+def hub_splits(asked: Asked, pinned: Mapping[str, Any]) -> dict[str, str]:
+    """Our splits and the Hub's names of them. Without data.splits, validation and test are left out if the data set has
+    none: validation is then held out of train."""
+    names = split_names(asked.data, asked.evaluated)
+    there = {"train", *(_builder_of(asked.data, pinned).info.splits or {})}
+    return names if asked.data.splits is not None else {split: split for split in names if split in there}
 
 
 def read_hub(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """A split of a data set of the Hub, at the commit that was pinned."""
     data = asked.data
-    name, commit = split_names(data)[split], pinned["commit"]
+    name, commit = split_names(data, asked.evaluated)[split], pinned["commit"]
     try:
         found = _builder_of(data, pinned).as_dataset(split=name)
     except ValueError as error:

@@ -27,11 +27,11 @@ from training.rows.checks import SPLIT_CHECKS, level_of
 from training.rows.holdout import cut, held_out
 from training.rows.hub import hub_splits
 from training.rows.lists import each, lists_of
-from training.rows.objects import object_splits
 from training.rows.plain import is_list
 from training.rows.reading import READERS
 from training.rows.shaping import AS_WRITTEN, Shaped, shaped
 from training.rows.slices import Slices
+from training.rows.sources import object_splits
 from training.rows.survey import Faults, Survey, has_unknown, without_faulty
 from training.rows.twins import Twins, hashes_of
 
@@ -51,13 +51,15 @@ def load(
     sources: Mapping[str, Any],
     out: Path,
     progress: Progress = lambda done, total: None,
+    evaluated: Sequence[str] = (),
 ) -> dict[str, int]:
     """Writes the rows of every split to the folder `out`, with their labels and a report; gives the rows a
     split, the number of labels and of warnings.
 
     `sources` is what was pinned: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
     Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object. `progress` gets the rows read and an
-    estimate of all.
+    estimate of all. `evaluated` are the splits that the recipe evaluates: a Hub data set and a callable are asked for
+    them.
 
     `out` gets `<split>.arrow` with the kind's columns, in the types that KindOfRows.columns tells; `labels.json` (names
     in order, none for a kind without labels); `log/report.json` (rows, labels, characters and warnings a split).
@@ -69,7 +71,7 @@ def load(
     Raises UserError with every problem of all splits; what `out` holds then is of no use.
     """
     out.mkdir(parents=True, exist_ok=True)
-    asked = Asked(data, kind)
+    asked = Asked(data, kind, tuple(evaluated))
     with mistakes_told(kind), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
         reading = _Reading(asked, sources, Path(kept), progress)
         reading.read_all()
@@ -87,12 +89,13 @@ def load(
     return rows | {"labels": len(names), "warnings": len(problems)}
 
 
-def _splits(data: Data, sources: Mapping[str, Any]) -> dict[str, float]:
+def _splits(asked: Asked, sources: Mapping[str, Any]) -> dict[str, float]:
     """The splits that are read, in order, and which share of all that is read each is."""
+    data = asked.data
     if data.source == "hub":
-        named: Iterable[str] = hub_splits(data, sources)
+        named: Iterable[str] = hub_splits(asked, sources)
     else:
-        named = object_splits(data) if data.source == "python" else sources
+        named = object_splits(data, asked.evaluated) if data.source == "python" else sources
     splits = [split for split in SPLITS if split in named]
     if "train" not in splits:
         message = f"there are no rows for train: {data.path} has {', '.join(named)}. Name them in data.splits.train."
@@ -128,7 +131,7 @@ class _Reading:
     def read_all(self) -> None:
         """Reads every split, checks its rows, and keeps them; what is to be held out goes to splits of its own."""
         try:
-            splits = _splits(self.asked.data, self.sources)
+            splits = _splits(self.asked, self.sources)
         except UserError as error:
             self.broken += error.problems
             return

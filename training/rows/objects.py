@@ -11,39 +11,25 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from training.problems import UserError
-from training.rows.blocks import SPLITS, Block, refused
+from training.rows.blocks import Block, refused
 from training.rows.hub import from_dataset, from_table
 from training.rows.mappings import from_columns, from_mappings
-from training.rows.sources import is_rows, load_object, split_names
+from training.rows.sources import is_rows, is_splits, load_object, object_splits
 from training.rows.urls import shown
 
 if TYPE_CHECKING:
-    from training.recipe import Data
     from training.rows.asked import Asked
     from training.rows.slices import Slices
 
 _END = object()
 
 
-def object_splits(data: Data) -> dict[str, str]:
-    """Our splits and the names by which the object has them.
-
-    A function is asked for the recipe's, a mapping has names of its own, and anything else is rows of train.
-    """
-    found: Any = load_object(data.path)
-    if _is_splits(found, data):
-        names = data.splits or {split: split for split in SPLITS if split in found}
-        return {split: str(name) for split, name in names.items()}
-    whole = is_rows(found) or isinstance(found, Mapping)
-    return {"train": "train"} if whole else split_names(data)
-
-
 def read_object(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
     """The rows that the object `data.path` has for the split; a function is called once for each."""
     data = asked.data
     found: Any = load_object(data.path)
-    name = object_splits(data).get(split, split)
-    if _is_splits(found, data):
+    name = object_splits(data, asked.evaluated).get(split, split)
+    if is_splits(found, data):
         where, rows = f"{data.path}[{name!r}]", found.get(name)
         if rows is None:
             raise refused(f"data.splits.{split}", f"{data.path} has no {name!r}: it has {', '.join(map(str, found))}")
@@ -99,8 +85,3 @@ def _told(where: str) -> Iterator[None]:
         last = traceback.extract_tb(error.__traceback__)[-1]
         at = f"{shown(last.filename)} line {last.lineno}"
         raise refused(where, f"failed in {at}: {type(error).__name__}: {error}") from error
-
-
-def _is_splits(found: Any, data: Data) -> bool:
-    """Whether it holds rows by the name of their split, like a DatasetDict, and not values by that of their column."""
-    return isinstance(found, Mapping) and not set(found).isdisjoint({*SPLITS, *map(str, (data.splits or {}).values())})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +45,12 @@ def delimiter_of(file: str, data: Data) -> str:
     return data.delimiter or ("\t" if ".tsv" in name_of(file).lower() else ",")
 
 
-def split_names(data: Data) -> dict[str, str]:
-    """What each split is called at the Hub or by the callable: as the recipe says, else train and validation by
-    their own names."""
+def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
+    """The name of each split at the Hub or for the callable: as in data.splits; else train, validation, and test if it
+    is evaluated and no rows are held out for it, by their own names."""
     if data.splits is None:
-        return {split: split for split in ("train", "validation")}
+        test = ["test"] if "test" in evaluated and not data.test_size else []
+        return {split: split for split in ("train", "validation", *test)}
     return {split: name for split, name in data.splits.items() if isinstance(name, str)}
 
 
@@ -194,6 +195,26 @@ def is_rows(value: Any) -> bool:
 
 def _gives_rows(value: Any) -> bool:
     return callable(value) or isinstance(value, Mapping) or is_rows(value)
+
+
+def object_splits(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
+    """The splits that the object `data.path` gives, each with its name there.
+
+    A function is called for the splits of `split_names`, a mapping has names of its own, and anything else is rows of
+    train.
+    """
+    found: Any = load_object(data.path)
+    if is_splits(found, data):
+        names = data.splits or {split: split for split in FILE_NAMES if split in found}
+        return {split: str(name) for split, name in names.items()}
+    whole = is_rows(found) or isinstance(found, Mapping)
+    return {"train": "train"} if whole else split_names(data, evaluated)
+
+
+def is_splits(found: Any, data: Data) -> bool:
+    """Whether it holds rows by the name of their split, like a DatasetDict, and not values by that of their column."""
+    names = {*FILE_NAMES, *map(str, (data.splits or {}).values())}
+    return isinstance(found, Mapping) and not set(found).isdisjoint(names)
 
 
 def fingerprint(rows: Any) -> str | None:

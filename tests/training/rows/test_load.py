@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,11 +18,11 @@ from tests.training.rows.kinds import CLASSIFICATION
 from training.problems import Problem, UserError
 from training.recipe import Data
 from training.rows.asked import Asked
-from training.rows.hub import from_dataset
+from training.rows.hub import from_dataset, hub_splits
 from training.rows.load import label_places, load
 from training.rows.shaping import shaped
 from training.rows.slices import Slices
-from training.rows.sources import find
+from training.rows.sources import find, load_object
 
 ROWS: dict[str, list[tuple[str, str]]] = {
     "train": [("good, really", "pos"), ("NA", "neg"), ('say "no"\nand leave', "neg"), ("1.0", "pos")],
@@ -112,6 +114,50 @@ def mixed(tmp_path: Path) -> dict[str, Data]:
         "parquet": recipe("parquet", write_parquet(folder(tmp_path / "parquet"), ROWS)),
         "python": recipe("python", f"{module.stem}:rows"),
     }
+
+
+def test_a_function_is_called_for_each_split_that_is_evaluated_unless_it_is_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / f"asked_{tmp_path.name}.py"
+    module.write_text(
+        "calls = []\n"
+        "def rows(split):\n"
+        "    calls.append(split)\n"
+        "    return [{'text': f'{split} {n}', 'label': 'pos' if n % 2 else 'neg'} for n in range(40)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def called(data: Data, *evaluated: str) -> tuple[list[str], list[str]]:
+        """The splits for which it is called, and those that are stored."""
+        load(data, CLASSIFICATION, {}, tmp_path / "out", evaluated=evaluated)
+        found, calls = load_object(data.path), sys.modules[module.stem].calls
+        assert found is sys.modules[module.stem].rows
+        names, calls[:] = list(calls), []
+        stored = sorted(file.stem for file in (tmp_path / "out").glob("*.arrow") if "." not in file.stem)
+        shutil.rmtree(tmp_path / "out")
+        return names, stored
+
+    plain, held = (recipe("python", f"{module.stem}:rows", test_size=size) for size in (0.0, 0.3))
+    assert called(plain, "validation") == (["train", "validation"], ["train", "validation"])
+    assert called(plain, "validation", "test") == (["train", "validation", "test"], ["test", "train", "validation"])
+    assert called(held, "test") == (["train", "validation"], ["test", "train", "validation"])
+
+
+def test_a_test_split_of_the_hub_is_read_if_it_is_there_and_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"train": 1, "test": 1, "unsupervised": 1}
+    builder = SimpleNamespace(info=SimpleNamespace(splits=there))
+    monkeypatch.setattr("training.rows.hub._builder_of", lambda data, pinned: builder)
+
+    def read(*evaluated: str, **more: Any) -> list[str]:
+        return list(hub_splits(Asked(recipe("hub", "me/rows", **more), CLASSIFICATION, evaluated), {}))
+
+    assert read("validation") == ["train"] and read("validation", "test") == ["train", "test"]
+    assert read("test", test_size=0.1) == ["train"]
+    assert read("validation", splits={"train": "unsupervised", "test": "test"}) == ["train", "test"]
+    del there["test"]
+    assert read("validation", "test") == ["train"]
 
 
 def test_the_same_rows_give_the_same_bytes_from_every_source(
