@@ -17,6 +17,7 @@ from flows.naming import flow_run_name
 from flows.note import note
 from flows.pipeline import Finished, pipeline
 from flows.report import result, verdict_event
+from tasks import consent
 from tasks.runtime import events, lineage, settings, untold
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.history import History
@@ -83,6 +84,7 @@ def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict
     machines = machines_of(recipe.compute)
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
     tracker = _begin_tracking(recipe, run, why)
+    consent.remember(run, recipe)
     progress = PrefectProgress(lambda: tracker.url)
     walk = Running(recipe.name, run, (tracker, progress, *followed_by), force)
     finished, error = None, None

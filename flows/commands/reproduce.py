@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flows.commands.codes import COMPLETED, FAILED, sigterm_interrupts
 from flows.commands.run import call_flow, leave, say_failed
 from flows.tables import aligned
+from tasks import consent
 from tasks.runtime import settings
 from tasks.runtime.reports import counted, score_told
 from training.problems import Problem, UserError
@@ -39,13 +40,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="the fresh home to make it in, kept whatever comes of it (default: one beside the home, gone where the "
         "bytes are the same); one that an earlier try was stopped in is gone on with",
     )
+    parser.add_argument(consent.OPTION, action="store_true", help=consent.OPTION_HELP)
     return parser
 
 
 def act(arguments: argparse.Namespace) -> int:
     """0 for the same bytes, or for figures that agree where something is known to differ; else 1.
 
-    Raises UserError for a version that is not there, and for files that are gone or have changed.
+    Raises UserError for a version that is not there, for code that the record names unless --run-code is given, and
+    for files that are gone or have changed.
     """
     from tasks.reproduction import AsDivided, recipe_of, start_of
     from tasks.runtime import lineage
@@ -57,6 +60,8 @@ def act(arguments: argparse.Namespace) -> int:
     if record["model"] is None:
         message = f"of {arguments.name} it is not kept which bytes it had."
         raise UserError([Problem(kind="registry", where="VERSION", message=message)])
+    if not arguments.run_code:
+        consent.require(f"the record of {arguments.name}", record["said"], record["recipe"])
     with (
         sigterm_interrupts(),
         start_of(record) as start,

@@ -10,6 +10,7 @@ from typing import Any
 from flows.commands.arguments import add_json_argument, add_quiet_argument, need_folder
 from flows.commands.codes import COMPLETED
 from flows.commands.run import go_on
+from tasks import consent
 from tasks.runtime import services
 from training.recipe import parse
 
@@ -23,11 +24,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     add_json_argument(parser, "the run's result")
     add_quiet_argument(parser)
+    parser.add_argument(consent.OPTION, action="store_true", help=consent.OPTION_HELP)
     return parser
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Goes on with it here, or has a worker do so where it is a deployment's run. Raises UserError without one."""
+    """Goes on with it here, or has a worker do so where it is a deployment's run.
+
+    Raises UserError without one, and for code that the server names, unless this home ran it or --run-code is given.
+    """
     need_folder(arguments.json)
     services.use()
     from tasks.runtime.embedded import ensure_prefect_server
@@ -35,11 +40,17 @@ def act(arguments: argparse.Namespace) -> int:
 
     url = ensure_prefect_server()
     run = find(arguments.run)
-    recipe = parse(run.parameters["recipe"], run.parameters.get("overrides"))
-    run = schedule(run)
     if run.deployment_id is not None:
+        schedule(run)
         print(f"{run.name} ({run.id}): a worker goes on with it. {url.removesuffix('/api')}/runs/flow-run/{run.id}")
         return COMPLETED
+    parameters = run.parameters
+    values, overrides = parameters["recipe"], parameters.get("overrides")
+    if not arguments.run_code:
+        consent.require("the Prefect server", values, overrides=overrides, run=str(run.id))
+    recipe = parse(values, overrides)
+    # With the parameters that were looked at, whatever the server gives by now.
+    run = schedule(run).model_copy(update={"parameters": parameters})
     if not arguments.quiet:
         print(f"{recipe.name}: going on with {run.id}", file=sys.stderr)
     return go_on(recipe, run, arguments.json, arguments.quiet)

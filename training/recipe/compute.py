@@ -19,6 +19,7 @@ _FOLLOWS = {
     "scheduler": "training.lr_scheduler_type",
     "bf16.enabled": "compute.mixed_precision",
     "fp16.enabled": "compute.mixed_precision",
+    "torch_autocast": "compute.mixed_precision",  # DeepSpeed imports the modules that it names
     "train_batch_size": "training.per_device_train_batch_size",
     "train_micro_batch_size_per_gpu": "training.per_device_train_batch_size",
     "gradient_accumulation_steps": "training.gradient_accumulation_steps",

@@ -10,10 +10,12 @@ from training.recipe.lora import Lora
 from training.recipe.section import (
     AutoOrCount,
     BalancedOrWeights,
+    CodeName,
     ColumnType,
     Level,
     NameOrNames,
     PathOrMapping,
+    RunsCode,
     Section,
     Split,
     Text,
@@ -28,7 +30,7 @@ class Data(Section):
     """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
     objects), parquet, arrow: files; csv and json also packed by gzip or zstd. python: a function or object that
     gives the rows."""
-    path: Text
+    path: CodeName
     """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`.
     A relative path counts from the working directory."""
     config: str | None = None
@@ -195,7 +197,7 @@ class Training(Section):
     report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
     """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
-    loss: Text = "cross_entropy"
+    loss: CodeName = "cross_entropy"
     """What training makes small, for kind sequence-classification: cross_entropy (the model's own), focal, or a
     function of yours as `module:function`, called with logits (B, L) and labels (B,): training/losses.py."""
     focal_gamma: float | None = Field(default=None, ge=0)
@@ -206,15 +208,15 @@ class Training(Section):
     lora: Lora | None = None
     """Trains small matrices beside the weights, and leaves the weights as they are (null: trains all of them). It needs
     the extra `lora`; `{}` takes the defaults."""
-    engine: Text = "trainer"
+    engine: CodeName = "trainer"
     """What trains: trainer (that of transformers), accelerate (a plain loop with fewer settings: training/loop.py), or
     a function of yours as `module:function`: training/engines.py."""
-    collator: Text | None = None
+    collator: CodeName | None = None
     """What makes rows into the batches of training: a function or class of yours as `module:name`, called with the
     tokenizer and the multiple to pad to, that gives a function of a batch's features (null: the kind's own)."""
-    callbacks: list[Text] = Field(default_factory=list)
+    callbacks: list[CodeName] = Field(default_factory=list)
     """TrainerCallbacks of yours as `module:Class`, made without arguments, one of each on every process."""
-    trainer: Text | None = None
+    trainer: CodeName | None = None
     """A subclass of yours of ExactTrainer (training/trainer.py), as `module:Class` (null: that one itself)."""
     inexact_resume: bool = False
     """Whether a run may go on from a checkpoint of another machine, of other library versions, or with ddp of another
@@ -280,7 +282,7 @@ class Evaluation(Section):
 
     splits: list[Split] = Field(default=["validation"], min_length=1)
     """The splits that are predicted and scored."""
-    metrics: list[Text] = Field(default=["accuracy"], min_length=1)
+    metrics: list[CodeName] = Field(default=["accuracy"], min_length=1)
     """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
     of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`. Where it is left out and accuracy does not
     fit the kind, the first that does."""
@@ -288,7 +290,7 @@ class Evaluation(Section):
     """By what each split is also judged in groups: columns of the rows (text, whole numbers or truths, of at most 1,000
     different values), `label` (where a row has one), or `length_bucket` (quarters of the rows by their number of
     tokens). Rows without a value are the group `none`, with those that say so themselves."""
-    allow_remote_code: bool = False
+    allow_remote_code: Annotated[bool, RunsCode()] = False
     """Whether the code of metrics of the Hub may be run here."""
 
 
@@ -361,7 +363,7 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """Names the runs of this recipe: lower-case letters, digits and `-`."""
-    kind: Text
+    kind: CodeName
     """What the model learns to do: sequence-classification (one of the labels), multi-label-classification (any number
     of them), regression (a number), token-classification (a tag a word), causal-lm, masked-lm, seq2seq (a text),
     sft (an answer in a conversation). Or a kind of yours, a class as `module:Class`: training/kinds/base.py."""

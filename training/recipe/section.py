@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -18,6 +19,15 @@ AutoOrCount = Annotated[
     Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
 ]
 Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class RunsCode:
+    """Marks a field that names code to run, or permits such code. A recipe from elsewhere runs none of it unasked."""
+
+
+CodeName = Annotated[Text, RunsCode()]
+"""A name of the project's own, or `module:name`, or `hub:owner/name@COMMIT`."""
 NameOrNames = Annotated[
     Annotated[Text, Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
     Discriminator(lambda value: LIST if isinstance(value, list) else WORD),

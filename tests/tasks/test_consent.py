@@ -1,0 +1,96 @@
+"""Code that a recipe from a server names runs only with the user's consent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.states import Crashed
+
+from flows.commands.main import main
+from tasks import consent
+from tasks.runtime.connection import FLOW_RUN_TAG
+from tasks.runtime.lineage import LINEAGE
+from training.problems import UserError
+from training.recipe import parse
+
+RECIPE: dict[str, Any] = {
+    "name": "foreign",
+    "kind": "sequence-classification",
+    "data": {"source": "csv", "path": "rows.csv", "text": ["text"], "label": "label"},
+    "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
+}
+HOSTILE = {**RECIPE, "kind": "hostile:Kind", "training": {"callbacks": ["os:getcwd"]}}
+LISTED = ("kind: 'hostile:Kind' is code", "training.callbacks: 'os:getcwd' is code", "--run-code")
+
+
+@flow(name="finetune")
+def ours() -> None:
+    """Never run."""
+
+
+@pytest.fixture
+def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that importing `hostile` writes."""
+    written = tmp_path / "payload"
+    (tmp_path / "hostile.py").write_text(f"open({str(written)!r}, 'w').close()\nKind = int\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "hostile", raising=False)
+    return written
+
+
+def registered(home: Path, database: Path, recipe: dict[str, Any]) -> None:
+    """A version in the home's registry, whose record has this recipe."""
+    run = home / "runs" / "run-1"
+    run.mkdir(mode=0o700, parents=True)
+    home.chmod(0o700)
+    (home / "mlflow.db").write_bytes(database.read_bytes())
+    pins = {"num_machines": 1, "started_from": None}
+    record = {"said": recipe, "recipe": recipe, "pins": pins, "model": {"digest": "d", "files": {}}}
+    (run / LINEAGE).write_text(json.dumps({**record, "run": {"flow_run_id": "run-1"}}))
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    client.create_registered_model("foreign")
+    client.create_model_version("foreign", str(run), tags={FLOW_RUN_TAG: "run-1"})
+
+
+def test_reproduce_lists_the_code_that_a_record_names_and_imports_none_of_it(
+    home: Path, payload: Path, fresh_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registered(home, fresh_database, HOSTILE)
+    assert main(["reproduce", "foreign/1"]) == 2
+    told = capsys.readouterr().err
+    assert [text for text in LISTED if text not in told] == [] and not payload.exists()
+    assert main(["reproduce", "foreign/1", "--run-code"]) == 2  # it runs, and is no kind
+    assert payload.exists() and "hostile:Kind' is the class int" in capsys.readouterr().err
+
+
+def test_resume_lists_the_code_that_the_server_names_and_imports_none_of_it(
+    prefect_server: None, home: Path, payload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with get_client(sync_client=True) as client:
+        parameters = {"recipe": RECIPE, "overrides": {"kind": "hostile:Kind", "training.callbacks": ["os:getcwd"]}}
+        run = client.create_flow_run(ours, parameters=parameters, state=Crashed())
+    assert main(["resume", str(run.id)]) == 2
+    told = capsys.readouterr().err
+    assert [text for text in LISTED if text not in told] == [] and not payload.exists()
+    assert main(["resume", str(run.id), "--run-code"]) == 2
+    assert payload.exists()
+
+
+def test_a_run_that_began_in_this_home_needs_consent_to_no_code_but_what_was_added(home: Path) -> None:
+    own = {**RECIPE, "training": {"callbacks": ["my:Callback"]}}
+    (home / "runs" / "run-1").mkdir(mode=0o700, parents=True)
+    home.chmod(0o700)
+    consent.remember("run-1", parse(own))
+    consent.require("the Prefect server", own, run="run-1")
+    with pytest.raises(UserError) as caught:
+        consent.require("the Prefect server", own, overrides={"training.loss": "its:loss"}, run="run-1")
+    assert [problem.where for problem in caught.value.problems] == ["training.loss"]
+    with pytest.raises(UserError):
+        consent.require("the Prefect server", own, run="run-2")

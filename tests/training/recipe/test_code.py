@@ -1,0 +1,70 @@
+"""Which fields of a recipe name code: none is forgotten, and none is missed in a recipe's values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from training.recipe import Recipe
+from training.recipe.code import code_fields, named_code
+
+ROOT = Path(__file__).resolve().parents[3]
+# The only files that import modules by a name which is not their own: by `Place`, whose fields the next test looks at;
+# a Hub metric, which evaluation.metrics names; and from tables of the project's own.
+IMPORTERS = {
+    *("training/named.py", "training/metrics/hub.py"),
+    *("training/engines.py", "training/strategies/__init__.py"),
+}
+
+
+def calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
+    for path in sorted(file for folder in ("flows", "tasks", "training") for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+                yield path.relative_to(ROOT).as_posix(), node
+
+
+def test_every_field_whose_value_is_imported_is_marked_as_code() -> None:
+    fields = set()
+    for _, call in calls("Place"):
+        for keyword in call.keywords:
+            if keyword.arg == "where":
+                fields.add(ast.unparse(keyword.value).strip("f'").partition("[")[0])
+    assert len(fields) >= 8 and fields - set(code_fields(Recipe)) == set()
+
+
+def test_no_other_file_imports_by_name_unpickles_or_evaluates() -> None:
+    found = {file for file, _ in calls("import_module", "exec_module", "__import__", "exec", "eval", "pickle", "loads")}
+    plain = {file for file, call in calls("loads", "eval") if ast.unparse(call.func) in ("json.loads",)}
+    evaluates = {file for file, call in calls("eval") if ast.unparse(call.func).endswith(".eval")}  # a model's mode
+    assert found - plain - evaluates == IMPORTERS
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"kind": "my:Kind"}, [("kind", "my:Kind")]),
+        ({"data": {"source": "python", "path": "pandas:read_pickle"}}, [("data.path", "pandas:read_pickle")]),
+        ({"training": {"callbacks": ["a:B", "c:D"]}}, [("training.callbacks", "a:B"), ("training.callbacks", "c:D")]),
+        (
+            {"training": {"callbacks": {"a:B": 1}}},
+            [("training.callbacks", "a:B")],
+        ),  # not valid
+        (
+            {"evaluation": {"metrics": ["f1", "hub:a/b@" + "0" * 40], "allow_remote_code": True}},
+            [("evaluation.metrics", "hub:a/b@" + "0" * 40), ("evaluation.allow_remote_code", "true")],
+        ),
+        (
+            {"kind": "regression", "data": {"path": "s3://bucket/rows.csv"}, "training": {"engine": "accelerate"}},
+            [],
+        ),
+        ({"training": "my:engine", "evaluation": None}, []),
+    ],
+)
+def test_code_is_found_in_values_that_were_not_validated(
+    values: dict[str, object], named: list[tuple[str, str]]
+) -> None:
+    assert list(named_code(Recipe, values)) == named
