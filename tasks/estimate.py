@@ -41,7 +41,7 @@ def needs(recipe: Recipe, pins: Pins, *artifacts: Any) -> list[str]:
     if not all(isinstance(artifact, Ref) for artifact in artifacts):
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
     flat, _ = fit.flat_ingredients(recipe, pins, *artifacts)
-    if begun := estimate.told_before(read_events(home() / "jobs" / fit.key(flat) / EVENTS, 0)[0]):
+    if begun := estimate.told_before(read_events(home() / "jobs" / fit.key(flat) / EVENTS, 0, ["estimate"])[0]):
         return [f"begun: {estimate.sentence(begun, None)}"]
     try:
         found = _found(flat, recipe, pins, *artifacts)

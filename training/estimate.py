@@ -78,7 +78,7 @@ def tell_first(task: Task, job_dir: Path) -> None:
     Every rank calls it. Warns where there is too little memory; raises UserError where there is too little disk, on all
     ranks, for one that waits for another does not hear that it is over.
     """
-    told = told_before(read_events(job_dir / EVENTS, 0)[0])
+    told = told_before(read_events(job_dir / EVENTS, 0, ["estimate"])[0])
     if (
         any(task.checkpoints.glob("checkpoint-*"))
         or told.get("micro_batch") == task.training["per_device_train_batch_size"]

@@ -66,7 +66,7 @@ def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if rank() == 0:
         export(task, job, job_dir / OUTPUT, trained.weights)
     settle(task, job.settings["labels"], job_dir / OUTPUT / "model", trained.steps)
-    told = read_events(job_dir / EVENTS, 0)[0]
+    told = read_events(job_dir / EVENTS, 0, ["metrics", "speed", "estimate"])[0] if rank() == 0 else []
     if rank() == 0:
         log = job_dir / OUTPUT / "log"
         curves.draw_curves(told, log / "loss.png")

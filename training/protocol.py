@@ -19,7 +19,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,10 +139,10 @@ class Events:
     """
 
     def __init__(self, path: Path) -> None:
-        earlier, end = read_events(path, 0)
-        self._recorded = {_point(event["step"], event["values"]) for event in earlier if _is_metrics(event)}
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if os.fstat(self._file).st_size > end:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -159,7 +160,7 @@ class Events:
         A job that goes on from a checkpoint repeats the steps after it, exactly; the curve keeps one point of
         each.
         """
-        point = _point(step, values)
+        point = step, frozenset(values)
         if point not in self._recorded:
             self._recorded.add(point)
             self.write("metrics", step=step, values={name: float(value) for name, value in values.items()})
@@ -172,16 +173,23 @@ class Events:
         """Say what happened, for the log."""
         self.write("note", message=message)
 
+    @cached_property
+    def _recorded(self) -> set[tuple[int, frozenset[str]]]:
+        """The points of earlier tries. Only the process that writes figures reads them."""
+        earlier = read_events(self._path, 0, ["metrics"])[0]
+        return {(event["step"], frozenset(event["values"])) for event in earlier if _is_point(event)}
+
     def close(self) -> None:
         """Close the file; nothing can be written any more."""
         os.close(self._file)
 
 
-def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The events written at or after byte `offset`, and the offset to go on from.
+def read_events(path: Path, offset: int, kinds: Collection[str] = ()) -> tuple[list[dict[str, Any]], int]:
+    """The events written at or after byte `offset`, and the offset to go on from; given `kinds`, only events of these.
 
-    A last line without its newline is left for the next call; a line that is no event (torn by a kill) is
-    passed over. A file that is not there has no events.
+    Lines of other kinds are not parsed: a long training writes a line of progress each second. A last line without its
+    newline is left for the next call; a line that is no event (torn by a kill) is passed over. A file that is not
+    there has no events.
     """
     try:
         with open(path, "rb") as file:
@@ -190,8 +198,10 @@ def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     except FileNotFoundError:
         return [], offset
     whole = content[: content.rfind(b"\n") + 1]
-    events = [event for line in whole.splitlines() if (event := _event(line)) is not None]
-    return events, offset + len(whole)
+    marks = [f'"kind": {json.dumps(kind)}'.encode() for kind in kinds]
+    lines = (line for line in whole.splitlines() if not marks or any(mark in line for mark in marks))
+    events = [event for line in lines if (event := _event(line)) is not None]
+    return [event for event in events if not kinds or event["kind"] in kinds], offset + len(whole)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -202,12 +212,16 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and "kind" in event and "time" in event else None
 
 
-def _is_metrics(event: Mapping[str, Any]) -> bool:
-    return event["kind"] == "metrics" and "step" in event and isinstance(event.get("values"), dict)
+def _is_point(event: Mapping[str, Any]) -> bool:
+    return "step" in event and isinstance(event.get("values"), dict)
 
 
-def _point(step: int, values: Mapping[str, float]) -> tuple[int, frozenset[str]]:
-    return step, frozenset(values)
+def last_lines(path: Path, count: int, longest_bytes: int = 65_536) -> list[str]:
+    """The last lines of a text file, read from its end: a log may be large. Of more than `longest_bytes`, the end."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - longest_bytes))
+        return file.read().decode(errors="replace").splitlines()[-count:]
 
 
 def read_outcome(job_dir: Path) -> Outcome | None:

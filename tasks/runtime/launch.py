@@ -33,6 +33,7 @@ from training.protocol import (
     Outcome,
     crash_files,
     finished_output,
+    last_lines,
     read_events,
     read_outcome,
     write_atomically,
@@ -360,7 +361,7 @@ def _untold(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
 
 def _failed(kind: FailureKind, message: str, handle: Handle, where: str = "") -> Outcome:
     log = logs(handle)
-    lines = log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:]
+    lines = last_lines(log, SHOWN_LOG_LINES)
     tail = "\n".join([message, f"The end of {log}:", *lines]) if lines else message
     return Outcome(state="failed", failure=Failure(kind=kind, message=tail, traceback=where))
 

@@ -160,7 +160,7 @@ class Tracker:
     def _artifact(self, ref: Ref, row: Row) -> None:
         events = ref.path / "log" / EVENTS
         if row.state == "cached" and events.is_file():
-            self.stage_events(row.name, read_events(events, 0)[0])
+            self.stage_events(row.name, read_events(events, 0, ["metrics", "speed"])[0])
         files = [*ref.path.glob("*.*"), *(ref.path / "log").rglob("*.*")]
         for path in files:
             small = path.is_file() and path.suffix in SHOWN and path.stat().st_size <= MAX_SHOWN_BYTES

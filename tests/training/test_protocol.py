@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -12,12 +13,14 @@ import pytest
 from pydantic import ValidationError
 
 import training
+from training import protocol
 from training.protocol import (
     Events,
     Failure,
     Job,
     Outcome,
     finished_output,
+    last_lines,
     read_events,
     read_outcome,
     sha256,
@@ -265,3 +268,31 @@ def test_the_protocol_loads_nothing_heavy() -> None:
     code = "import sys, training.protocol; print(*{'torch', 'transformers', 'numpy'}.intersection(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_resumed_process_parses_only_the_events_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of training leave a line of progress for each second, and every rank opens the file."""
+    path = tmp_path / "events.jsonl"
+    before = Events(path)
+    for step in range(100):
+        before.progress(done=step, total=100)
+    before.metrics(50, {"loss": 0.5})
+    parsed: list[bytes] = []
+    monkeypatch.setattr(protocol, "_event", lambda line: parsed.append(line) or json.loads(line))
+    after = Events(path)
+    after.progress(done=100, total=100)
+    assert parsed == []
+    after.metrics(50, {"loss": 0.5})
+    assert [json.loads(line)["kind"] for line in parsed] == ["metrics"]
+    assert len(read_events(path, 0, ["metrics"])[0]) == 1
+
+
+def test_last_lines_are_read_from_the_end_of_the_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert last_lines(log, 3) == ["line 99997", "line 99998", "line 99999"]
+    assert len(last_lines(log, 100_000)) < 10_000
+    log.write_text("")
+    assert last_lines(log, 3) == []
