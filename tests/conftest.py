@@ -7,8 +7,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.footprint import changed, footprint
 
 # Read when the libraries are imported, and passed on to the programs that tests start.
 _scratch = tempfile.TemporaryDirectory(prefix="finetune-tests-")
@@ -22,8 +25,30 @@ os.environ.update(
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="60",
 )
-for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
+for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
+# A home for whoever has none of a test's: nothing may ever be written there.
+_unused_home = Path(_scratch.name) / "home-of-no-test"
+os.environ["FINETUNE_HOME"] = str(_unused_home)
+_before = footprint(_unused_home)
+_written: set[str] = set()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the session where a test, or a thread that outlived one, wrote outside the folders of the tests."""
+    _written.update(map(str, changed(_before, footprint(_unused_home))))
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["written"] = sorted(_written)
+    elif _written:
+        print(f"\nwritten outside the tests' own folders: {', '.join(sorted(_written))}", file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Collects what a worker process of pytest-xdist found."""
+    _written.update(getattr(node, "workeroutput", {}).get("written", ()))
 
 
 def pytest_xdist_auto_num_workers() -> int:

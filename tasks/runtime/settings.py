@@ -14,9 +14,15 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from training.problems import Problem, UserError
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 ENVIRONMENT = {
     # Nothing about a user's runs leaves the machine unasked.
@@ -45,8 +51,22 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+_fixed: ContextVar[tuple[Path, str | None] | None] = ContextVar("fixed", default=None)
+"""The home and the tracking URI of a thread that keeps those with which it began."""
+
+
+def with_this_home(target: Callable[P, R]) -> Callable[P, R]:
+    """The target for a thread that keeps today's home and tracking server, whatever the environment and the working
+    directory are later: a thread may outlive what set them."""
+    context = copy_context()
+    context.run(_fixed.set, (home_path(), os.environ.get("MLFLOW_TRACKING_URI")))
+    return partial(context.run, target)
+
+
 def home_path() -> Path:
     """Where the home folder is, or will be: absolute."""
+    if fixed := _fixed.get():
+        return fixed[0]
     return Path(os.environ.get("FINETUNE_HOME") or ".finetune").absolute()
 
 
@@ -73,7 +93,12 @@ def _home_problem(message: str) -> Problem:
 
 def tracking_uri() -> str:
     """MLflow's tracking and registry URI."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+    return _named_tracking_uri() or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def _named_tracking_uri() -> str | None:
+    fixed = _fixed.get()
+    return fixed[1] if fixed else os.environ.get("MLFLOW_TRACKING_URI")
 
 
 def without_credentials(text: str) -> str:
@@ -89,7 +114,7 @@ def mlflow_artifacts() -> Path:
 
 def tracking_is_local() -> bool:
     """Whether the tracking database is the home folder's own."""
-    return not os.environ.get("MLFLOW_TRACKING_URI")
+    return not _named_tracking_uri()
 
 
 def registry_place() -> str:

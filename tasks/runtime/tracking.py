@@ -69,7 +69,9 @@ class Tracker:
             self.tags({NAME_TAG: name})
         self._ended = threading.Event()
         self._given_up = threading.Event()
-        self._thread = threading.Thread(target=self._deliver_until_ended, name="mlflow-delivery", daemon=True)
+        self._thread = threading.Thread(
+            target=settings.with_this_home(self._deliver_until_ended), name="mlflow-delivery", daemon=True
+        )
         self._thread.start()
         self._resting = threading.Event()
         self._load = threading.Thread(target=machine.sample, args=(self._sampled, self._resting), daemon=True)

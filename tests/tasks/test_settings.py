@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ def test_the_home_is_made_for_its_owner_alone(home: Path) -> None:
 
 def test_the_home_is_in_the_working_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FINETUNE_HOME")
     assert settings.home() == tmp_path / ".finetune"
 
 
@@ -72,3 +74,17 @@ def test_the_homes_own_registry_is_the_same_through_the_server_of_up(
     assert settings.registry_place() == "home"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
     assert settings.registry_place() == "http://tracker:5000"
+
+
+def test_a_thread_keeps_the_home_and_the_tracker_with_which_it_began(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[Path, str]] = []
+    late = settings.with_this_home(lambda: looked.append((settings.home_path(), settings.tracking_uri())))
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "another"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    thread = threading.Thread(target=late)
+    thread.start()
+    thread.join()
+    assert looked == [(home, f"sqlite:///{home}/mlflow.db")]
+    assert settings.home_path() == tmp_path / "another"
