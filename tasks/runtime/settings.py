@@ -18,11 +18,8 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from training.problems import Problem, UserError
-
-P, R = ParamSpec("P"), TypeVar("R")
 
 ENVIRONMENT = {
     # Nothing about a user's runs leaves the machine unasked.
@@ -55,7 +52,7 @@ _fixed: ContextVar[tuple[Path, str | None] | None] = ContextVar("fixed", default
 """The home and the tracking URI of a thread that keeps those with which it began."""
 
 
-def with_this_home(target: Callable[P, R]) -> Callable[P, R]:
+def with_this_home(target: Callable[[], None]) -> Callable[[], None]:
     """The target for a thread that keeps today's home and tracking server, whatever the environment and the working
     directory are later: a thread may outlive what set them."""
     context = copy_context()

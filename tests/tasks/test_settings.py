@@ -80,7 +80,11 @@ def test_a_thread_keeps_the_home_and_the_tracker_with_which_it_began(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[tuple[Path, str]] = []
-    late = settings.with_this_home(lambda: looked.append((settings.home_path(), settings.tracking_uri())))
+
+    def look() -> None:
+        looked.append((settings.home_path(), settings.tracking_uri()))
+
+    late = settings.with_this_home(look)
     monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "another"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     thread = threading.Thread(target=late)
