@@ -8,14 +8,19 @@ from tasks.runtime.history import History
 from tasks.runtime.looking import Foreseen
 from tasks.runtime.tracking import deliver_left
 
+RESOLVE = "resolve"
+
 
 def nothing_changed(recipe: str, foreseen: list[Foreseen]) -> dict[str, Any] | None:
-    """The last completed run's result, where a run of the recipe of this name would do nothing that it did not do; but
-    for the alias, which may have been moved since."""
+    """The result of the last completed run, if a run of the recipe of this name would do nothing that it did not do;
+    without the alias, which may have been moved since. Else None.
+
+    The key of `resolve` is left out: it holds the whole recipe, and what reaches an output is in the other keys.
+    """
     done = History(recipe).last_completed()
     if done is None or any(row.state == "will run" for row in foreseen):
         return None
-    if _keys(done) != {row.name: row.key for row in foreseen}:
+    if _keys(done) != {row.name: row.key for row in foreseen if row.name != RESOLVE}:
         return None
     return {**done, "model": {**done["model"], "alias": None}}
 
@@ -38,8 +43,9 @@ def changes(recipe: str, foreseen: list[Foreseen]) -> list[str]:
     if done is None:
         return ["no run has completed before"]
     before = _keys(done)
-    return [f"{row.name}: it is given something else" for row in foreseen if before.get(row.name) != row.key]
+    others = [row for row in foreseen if row.name != RESOLVE]
+    return [f"{row.name}: it is given something else" for row in others if before.get(row.name) != row.key]
 
 
 def _keys(done: dict[str, Any]) -> dict[str, str | None]:
-    return {stage["name"]: stage["key"] for stage in done["stages"]}
+    return {stage["name"]: stage["key"] for stage in done["stages"] if stage["name"] != RESOLVE}

@@ -59,7 +59,7 @@ def finetune(
 
 
 def fine_tune(
-    recipe: Recipe, force: frozenset[str] = frozenset(), why: Sequence[str] = ()
+    recipe: Recipe, force: frozenset[str] = frozenset(), why: Sequence[str] = (), warnings: Sequence[str] = ()
 ) -> dict[str, Any] | State[Any]:
     """All of it, in the flow run that this is called in: the run's result, or the state that tells why there is none.
 
@@ -67,9 +67,10 @@ def fine_tune(
         recipe: All that makes the model.
         force: Stages to run although their output is stored.
         why: What changed, where that is known; it is told with the result.
+        warnings: What the result shall warn of.
     """
     with in_use(_tell_of_removal):
-        return _followed(recipe, force, why)
+        return _followed(recipe, force, why, warnings)
 
 
 def _tell_of_removal() -> None:
@@ -79,7 +80,9 @@ def _tell_of_removal() -> None:
         print(told, file=sys.stderr)
 
 
-def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict[str, Any] | State[Any]:
+def _followed(
+    recipe: Recipe, force: frozenset[str], why: Sequence[str], warnings: Sequence[str]
+) -> dict[str, Any] | State[Any]:
     run = str(flow_run.get_id())
     machines = machines_of(recipe.compute)
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
@@ -105,7 +108,7 @@ def _followed(recipe: Recipe, force: frozenset[str], why: Sequence[str]) -> dict
     done = result(state, walk.rows, flow_run_id=run, finished=finished, error=error)
     tracker.tags({NOTE_TAG: note(recipe, run, why, finished, done["problems"])})
     tracker.end(MLFLOW_STATUS[state])
-    done |= {"mlflow_run_id": tracker.mlflow_run_id, "warnings": _warnings(tracker, away)}
+    done |= {"mlflow_run_id": tracker.mlflow_run_id, "warnings": [*warnings, *_warnings(tracker, away)]}
     if why:
         done["why"] = list(why)
     if error is None:

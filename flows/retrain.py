@@ -7,17 +7,20 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 
 from flows.changes import cached_result, changes, nothing_changed
 from flows.finetune import fine_tune, followers
 from flows.naming import flow_run_name
 from flows.pipeline import pipeline
+from flows.report import result, verdict_event
 from tasks.resolve import pins_file
 from tasks.runtime import events
 from tasks.runtime.connection import MlflowFailed
+from tasks.runtime.history import History
 from tasks.runtime.looking import Looking
-from training.problems import UserError
+from tasks.runtime.refs import Pins
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe, parse
 
 
@@ -45,18 +48,58 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
         return fine_tune(recipe)
     looking = Looking(recipe.name)
     try:
-        pipeline(looking, recipe)
+        pins = pipeline(looking, recipe).pins
     except (UserError, MlflowFailed):  # the stages meet it again, and tell it as they tell every mistake
         return fine_tune(recipe)
+    unreachable = _unreachable(recipe, pins)
+    if unreachable and unreachable["runs"] > unreachable["max_unreachable"]:
+        return _failed(recipe, unreachable)
+    warnings = [_warning(unreachable)] if unreachable else []
+    for warning in warnings:
+        logger.warning(warning)
     done = nothing_changed(recipe.name, looking.rows)
     if done is None:
         why = changes(recipe.name, looking.rows)
         logger.info("\n  ".join(["What changed:", *why]))
-        return fine_tune(recipe, why=why)
-    done = cached_result(done)
+        return fine_tune(recipe, why=why, warnings=warnings)
+    done = cached_result(done) | {"hub_unreachable": unreachable}
+    done["warnings"] = [*warnings, *done["warnings"]]
     for follower in followers.get():
         follower.run_ended(done)
+    if unreachable:
+        return Completed(name="HubUnreachable", message=f"{warnings[0]} {_since(done)}", data=done)
     return Completed(name="Unchanged", message=_since(done), data=done)
+
+
+def _unreachable(recipe: Recipe, pins: Pins) -> dict[str, Any] | None:
+    """The repositories of the Hub that could not be looked up, and for how many runs in a row; None if there is none.
+    Plain JSON, as the result has it."""
+    history = History(recipe.name)
+    if not pins.unreachable:
+        history.forget_unreachable()
+        return None
+    runs = history.count_unreachable(str(flow_run.get_id()))
+    allowed = recipe.release.retrain.max_unreachable
+    return {"repositories": pins.unreachable, "runs": runs, "max_unreachable": allowed}
+
+
+def _warning(unreachable: dict[str, Any]) -> str:
+    named, counted = ", ".join(unreachable["repositories"]), f"run {unreachable['runs']} in a row without an answer"
+    return f"The Hub did not say whether {named} changed ({counted}; {unreachable['max_unreachable']} are allowed)."
+
+
+def _failed(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
+    """Ends the run without doing anything, and reports it as every failed run is reported."""
+    message = (
+        f"{_warning(unreachable)} Check the network and HF_HUB_OFFLINE, then run it again; or pin the revision to a "
+        "commit, or raise the field."
+    )
+    error = UserError([Problem(kind=NETWORK, where="release.retrain.max_unreachable", message=message)])
+    done = result("failed", [], flow_run_id=str(flow_run.get_id()), error=error) | {"hub_unreachable": unreachable}
+    for follower in followers.get():
+        follower.run_ended(done)
+    events.verdict(recipe.name, verdict_event(recipe, done, None))
+    return Failed(message=str(error))
 
 
 def _since(done: dict[str, Any]) -> str:

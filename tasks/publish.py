@@ -37,7 +37,7 @@ def ingredients(
             "release": {"hub": hub.model_dump(exclude={"checkpoints"})},
             "endpoint": os.environ.get("HF_ENDPOINT"),
             "recipe": digest_of(recipe.model_dump(mode="json")),
-            "pins": digest_of(pins.model_dump(mode="json", exclude={"notes"})),
+            "pins": digest_of(pins.model_dump(mode="json", exclude={"notes", "unreachable"})),
             "upstream": {**upstream, "score": scores.digest},
         }
     )

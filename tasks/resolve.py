@@ -17,7 +17,8 @@ from tasks.runtime.content import Progress, digests_of
 from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import mixed_precision, visible_gpus
 from tasks.runtime.history import History
-from tasks.runtime.hub import look_up
+from tasks.runtime.hub import Found as Looked
+from tasks.runtime.hub import Kind, look_up
 from tasks.runtime.machines import machines_of
 from tasks.runtime.push import publishing_problems
 from tasks.runtime.refs import FilePin, Pins
@@ -59,7 +60,7 @@ def resolve(work: Work, recipe: Recipe) -> Pins:
         _fetch_metrics(recipe)
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(kept, pins.model_dump_json().encode())
-        History(recipe.name).remember_pins(pins)
+        History(recipe.name).remember_commits(pins)
         work.on_events([{"kind": "note", "message": note} for note in pins.notes])
     return pins
 
@@ -106,9 +107,9 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
 def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
     """Fields of the pins; what is wrong is added to the problems. A base model that nothing starts from, as far as is
     known, is not looked at."""
-    last, found = History(recipe.name).last_pins() or Pins(), dict[str, Any](notes=[])
+    found = dict[str, Any](notes=[], unreachable=[])
     try:
-        found |= _pin_data(recipe, last, found["notes"], progress)
+        found |= _pin_data(recipe, found, progress)
         problems += _absent_splits(recipe, found)
         found["rows"] = rows_digest(recipe, Pins(**found))
         if recipe.model.start_from == "champion":
@@ -120,7 +121,7 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
             return found
     if found.get("started_from") is None:
         try:
-            found |= _pin_model(recipe, last, found["notes"], progress)
+            found |= _pin_model(recipe, found, progress)
         except UserError as error:
             problems.extend(error.problems)
     try:
@@ -194,17 +195,26 @@ def pin_tokenizer(recipe: Recipe) -> Pins:
 def _pinned_alone(
     look: Callable[..., dict[str, Any]], recipe: Recipe, progress: Progress = lambda done, total: None
 ) -> Pins:
-    notes: list[str] = []
-    found = look(recipe, History(recipe.name).last_pins() or Pins(), notes, progress)
-    return Pins(notes=notes, **found)
+    found = dict[str, Any](notes=[], unreachable=[])
+    return Pins(**found | look(recipe, found, progress))
 
 
-def _pin_data(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) -> dict[str, Any]:
+def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found: dict[str, Any]) -> Looked:
+    """As `look_up`; adds to the notes of what is found if the Hub cannot be reached."""
+    looked = look_up(kind, path, revision, History(recipe.name))
+    if not looked.reachable:
+        found["unreachable"].append(path)
+        found["notes"].append(
+            f"the Hub cannot be asked for {path!r}: using commit {looked.pin.commit[:12]}, as last time"
+        )
+    return looked
+
+
+def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Fields of the pins; `found` gets notes."""
     data = recipe.data
     if data.source == "hub":
-        found = look_up("dataset", data.path, data.revision, last.data_hub)
-        notes.extend(found.notes)
-        return {"data_hub": found.pin}
+        return {"data_hub": _look_up("dataset", data.path, data.revision, recipe, found).pin}
     if data.source == "python":
         return {"data_fingerprint": fingerprint(load_object(data.path))}
     files = find(data)
@@ -221,14 +231,13 @@ def _size(file: Found) -> int | None:
     return file.size_bytes if is_url(file.file) else Path(file.file).stat().st_size
 
 
-def _pin_model(recipe: Recipe, last: Pins, notes: list[str], progress: Progress) -> dict[str, Any]:
+def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
     model = recipe.model
     if model.source == "hub":
-        found = look_up("model", str(model.path), model.revision, last.model_hub)
-        notes.extend(found.notes)
-        if found.files is not None:
-            need_parts(found.files, f"{model.path!r} at {found.pin.commit[:12]}")
-        return {"model_hub": found.pin}
+        looked = _look_up("model", str(model.path), model.revision, recipe, found)
+        if looked.files is not None:
+            need_parts(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
+        return {"model_hub": looked.pin}
     if model.source == "folder":
         return {"model_files": _model_files(Path(model.path or "").expanduser().absolute())}
     return {}

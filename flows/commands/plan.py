@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from flows.changes import changes, nothing_changed
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
 from flows.pipeline import pipeline
 from flows.tables import problem_line
@@ -41,7 +42,7 @@ def act(arguments: argparse.Namespace) -> int:
         print(f"  fit: {need}")
     for problem in publishing_problems(recipe) if any(row.state == "will run" for row in looking.rows) else ():
         print(problem_line(problem.model_dump() | {"level": "warning"}))  # set by then, perhaps
-    print(_summary(looking.rows))
+    print(_summary(recipe, looking.rows))
     if arguments.show_launch:
         print(_launch(recipe, pins, training.key or "KEY"))
     return 0
@@ -57,6 +58,9 @@ def _launch(recipe: Recipe, pins: Pins, key: str) -> str:
     return "\n\n".join(parts)
 
 
-def _summary(rows: list[Foreseen]) -> str:
-    running = [row.name for row in rows if row.state == "will run"]
-    return f"{len(running)} of {len(rows)} stages will run." if running else "Nothing changed."
+def _summary(recipe: Recipe, rows: list[Foreseen]) -> str:
+    if running := [row.name for row in rows if row.state == "will run"]:
+        return f"{len(running)} of {len(rows)} stages will run."
+    if nothing_changed(recipe.name, rows) is None:
+        return f"Every output is stored, and no run has completed with them: {changes(recipe.name, rows)[0]}."
+    return "Nothing changed."

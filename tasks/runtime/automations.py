@@ -25,7 +25,7 @@ DEAD = "finetune: crash runs that fell silent"
 SILENT_S = 95.0
 """Three signs of life are missed: one may be lost while the server starts again."""
 AT_REST = (
-    *("Completed", "Unchanged", "Failed", "TimedOut", "Crashed", "Cancelled"),
+    *("Completed", "Unchanged", "HubUnreachable", "Failed", "TimedOut", "Crashed", "Cancelled"),
     *("AwaitingRetry", "Scheduled", "Pending", "Paused", "Suspended"),
 )
 """States of which none is expected to say that it goes on. A run whose end has another name is silent all the same, and

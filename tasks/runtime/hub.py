@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from tasks.runtime.history import History
 from tasks.runtime.refs import HubPin
 from tasks.runtime.settings import without_credentials
 from training.problems import NETWORK, Problem, UserError
@@ -24,15 +25,15 @@ class Found:
     pin: HubPin
     files: tuple[str, ...] | None = None
     """Their paths in the repository; None where the Hub did not say."""
-    notes: tuple[str, ...] = ()
-    """What to tell the user."""
+    reachable: bool = True
+    """Whether the Hub was asked and answered; else the commit is that of the last run."""
 
 
-def look_up(kind: Kind, path: str, revision: str | None, last: HubPin | None) -> Found:
+def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Found:
     """What a revision of a repository is now.
 
-    Asks for metadata only. A revision that is a commit already is not looked up. Where the Hub cannot be reached,
-    the commit that the name meant when `last` was pinned is used, and said.
+    Asks for metadata only. A revision that is a commit already is not looked up. If the Hub cannot be reached, the
+    commit is the last one that the history has of this name.
     Raises UserError for a repository or revision that is missing, gated or private.
     """
     revision = revision or "main"
@@ -50,10 +51,10 @@ def look_up(kind: Kind, path: str, revision: str | None, last: HubPin | None) ->
                 # Anybody may see what a gated repository holds; whether its files may be had is asked apart.
                 hub.auth_check(path, repo_type=kind)
     except UserError as error:
-        if last is None or last.name != name or any(problem.kind != NETWORK for problem in error.problems):
+        last = history.last_commit(kind, name)
+        if last is None or any(problem.kind != NETWORK for problem in error.problems):
             raise
-        note = f"the Hub cannot be asked for {path!r}: using commit {last.commit[:12]}, as last time"
-        return Found(last, notes=(note,))
+        return Found(last, reachable=False)
     files = tuple(file.rfilename for file in info.siblings or ())
     return Found(HubPin(name=name, commit=str(info.sha)), files)
 
@@ -99,9 +100,25 @@ def _unanswered(where: str, path: str, revision: str, error: Exception) -> UserE
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
         message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
         return _problem(where, message)
-    mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
-    message = f"the Hub cannot be asked for {path!r} at {revision!r} ({why(error)}): {mend}, then run the same command"
-    return _problem(where, f"{message} again.", NETWORK)
+    mend = "unset HF_HUB_OFFLINE, then" if is_offline_mode() else "check the network, then"
+    if busy := hub_at_fault(error):
+        error, mend = busy, "that is the Hub's fault; later,"
+    message = f"the Hub cannot be asked for {path!r} at {revision!r} ({why(error)}): {mend} run the same command again."
+    return _problem(where, message, NETWORK)
+
+
+def hub_at_fault(error: Exception) -> Exception | None:
+    """The answer that the Hub is out of order (5xx) or has too many requests (429), from which an error came.
+
+    The clients may replace it by an error of their own, with or without naming its cause.
+    """
+    one: BaseException | None = error
+    while isinstance(one, Exception):
+        status = getattr(getattr(one, "response", None), "status_code", 0)
+        if status >= 500 or status == 429:
+            return one
+        one = one.__cause__ or one.__context__
+    return None
 
 
 def why(error: BaseException) -> str:

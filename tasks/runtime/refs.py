@@ -111,6 +111,8 @@ class Pins(BaseModel):
     num_machines: int = 1
     notes: list[str] = Field(default_factory=list)
     """What the user should know of how the names were resolved, such as an offline pin."""
+    unreachable: list[str] = Field(default_factory=list)
+    """Repositories of the Hub that could not be looked up: the commit of the last run stands in."""
 
 
 class Check(BaseModel):

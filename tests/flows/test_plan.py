@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 
+from flows.changes import nothing_changed
 from flows.commands.main import main
+from flows.pipeline import pipeline
 from tasks import estimate
+from tasks.runtime.looking import Looking
 from tests.flows.small import FinishedRun, command, environment, write_project
 from training.protocol import Outcome
+from training.recipe import load, parse_set
 
 ROOT = Path(__file__).parents[2]
 BELOW_SCORE = ["find_champion", "gate", "register", "promote"]
@@ -52,6 +56,28 @@ def test_the_same_content_in_another_folder_is_cached(project: Path, capsys: pyt
     # Only what the recipe says of itself differs: where its rows lie.
     assert "load_data" not in plan(capsys, project)
     assert plan(capsys, project) == {}
+
+
+def test_a_field_that_reaches_no_output_changes_nothing_for_a_run_either(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = ["training.logging_steps=7", "data.max_file_gb=2", "compute.stall_timeout_s=900"]
+    recipe = load(project, parse_set(changed))
+    looking = Looking(recipe.name)
+    pipeline(looking, recipe)
+    assert nothing_changed(recipe.name, looking.rows) is not None
+    assert main(["plan", str(project), *(word for one in changed for word in ("--set", one))]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Nothing changed."
+
+
+def test_a_plan_does_not_say_that_nothing_changed_where_a_run_would_run(
+    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = shutil.copytree(os.environ["FINETUNE_HOME"], tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    (home / "recipes" / "small" / "completed.json").unlink()
+    assert main(["plan", str(project)]) == 0
+    assert "no run has completed" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_learning_rate_leaves_data_model_and_tokens_cached(

@@ -11,6 +11,8 @@ import sys
 import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prefect.states import AwaitingRetry, Cancelled, Pending
@@ -21,6 +23,7 @@ from flows.commands.main import main
 from flows.pipeline import pipeline
 from tasks.resolve import pins_file
 from tasks.runtime.looking import Looking
+from tasks.runtime.refs import Pins
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
 from training.recipe import load, parse
@@ -95,6 +98,32 @@ def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
         client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
         run_flow_sync(retrain.retrain, flow_run=client.read_flow_run(run.id), parameters=parameters)
     assert calls == ["looks", "trains", "trains"]
+
+
+def test_a_hub_that_does_not_answer_is_reported_and_counted_and_then_fails_the_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None
+) -> None:
+    recipe = load(ROOT / "deployments" / "demo.yaml")
+    done = {"flow_run_id": "f61274fa", "model": {"registered": None}, "stages": [], "verdict": None}
+    monkeypatch.setattr(retrain, "nothing_changed", lambda name, rows: done)
+
+    def night(*unreachable: str, **changed: Any) -> tuple[str, str, dict[str, Any] | None]:
+        pins = Pins(unreachable=[*unreachable])
+        monkeypatch.setattr(retrain, "pipeline", lambda looking, recipe: SimpleNamespace(pins=pins))
+        state = retrain.retrain(recipe, {"release.retrain.max_unreachable": 2}, return_state=True)
+        return state.name, state.message, None if state.is_failed() else state.result()
+
+    down = [night("me/rows") for _ in range(3)]
+    assert [name for name, *_ in down] == ["HubUnreachable", "HubUnreachable", "Failed"]
+    said = "The Hub did not say whether me/rows changed (run 2 in a row without an answer; 2 are allowed)."
+    name, message, result = down[1]
+    assert message == f"{said} Nothing changed since flow run f61274fa." and result is not None
+    assert result["hub_unreachable"] == {"repositories": ["me/rows"], "runs": 2, "max_unreachable": 2}
+    assert result["warnings"] == [said]
+    assert down[2][1].startswith("release.retrain.max_unreachable: The Hub did not say") and "run 3" in down[2][1]
+    name, message, result = night()
+    assert (name, result and result["warnings"]) == ("Unchanged", [])
+    assert night("me/rows")[0] == "HubUnreachable"
 
 
 def test_an_event_starts_the_deployment_that_waits_for_it_and_while_one_goes_on_the_next_is_cancelled(

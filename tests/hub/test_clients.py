@@ -107,6 +107,26 @@ def test_a_download_that_is_cut_goes_on_where_it_stopped(
     assert [r.split()[0] for r in hub.requests] == ["HEAD", "GET", "GET"]
 
 
+def test_a_download_that_fails_keeps_the_whole_files_and_no_part_of_the_one_that_broke(
+    hub: Hub, api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README promises no more between two runs: the clients give each part a name of its own."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    content = os.urandom(50_000)
+    hub.repo("model", NAME, {"config.json": b"{}", "model.safetensors": content})
+    hub.fault = lambda method, path: CUT if method == "GET" and path.endswith("model.safetensors") else None
+    with pytest.raises(Exception):  # noqa: B017 - whichever the clients choose
+        api.snapshot_download(NAME, cache_dir=tmp_path, max_workers=1)
+    assert list(tmp_path.rglob("*.incomplete")) == []
+    hub.fault = lambda method, path: None
+    hub.requests.clear()
+    down = api.snapshot_download(NAME, cache_dir=tmp_path, max_workers=1)
+    assert Path(down, "model.safetensors").read_bytes() == content
+    assert [path.rpartition("/")[2] for path in hub.requests if path.startswith("GET") and "/resolve/" in path] == [
+        "model.safetensors"
+    ]
+
+
 def test_a_stopped_hub_refuses_and_answers_again_at_the_same_address(hub: Hub, api: HfApi) -> None:
     import httpx2
 

@@ -43,6 +43,10 @@ FAULTS: dict[str, tuple[list[Step], str, str, list[str]]] = {
     "gated rows": ([rows("me/gated", revision=PINNED)], "data", "data.path", ["'me/gated'", "gated", "HF_TOKEN"]),
     "no such commit of rows": ([rows(revision=NOWHERE)], "data", "data.path", ["'me/rows'", NOWHERE, "revision"]),
     "rows cut": ([rows("me/cut")], "network", "data.path", ["'me/cut'", "check the network"]),
+    "rows of a Hub that is out of order": (
+        [rows("me/down", revision=PINNED)],
+        *("network", "data.path", ["'me/down'", "500", "that is the Hub's fault; later, run the same command again."]),
+    ),
     "rows of another commit": (
         [rows("me/other", revision=PINNED), rows("me/other")],
         *("network", "data.path", ["'me/other'", "stored here are of commit"]),
@@ -69,6 +73,8 @@ class Came:
     home: Path
     outcomes: dict[str, Any]
     heavy: list[str]
+    older: list[Any]
+    """Of the older of two commits of a data set: what was read first, and what without the Hub in another home."""
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +89,23 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> Came:
         def fault(method: str, path: str) -> int | None:
             if f"me/other/resolve/{newer}" in path:
                 return 403
+            if method == "HEAD" and "me/down/" in path:
+                return 500
             if method == "GET" and path.endswith((".parquet", ".safetensors")):
                 return CUT if "me/cut/" in path else next(once, None) if "me/once/" in path else None
             return None
 
         hub.fault = fault
         written = [[_whole(step, pinned) for step in steps] for steps in cases.values()]
-        outcomes, heavy = run_stages(folder / "home", written, hub.environment(folder / "hf"))
-    return Came(folder / "home", dict(zip(cases, outcomes, strict=True)), heavy)
+        env = hub.environment(folder / "hf")
+        outcomes, heavy = run_stages(folder / "home", written, env)
+        stage, written_alone = rows("me/moved", revision=PINNED)
+        older = _whole((stage, {**written_alone, "model": {"revision": PINNED}}), pinned)
+        read, _ = run_stages(folder / "first", [[older]], env)
+        hub.commit("dataset", "me/moved", sst2_files(train_rows=8))
+        run_stages(folder / "first", [[_whole(rows("me/moved"), pinned)]], env)
+    away, _ = run_stages(folder / "fresh", [[older]], env)
+    return Came(folder / "home", dict(zip(cases, outcomes, strict=True)), heavy, [*read, *away])
 
 
 def _make_repos(hub: Hub) -> dict[tuple[str, str], str]:
@@ -98,7 +113,9 @@ def _make_repos(hub: Hub) -> dict[tuple[str, str], str]:
     good = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(1000)}
     pickled = {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle"}
     bad = {**sst2_files(), "sst2/train-00000-of-00001.parquet": b"PAR1, and then nothing that belongs to it, PAR1"}
-    files = {("dataset", f"me/{name}"): sst2_files() for name in ("rows", "cut", "other", "secret", "gated")}
+    files = {
+        ("dataset", f"me/{name}"): sst2_files() for name in ("rows", "cut", "other", "secret", "gated", "moved", "down")
+    }
     files |= {("dataset", "me/bad"): bad, ("dataset", "me/empty"): {}}
     files |= {("dataset", "me/train-alone"): _train_alone()}
     files |= {("model", f"me/{name}"): good for name in ("model", "cut", "once", "gated")}
@@ -138,6 +155,11 @@ def test_a_download_that_breaks_once_is_mended_by_the_client_and_nothing_half_is
     # Beside those two: the rows of the one commit that were read before those of another were asked for.
     assert sorted(path.parent.name for path in stored) == ["load_data"] * 3 + ["load_model"]
     assert all((path / "manifest.json").is_file() for path in stored)
+
+
+def test_an_older_commit_is_read_from_the_cache_of_the_clients_where_the_hub_is_gone(came: Came) -> None:
+    read, away = came.older
+    assert isinstance(read, str) and away == read
 
 
 def test_a_data_set_without_a_validation_split_has_one_held_out(came: Came) -> None:

@@ -13,20 +13,25 @@ from tasks.runtime.refs import HubPin, Pins
 def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:
     history = History("sst2")
     history.remember_key("fit", "k")
-    history.remember_pins(Pins(data_hub=HubPin(name="glue@main", commit="c")))
+    pin = HubPin(name="glue@main", commit="c")
+    history.remember_commits(Pins(data_hub=pin))
     history.remember_completed({"state": "completed"})
     again = History("sst2")
     assert again.last_key("fit") == "k" and again.last_completed() == {"state": "completed"}
-    assert again.last_pins() == Pins(data_hub=HubPin(name="glue@main", commit="c"))
+    assert again.last_commit("dataset", "glue@main") == pin and again.last_commit("model", "glue@main") is None
     other = History("demo")
-    assert (other.last_key("fit"), other.last_pins(), other.last_completed()) == (None, None, None)
+    assert (other.last_key("fit"), other.last_commit("dataset", "glue@main"), other.last_completed()) == (
+        None,
+        None,
+        None,
+    )
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"mixed_precision": "int3"}', b"\xff"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"dataset glue@main": 3}', b"\xff"])
 def test_a_damaged_memory_is_no_memory(home: Path, damage: bytes) -> None:
     history = History("sst2")
-    history.remember_pins(Pins())
-    (home / "recipes" / "sst2" / "pins.json").write_bytes(damage)
-    assert history.last_pins() is None
+    history.remember_commits(Pins(data_hub=HubPin(name="glue@main", commit="c")))
+    (home / "recipes" / "sst2" / "commits.json").write_bytes(damage)
+    assert history.last_commit("dataset", "glue@main") is None
     (home / "recipes" / "sst2" / "completed.json").write_bytes(damage[:1])
     assert history.last_completed() is None

@@ -19,7 +19,6 @@ from tasks.model import load_model
 from tasks.resolve import pin, resolve
 from tasks.runtime.digests import Digests
 from tasks.runtime.hardware import visible_gpus
-from tasks.runtime.history import History
 from tasks.runtime.lineage import pinned
 from tasks.runtime.refs import Champion, FilePin, HubPin, Pins, Ref
 from tasks.runtime.stage import Row, Work
@@ -168,7 +167,7 @@ def test_what_was_pinned_stays_for_the_same_flow_run(home: Path, rows: dict[str,
 
 def test_a_plan_pins_nothing(home: Path, rows: dict[str, Any]) -> None:
     run(recipe_of(rows), flow_run="")
-    assert not (home / "runs").exists() and History("test").last_pins() is None
+    assert not (home / "runs").exists() and not (home / "recipes").exists()
 
 
 def test_a_file_that_goes_away_is_told(home: Path, rows: dict[str, Any]) -> None:
@@ -456,7 +455,7 @@ def test_a_commit_is_not_looked_up(home: Path) -> None:
         ("me/rows", "hf_wrong", "data.path", ["refuses", "HF_TOKEN"]),
         ("me/rows/more", "", "data.path", ["owner/name"]),
         ("me/rows@v2", "", "data.revision", ["no revision 'v2'", "branch, a tag or a commit"]),
-        ("me/broken", "", "data.path", ["cannot be asked", "503", "network"]),
+        ("me/broken", "", "data.path", ["cannot be asked", "503", "that is the Hub's fault; later,"]),
     ],
 )
 def test_a_name_that_the_hub_does_not_give_is_told_with_what_to_do(
@@ -508,6 +507,16 @@ def test_where_the_hub_cannot_be_asked_the_last_commit_of_the_same_name_is_used_
     assert where == "data.path" and "'me/others' at 'main'" in message
     assert ("unset HF_HUB_OFFLINE" in message) == (how == "offline")
     assert problems(recipe_of({**HUB, "revision": "v2"}))[0][0] == "data.path"
+
+
+def test_the_last_commit_of_main_is_known_after_a_run_that_was_pinned_to_another(hub: Hub, home: Path) -> None:
+    older = hub.repo("dataset", "me/rows", {})
+    hub.commit("dataset", "me/rows", {"rows.csv": b""})
+    before, _ = run(recipe_of(HUB))
+    run(recipe_of({**HUB, "revision": older}), "flow-2")
+    hub.stop()
+    pins, _ = run(recipe_of(HUB), "flow-3")
+    assert pins.data_hub == before.data_hub and pins.unreachable == ["me/rows"]
 
 
 def test_the_last_commit_does_not_hide_that_a_name_is_gone(hub: Hub, home: Path) -> None:

@@ -341,6 +341,14 @@ class Hub(Section):
     training.resume_from_checkpoint takes."""
 
 
+class Retrain(Section):
+    """How the flow `retrain` treats a Hub that does not answer."""
+
+    max_unreachable: int = Field(default=3, ge=0)
+    """Runs in a row that may end well although the Hub did not say whether its data set or model changed. The next run
+    fails; a Hub that answers sets the count back to 0."""
+
+
 class Release(Section):
     """What becomes of a model that is good enough."""
 
@@ -351,6 +359,8 @@ class Release(Section):
     """What it must show."""
     hub: Hub | None = None
     """Where promoted models are published (null: nowhere)."""
+    retrain: Retrain = Retrain()
+    """Of the flow `retrain` alone."""
     champion: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The registry's alias that a promoted version takes over. Recipes that share a registry call it alike: one knows
     no champion by another alias."""

@@ -72,14 +72,32 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
         raise refused("data.path", f"{at} is not readable: {error}") from error
     except ValueError as error:  # no such configuration, or several to choose from
         raise refused("data.config", f"{config!r} of {at}: {error}") from error
-    if builder.hash != commit:
-        # Where the Hub does not answer, the rows that were read last are taken, of whichever commit they are.
-        raise ConnectionError(f"the rows of {path!r} that are stored here are of commit {str(builder.hash)[:12]}")
+    if builder.hash != commit:  # the Hub does not answer: `datasets` takes the rows of the commit that it read last
+        stored = _stored_builder(path, config, commit)
+        if stored is None:
+            raise ConnectionError(f"the rows of {path!r} that are stored here are of commit {str(builder.hash)[:12]}")
+        builder = stored
     try:
         builder.download_and_prepare()
     except DatasetsError as error:
         raise refused("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
     return builder
+
+
+def _stored_builder(path: str, config: str | None, commit: str) -> DatasetBuilder | None:
+    """The rows of exactly this commit from the cache of `datasets`; None if they are not there, or if several
+    configurations are and none is named."""
+    from datasets.config import HF_DATASETS_CACHE
+    from datasets.naming import camelcase_to_snakecase
+    from datasets.packaged_modules.cache.cache import Cache
+
+    *owner, name = path.split("/")
+    folder = Path(HF_DATASETS_CACHE, "___".join([*owner, camelcase_to_snakecase(name)]))
+    found = [info.parent for info in folder.glob(f"{config or '*'}/*/{commit}/dataset_info.json")]
+    if len(found) != 1:
+        return None
+    config, version, _ = found[0].parts[-3:]
+    return Cache(repo_id=path, dataset_name=name, config_name=config, version=version, hash=commit)
 
 
 def from_dataset(dataset: Dataset, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
