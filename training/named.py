@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.problems import Problem, UserError, nearest
+from training.search_path import use_search_path
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Place:
         return found
 
     def _imported(self, module_name: str, name: str) -> Any:
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # last, so that a file beside the recipe shadows no library
+        use_search_path()
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:

@@ -34,6 +34,7 @@ from training.protocol import (
     sha256,
     write_atomically,
 )
+from training.search_path import use_search_path
 
 
 class Interrupted(KeyboardInterrupt):
@@ -75,9 +76,7 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     gc.set_threshold(50_000, 50, 50)
     _die_with_supervisor()
     _listen_for_stop(raises=not stops_itself)
-    # PYTHONSAFEPATH leaves the working directory out; at the very end it offers the user's own modules and
-    # shadows nothing.
-    sys.path.append(os.getcwd())
+    use_search_path()
     job_dir = Path(sys.argv[1])
     if rank() > 0:
         _print_into(job_dir / LOGS / f"rank{rank()}.log")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.programs.answer import logged, parts_of
-from tasks.runtime.code import PROJECT, code_digests
+from tasks.runtime.code import code_behind
 from tasks.runtime.connection import failures_told
 from training.absent import absent
 from training.program import run_program
 from training.protocol import Events, Job
+from training.search_path import PROJECT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,10 +100,9 @@ def _as_code(kind: Kind, folder: Path, say: Mapping[str, Any], code: Path) -> di
     imports of their own; no pickle."""
     import mlflow
 
-    for name in code_digests(["training.asking", type(kind).__module__]):
-        source = next(path for path in (PROJECT / name, Path(name)) if path.is_file())
+    for name, source in code_behind(["training.asking", type(kind).__module__]).files.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, code / name)
+        shutil.copyfile(source.file, code / name)
     shutil.copytree(PROJECT / "training", code / "training", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pyc"))
     return {
         "flavor": mlflow.pyfunc,

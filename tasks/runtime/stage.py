@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import BaseModel
 
 from tasks.runtime import settings
-from tasks.runtime.code import code_digests, library_versions, users_code
+from tasks.runtime.code import code_behind, library_versions, users_code
 from tasks.runtime.digests import digest_of
 
 Result = TypeVar("Result")
@@ -140,9 +140,10 @@ class Stage(Generic[Result]):
         flat = dict(_flat(given.values))
         if self.cached:
             own, installed = users_code(given.named)
-            for path, digest in code_digests([self.make.__module__, *given.code, *own]).items():
+            code = code_behind([self.make.__module__, *given.code, *own])
+            for path, digest in code.digests.items():
                 flat[f"code.{path}"] = digest
-            for library, version in library_versions([*given.libraries, *installed]).items():
+            for library, version in library_versions([*given.libraries, *installed, *code.distributions]).items():
                 flat[f"library.{library}"] = version
         return dict(sorted(flat.items())), dict(given.names)
 

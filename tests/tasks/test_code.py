@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.runtime import code
-from tasks.runtime.code import code_digests, users_code
+from tasks.runtime.code import code_behind, code_digests, users_code
 from tasks.runtime.digests import SETTLED_S
 from training.engines import ENGINES
 from training.problems import UserError
@@ -58,7 +58,7 @@ def test_what_a_process_has_parsed_the_next_one_does_not_parse_again(
     time.sleep(2 * SETTLED_S)  # what changed a moment ago may change again unseen, and is not remembered
     before, parsed = code_digests(["rows"]), []
     code._read.cache_clear()
-    monkeypatch.setattr(code, "_parsed", lambda package, path: parsed.append(path.name) or "0")
+    monkeypatch.setattr(code, "_parsed", lambda package, module: parsed.append(module.file.name) or "0")
     assert code_digests(["rows"]) == before and parsed == []
     (work / "lib" / "clean.py").write_text("def strip(x):\n    return x.lstrip()\n")
     assert code_digests(["rows"])["lib/clean.py"] == "0" and parsed == ["clean.py"]
@@ -92,6 +92,11 @@ def test_relative_imports_are_followed(work: Path) -> None:
 def test_a_root_without_source_is_an_error_and_not_silence(work: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="no source file of no_such"):
         code_digests(["no_such"])
+
+
+def test_a_library_that_a_users_module_imports_counts_by_its_version(work: Path) -> None:
+    (work / "lib" / "clean.py").write_text("import json, numpy.random\nfrom yaml import safe_load\n")
+    assert code_behind(["rows"]).distributions == ["PyYAML", "numpy"]
 
 
 def test_a_users_module_counts_wherever_python_finds_it(

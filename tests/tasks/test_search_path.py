@@ -1,0 +1,154 @@
+"""A key names the file that the program of a job imports, however Python comes to find it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools.command.editable_wheel as editable_wheel
+
+ROOT = Path(__file__).parents[2]
+LOOK = """
+import json, subprocess, sys
+from pathlib import Path
+from tasks.runtime.code import code_behind, library_versions, users_code
+from tasks.runtime.environment import environment
+from training.named import Place
+from training.protocol import Job, read_outcome
+
+job = Path("job")
+Job(program="look", key="k", settings={}, inputs={}).write(job)
+program = '''
+import importlib
+from training.program import run_program
+run_program(lambda *given: {"file": importlib.import_module("mine.rows").__file__})
+'''
+subprocess.run([sys.executable, "-c", program, str(job)], env=environment({}), check=True)
+here = Place("data", "data.path", "my_rows:load", "a function", callable).load("mine.rows:load")
+modules, distributions = users_code({"data.path": "mine.rows:load"})
+code = code_behind(modules)
+print(json.dumps({
+    "program": read_outcome(job).figures["file"],
+    "here": sys.modules[here.__module__].__file__,
+    "key": {name: str(source.file) for name, source in code.files.items()},
+    "digests": code.digests,
+    "versions": library_versions(distributions),
+}))
+"""
+
+
+class Ground:
+    """A working directory, and an environment of Python whose libraries are those of this one and its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.work, self.elsewhere = folder / "work", folder / "elsewhere"
+        for made in (self.work, self.elsewhere):
+            made.mkdir()
+        (self.work / "look.py").write_text(LOOK)
+        venv.create(folder / "env", symlinks=True)
+        (self.libraries,) = (folder / "env").glob("lib/python*/site-packages")
+        (here,) = (entry for entry in sys.path if entry.endswith("site-packages"))
+        (self.libraries / "a.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+        self.python = str(folder / "env" / "bin" / "python")
+        self.env = {**os.environ, "FINETUNE_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+
+    def look(self, *started: str) -> dict[str, Any]:
+        """What a flow's process and a program of a job import, and what a key counts."""
+        run = subprocess.run(
+            [self.python, *(started or ("-m", "look"))], cwd=self.work, env=self.env, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        return dict(json.loads(run.stdout))
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+def write(folder: Path, body: str = "1", name: str = "mine") -> Path:
+    """A package with a module; gives the module's file."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text("")
+    file = folder / name / "rows.py"
+    file.write_text(f"def load():\n    return {body}\n")
+    return file
+
+
+def on_pythonpath(ground: Ground) -> Path:
+    ground.env["PYTHONPATH"] += f"{os.pathsep}{ground.elsewhere}"
+    return write(ground.elsewhere)
+
+
+def editable_by_path(ground: Ground) -> Path:
+    (ground.libraries / "__editable__.mine-1.0.pth").write_text(f"{ground.elsewhere}\n")
+    return write(ground.elsewhere)
+
+
+def editable_by_hook(ground: Ground) -> Path:
+    hook = editable_wheel._finder_template("mine", {"mine": str(ground.elsewhere / "source")}, {})
+    (ground.libraries / "__editable___mine_finder.py").write_text(hook)
+    line = "import __editable___mine_finder; __editable___mine_finder.install()\n"
+    (ground.libraries / "__editable__.mine.pth").write_text(line)
+    return write(ground.elsewhere, name="source")
+
+
+def namespace_package(ground: Ground) -> Path:
+    (ground.libraries / "mine").mkdir()
+    (ground.libraries / "mine" / "other.py").write_text("")
+    file = write(ground.work)
+    (file.parent / "__init__.py").unlink()
+    return file
+
+
+def in_the_working_directory(ground: Ground) -> Path:
+    return write(ground.work)
+
+
+@pytest.mark.parametrize(
+    "place", [on_pythonpath, editable_by_path, editable_by_hook, namespace_package, in_the_working_directory]
+)
+def test_an_edit_of_the_module_that_a_program_imports_changes_the_key(
+    ground: Ground, place: Callable[[Ground], Path]
+) -> None:
+    file = place(ground)
+    before = ground.look()
+    assert before["program"] == before["here"] == before["key"]["mine/rows.py"] == str(file)
+    file.write_text("def load():\n    return 2\n")
+    after = ground.look("look.py")  # started otherwise, which is no difference
+    assert after["key"] == before["key"]
+    assert after["digests"]["mine/rows.py"] != before["digests"]["mine/rows.py"]
+
+
+def test_a_module_in_an_archive_counts_by_its_source(ground: Ground) -> None:
+    archive = ground.elsewhere / "mine.zip"
+    ground.env["PYTHONPATH"] += f"{os.pathsep}{archive}"
+    digests = []
+    for body in ("1", "1  # a comment", "2"):
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("mine/__init__.py", "")
+            packed.writestr("mine/rows.py", f"def load():\n    return {body}\n")
+        seen = ground.look()
+        assert seen["program"] == seen["here"] == f"{archive}/mine/rows.py"
+        digests.append(seen["digests"]["mine/rows.py"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("started", [("-m", "look"), ("look.py",)])
+def test_a_package_installed_and_checked_out_is_the_installed_one(ground: Ground, started: tuple[str, ...]) -> None:
+    installed = write(ground.libraries)
+    (ground.libraries / "mine-1.5.dist-info").mkdir()
+    (ground.libraries / "mine-1.5.dist-info" / "METADATA").write_text("Name: mine\nVersion: 1.5\n")
+    (ground.libraries / "mine-1.5.dist-info" / "RECORD").write_text("mine/rows.py,,\n")
+    write(ground.work, "2")  # the checkout
+    seen = ground.look(*started)
+    assert seen["program"] == seen["here"] == str(installed)
+    assert seen["key"] == {} and seen["versions"]["mine"] == "1.5"
