@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
 from tasks.runtime.uploads import uploading
-from training import kinds, strategies
-from training.engines import ENGINES
+from training import checkpoints, kinds, strategies
+from training.engines import ENGINES, needs_own_checkpoint
 from training.problems import Problem, UserError
 from training.protocol import sha256
 from training.recipe import Recipe
@@ -28,7 +30,7 @@ from training.recipe.optimizers import OPTIMIZERS
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM: dict[str, Any] = {
     **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to"), True),
-    **dict.fromkeys(("resume_from_checkpoint", "inexact_resume"), True),
+    **dict.fromkeys(("resume_from_checkpoint", "trust_checkpoint", "inexact_resume"), True),
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
@@ -145,16 +147,37 @@ def _metrics(recipe: Recipe) -> dict[str, Any]:
 
 
 def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
-    """The digest of the checkpoint that training begins with: that of its manifest, which has those of its files."""
+    """The digest of the checkpoint that training begins with: that of its manifest, which has those of its files.
+
+    Raises UserError where it is none, or was written elsewhere in a format that can execute code.
+    """
     name = recipe.training.resume_from_checkpoint
     if name is None:
         return {}
     try:
-        return {"checkpoint": sha256(Path(name) / "manifest.json")}
+        digest = sha256(Path(name) / checkpoints.MANIFEST)
+        if needs_own_checkpoint(recipe.training.model_dump(), recipe.compute.model_dump()):
+            checkpoints.require_own(Path(name), seal_key())
+        return {"checkpoint": digest}
     except OSError as error:
         message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
         where = "training.resume_from_checkpoint"
         raise UserError([Problem(kind="training", where=where, message=message)]) from error
+
+
+def seal_key() -> Path:
+    """The file with the home's key, by which it knows the checkpoints that its trainings wrote; made where missing."""
+    file = home() / "seal.key"
+    if not file.exists():
+        aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as new:
+            new.write(secrets.token_bytes(32))
+            new.flush()
+            os.fsync(new.fileno())
+        with contextlib.suppress(FileExistsError):  # another process was first: its key counts
+            os.link(aside, file)
+        aside.unlink()
+    return file
 
 
 def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
@@ -207,7 +230,7 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             work,
             "training.fit",
             launched.argv,
-            env=launched.env,
+            env={**launched.env, checkpoints.SEAL_KEY: str(seal_key())},
             settings=settings_of(recipe, pins, data),
             inputs=inputs_of(recipe, model, tokens),
             fits=fits_of(recipe, pins, model),

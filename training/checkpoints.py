@@ -4,6 +4,7 @@
     checkpoints/checkpoint-40/manifest.json   written last: every file's path, bytes and sha256, the names of
                                           the other checkpoints that this one is of no use without, and under
                                           what it was written
+    checkpoints/checkpoint-40/seal        proves that the manifest was written by a training of this home
     checkpoints/quarantine/               what was found damaged; nothing reads it
     checkpoints/.writing-*, .removing-*   of a writer that lives, or died; removed by the next one's start
 
@@ -12,6 +13,8 @@ One process at a time writes to such a folder. Anything else in it (.DS_Store, .
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -28,9 +31,14 @@ from training.problems import Problem, UserError, full_disk
 from training.protocol import fsync, sha256
 
 MANIFEST = "manifest.json"
+SEAL = "seal"
+SEAL_KEY = "FINETUNE_SEAL_KEY"
+"""Environment variable: the file with the key of the home, which only its user can read."""
 QUARANTINE = "quarantine"
 NAMED = "training.resume_from_checkpoint"
 """The field that names a checkpoint of another job to begin with."""
+TRUSTED = "training.trust_checkpoint"
+"""The field by which a checkpoint from elsewhere may execute code."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -96,14 +104,57 @@ def require_good(named: Path) -> None:
         raise UserError([Problem(kind="training", where=NAMED, message=message)])
 
 
-def adopt(named: Path, folder: Path) -> None:
+def require_own(named: Path, key: Path) -> None:
+    """Raises UserError unless the home with this key wrote the checkpoint, with those that it needs.
+
+    Call it where the checkpoint's format can execute code: FSDP's `.metadata` and the `.pt` files of DeepSpeed are
+    pickles. A manifest alone proves nothing, for anybody can write one.
+    """
+    _require_sealed(named, str(named), key)
+    for other in _needs(named):
+        _require_sealed(named.with_name(other), str(named), key)
+
+
+def _require_sealed(checkpoint: Path, shown: str, key: Path) -> None:
+    if reason := _not_own(checkpoint, key):
+        message = f"{shown!r} was not written by this home ({reason}), and loading it can execute code, for it holds "
+        message += f"pickles. If you trust whoever wrote it, set {TRUSTED}: true; or name the folder of a model in "
+        message += "model.path, which is safetensors."
+        raise UserError([Problem(kind="training", where=NAMED, message=message)])
+
+
+def _not_own(checkpoint: Path, key: Path) -> str | None:
+    """Why it is not certain that the home with this key wrote all of the checkpoint's files; None where it is."""
+    try:
+        manifest = (checkpoint / MANIFEST).read_bytes()
+        if not hmac.compare_digest((checkpoint / SEAL).read_text(), _seal(manifest, key)):
+            return f"its {SEAL} is of another home, or its {MANIFEST} was changed"
+        files = {file["path"]: file["sha256"] for file in json.loads(manifest)["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"it has no {SEAL}"
+    for path in sorted(checkpoint.rglob("*")):
+        name = path.relative_to(checkpoint).as_posix()
+        if (path.is_dir() and not path.is_symlink()) or name in (MANIFEST, SEAL):
+            continue
+        if name not in files or not path.is_file() or sha256(path) != files[name]:
+            return f"{name} was added or changed"
+    return None
+
+
+def _seal(manifest: bytes, key: Path) -> str:
+    return hmac.new(key.read_bytes(), manifest, hashlib.sha256).hexdigest()
+
+
+def adopt(named: Path, folder: Path, key: Path | None = None) -> None:
     """Copy a good checkpoint that lies elsewhere, with those that it needs and that are not there yet, to a folder of
-    checkpoints."""
+    checkpoints. With a key, raises UserError unless the home with this key wrote each of the copies."""
     for source in [*(named.with_name(other) for other in _needs(named)), named]:
         if (folder / source.name).exists():
             continue
         aside = place_aside(folder / source.name)
         shutil.copytree(source, aside)
+        if key is not None:  # the copy, for the original may have been replaced since it was looked at
+            _require_sealed(aside, str(named), key)
         for path in aside.rglob("*"):
             fsync(path)
         os.rename(aside, folder / source.name)
@@ -170,6 +221,9 @@ def _write_manifest(folder: Path, needs: Sequence[str], written_by: Mapping[str,
         list(written)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": files, "needs": list(needs), "written_by": dict(written_by)}, indent=1))
+    if key := os.environ.get(SEAL_KEY):
+        (folder / SEAL).write_text(_seal(manifest.read_bytes(), Path(key)))
+        fsync(folder / SEAL)
     fsync(manifest)
     fsync(folder)
 

@@ -120,8 +120,11 @@ class Task:
         if named is None:
             return None, None
         checkpoints.require_good(named)
+        key = checkpoint_key(self.training, self.compute)
+        if key is not None:
+            checkpoints.require_own(named, key)
         threads = self._threads_for(named, checkpoints.NAMED)
-        checkpoints.adopt(named, self.checkpoints)
+        checkpoints.adopt(named, self.checkpoints, key)
         return self.checkpoints / named.name, threads
 
     def _threads_for(self, checkpoint: Path, where: str) -> int | None:
@@ -143,6 +146,21 @@ class Task:
             f"computing with {threads} threads a process, not {own}, as {checkpoint.name} was written with"
         )
         return int(threads)
+
+
+def needs_own_checkpoint(training: Mapping[str, Any], compute: Mapping[str, Any]) -> bool:
+    """Whether these sections of a recipe refuse a checkpoint that this home did not write: FSDP and DeepSpeed unpickle
+    theirs, and how an engine of the user's loads its own is not known."""
+    loads_safely = training["engine"] in ENGINES and not strategies.load(compute["strategy"]).UNPICKLES
+    return not loads_safely and not training["trust_checkpoint"]
+
+
+def checkpoint_key(training: Mapping[str, Any], compute: Mapping[str, Any]) -> Path | None:
+    """The key by which a checkpoint of this home is known, where one from elsewhere is refused; else None."""
+    if not needs_own_checkpoint(training, compute):
+        return None
+    # Without the variable there is no key, and every checkpoint is one from elsewhere.
+    return Path(os.environ.get(checkpoints.SEAL_KEY, os.devnull + "/none"))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks.fit import fit
+from tasks.fit import fit, seal_key
 from tasks.runtime.refs import Pins, Ref
+from training import checkpoints
 from training.problems import UserError
 from training.recipe import parse
 
@@ -127,6 +128,32 @@ def test_of_a_checkpoint_to_begin_with_the_content_counts_and_not_its_place(mine
     assert a == b != c and a != ingredients()
     with pytest.raises(UserError, match="'d' is no checkpoint"):
         ingredients(resume_from_checkpoint="d")
+
+
+def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_anything_runs(
+    mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign, own = mine.parent / "foreign/checkpoint-4", mine.parent / "own/checkpoint-4"
+    for checkpoint, environment in ((foreign, {}), (own, {checkpoints.SEAL_KEY: str(seal_key())})):
+        with monkeypatch.context() as here:
+            for name, value in environment.items():
+                here.setenv(name, value)
+            with checkpoints.writing(checkpoint) as aside:
+                (aside / "model.pt").write_bytes(b"pickle")
+    training = {"resume_from_checkpoint": str(foreign)}
+    compute = {"strategy": "deepspeed-zero2", "num_processes": 2}
+
+    def key(compute: dict[str, Any], **training: Any) -> None:
+        recipe = parse(written("sequence-classification", training=training, compute=compute))
+        fit.flat_ingredients(recipe, Pins(num_processes=2, mixed_precision="no"), DATA, MODEL, TOKENS)
+
+    with pytest.raises(UserError, match="was not written by this home") as raised:
+        key(compute, **training)
+    assert raised.value.problems[0].where == "training.resume_from_checkpoint"
+    key(compute, **training, trust_checkpoint=True)
+    key(compute, resume_from_checkpoint=str(own))
+    key({}, **training)  # ddp loads no pickle
+    assert seal_key().stat().st_mode & 0o777 == 0o600
 
 
 def flat(**compute: Any) -> dict[str, Any]:

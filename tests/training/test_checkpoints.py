@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import pickle
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
 
 from training import checkpoints
+from training.engines import Task, needs_own_checkpoint
+from training.problems import UserError
+from training.protocol import Events
+from training.recipe import Training
 
 
 def write(folder: Path, step: int, content: str = "weights", needs: Sequence[str] = ()) -> Path:
@@ -124,3 +132,84 @@ def test_leftover_that_cannot_be_deleted_does_not_stop_a_resume(
 
 def _busy(*_: object, **__: object) -> None:
     raise OSError(errno.EBUSY, "Device or resource busy")
+
+
+class Payload:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, writes: Path) -> None:
+        self.writes = writes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.writes,)
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The key of a home, by which checkpoints are sealed as they are written."""
+    file = tmp_path / "seal.key"
+    file.write_bytes(b"k" * 32)
+    monkeypatch.setenv(checkpoints.SEAL_KEY, str(file))
+    return file
+
+
+def test_what_this_home_wrote_is_known_wherever_it_lies(tmp_path: Path, key: Path) -> None:
+    write(tmp_path / "job", 1)
+    write(tmp_path / "job", 2, needs=["checkpoint-1"])
+    copied = shutil.copytree(tmp_path / "job", tmp_path / "elsewhere")
+    checkpoints.require_own(copied / "checkpoint-2", key)
+
+
+@pytest.mark.parametrize("forged", ["unsealed", "other key", "manifest", "changed", "added", "link", "needed"])
+def test_what_this_home_did_not_write_is_refused(tmp_path: Path, key: Path, forged: str) -> None:
+    write(tmp_path, 1)
+    folder = write(tmp_path, 2, needs=["checkpoint-1"])
+    match forged:
+        case "unsealed":
+            (folder / checkpoints.SEAL).unlink()
+        case "other key":
+            key.write_bytes(b"x" * 32)
+        case "manifest":
+            manifest = folder / checkpoints.MANIFEST
+            manifest.write_text(manifest.read_text() + "\n")
+        case "changed":
+            (folder / "deep/file").write_text("pickle!")
+        case "added":
+            (folder / "deep/.metadata").write_text("pickle")
+        case "link":
+            (folder / "linked").symlink_to(tmp_path)
+        case "needed":
+            (tmp_path / "checkpoint-1/deep/file").write_text("pickle!")
+    with pytest.raises(UserError, match=r"was not written by this home.*trust_checkpoint: true"):
+        checkpoints.require_own(folder, key)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed-zero2", "deepspeed-zero3"])
+def test_a_training_unpickles_no_checkpoint_from_elsewhere_that_it_is_not_told_to_trust(
+    tmp_path: Path, strategy: str, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "written"
+    with monkeypatch.context() as elsewhere, checkpoints.writing(tmp_path / "foreign/checkpoint-2") as aside:
+        elsewhere.delenv(checkpoints.SEAL_KEY)
+        (aside / "pytorch_model_fsdp_0").mkdir()
+        (aside / "pytorch_model_fsdp_0/.metadata").write_bytes(pickle.dumps(Payload(written)))
+    with contextlib.suppress(Exception):
+        FileSystemReader(tmp_path / "foreign/checkpoint-2/pytorch_model_fsdp_0").read_metadata()
+    assert written.exists()  # it is code to torch
+    training, compute = Training().model_dump(), {"strategy": strategy}
+    task = Task(
+        **dict.fromkeys(("model", "train", "validation", "collate", "loss", "kind", "metrics")),  # type: ignore[arg-type]
+        events=Events(tmp_path / "events.jsonl"),
+        training=training,
+        compute=compute,
+        rows_a_step=1,
+        checkpoints=tmp_path / "job",
+        named_checkpoint=tmp_path / "foreign/checkpoint-2",
+    )
+    (tmp_path / "job").mkdir()
+    with pytest.raises(UserError, match="was not written by this home"):
+        task._newest()
+    assert list((tmp_path / "job").iterdir()) == []
+    assert not needs_own_checkpoint(training | {"trust_checkpoint": True}, compute)
+    assert not needs_own_checkpoint(training, {"strategy": "ddp"})
+    assert needs_own_checkpoint(training | {"engine": "my:engine"}, {"strategy": "ddp"})

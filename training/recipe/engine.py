@@ -23,7 +23,7 @@ TRAINING = (
     *("gradient_accumulation_steps", "weight_decay", "warmup_steps", "lr_scheduler_type", "optim", "max_grad_norm"),
     *("label_smoothing_factor", "seed", "logging_steps", "eval_strategy", "eval_steps", "metric_for_best_model"),
     *("greater_is_better", "load_best_model_at_end", "loss", "focal_gamma", "class_weights"),
-    *("resume_from_checkpoint", "inexact_resume", "lora"),
+    *("resume_from_checkpoint", "trust_checkpoint", "inexact_resume", "lora"),
     *("engine", "collator", "early_stopping_patience", "early_stopping_threshold", "checkpoint_interval_s", "extra"),
 )
 """The fields of `training` that the plain loop takes notice of, …"""

@@ -3,6 +3,7 @@ same names in it:
 
     DISTRIBUTED_TYPE   what accelerate calls it, on the CPU and on GPUs
     ONE_FILE           whether rank 0 alone writes the model and the optimizer's state into a checkpoint
+    UNPICKLES          whether loading a checkpoint of it can execute code that the checkpoint holds
     configuration      what accelerate or DeepSpeed is given for it, as far as the recipe alone says
     arguments          what TrainingArguments is given for it; called before any of its processes talk to each other
     settle             what TrainingArguments has no field for is put into them

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTED_TYPE = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
 ONE_FILE = True
+UNPICKLES = False
 
 
 def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:

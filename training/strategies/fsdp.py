@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTED_TYPE = {"cpu": "FSDP", "cuda": "FSDP"}
 ONE_FILE = False
+UNPICKLES = True
 
 
 def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:

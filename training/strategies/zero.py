@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTED_TYPE = {"cpu": "DEEPSPEED", "cuda": "DEEPSPEED"}
 ONE_FILE = False
+UNPICKLES = True
 BUCKET = 50_000_000
 """Numbers that travel together. By DeepSpeed's own half a billion, a buffer of 2 GB is set aside for them."""
 
