@@ -10,12 +10,12 @@ from typing import Any
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned
 from tasks.runtime import keeping, services, settings
-from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, REMOVED, Piece, Sizes
+from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
 from tasks.runtime.reports import counted
 from training.problems import Problem, UserError
 
 # What is not a stage's comes after them.
-LAST = (JOBS, QUARANTINE, HALF_MADE, REMOVED)
+LAST = (JOBS, QUARANTINE, HALF_MADE, REMOVED, RECORDS)
 # Of the home's other folders, those that may grow.
 OTHERS = ("runs", "services", "mlartifacts", "mlflow.db")
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 JOBS, QUARANTINE, HALF_MADE, REMOVED = "jobs", "quarantine", "half-made", "half-removed"
+RECORDS = "old run records"
 LOCK = "home"
 # Putting things aside takes no longer than a look into MLflow; a run goes on for longer.
 LOCK_WAIT_S = 10.0
@@ -46,7 +47,7 @@ class Piece:
     """A folder that is kept, or goes, as a whole."""
 
     sort: str
-    """The stage of an artifact, else JOBS, QUARANTINE, HALF_MADE or REMOVED."""
+    """The stage of an artifact, else JOBS, QUARANTINE, HALF_MADE, REMOVED or RECORDS."""
     path: Path
     needed_by: tuple[str, ...]
     """Empty where it can go."""
@@ -87,9 +88,13 @@ def look(given_up: Collection[str] = ()) -> list[Piece]:
     """
     runs = {path.name: _run(path.name) for path in sorted((settings.home() / "runs").glob("*")) if path.is_dir()}
     with failures_told():
-        needs = _needs(runs, _given_up(runs, given_up), connect())
+        client = connect()
+        aliased = [*_aliased(client, runs)]
+        needs = _needs([*aliased, *_last_of_recipes(), *_unfinished(runs, _given_up(runs, given_up), client)])
     known = {key for run in runs.values() for key in run.keys}
-    return [*_artifacts(needs), *_jobs(needs, known), *_leftovers()]
+    artifacts, jobs = [*_artifacts(needs)], [*_jobs(needs, known)]
+    stored = {piece.path.name for piece in [*artifacts, *jobs]}.union(*(keys for _, keys in aliased))
+    return [*artifacts, *jobs, *_leftovers(), *_records(runs, stored)]
 
 
 def remove(told: Collection[Path], given_up: Collection[str] = ()) -> tuple[int, int]:
@@ -161,10 +166,9 @@ def _alone() -> Iterator[None]:
         locks.release_lock(LOCK, holder)
 
 
-def _needs(runs: Mapping[str, Run], given_up: Collection[str], client: MlflowClient) -> dict[str, list[str]]:
+def _needs(sources: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[str]]:
     """Who needs each key."""
     needs: dict[str, list[str]] = {}
-    sources = [*_aliased(client, runs), *_last_of_recipes(), *_unfinished(runs, given_up, client)]
     for who, keys in sources:
         for key in keys:
             needs.setdefault(key, []).append(who)
@@ -261,6 +265,13 @@ def _leftovers() -> Iterator[Piece]:
         yield Piece(QUARANTINE, path, ())
     for path in sorted(settings.home().glob(".removed-*")):
         yield Piece(REMOVED, path, ())
+
+
+def _records(runs: Mapping[str, Run], stored: Collection[str]) -> Iterator[Piece]:
+    """The records of runs that ended well long ago: MLflow has all of each, and nothing that it made is left here."""
+    for run in runs.values():
+        if run.completed and run.delivered and not run.keys & set(stored):
+            yield Piece(RECORDS, settings.home() / "runs" / run.id, ())
 
 
 def _last_change(folder: Path) -> float:

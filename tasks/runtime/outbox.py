@@ -26,6 +26,8 @@ from training.protocol import write_atomically
 
 OUTBOX = "outbox.jsonl"
 DELIVERED = "delivered"
+FIGURES = b'{"entry": "metrics"'
+"""How a line of figures begins."""
 
 
 class Outbox:
@@ -81,7 +83,7 @@ class Outbox:
         if path.is_file():
             with path.open("rb") as file:
                 for line in file:
-                    if not line.startswith(b'{"entry": "metrics"'):
+                    if not line.startswith(FIGURES):
                         with contextlib.suppress(ValueError):
                             yield json.loads(line)
 
@@ -98,6 +100,21 @@ class Outbox:
     def mark(self, offset: int) -> None:
         """Notes that everything before `offset` bytes is delivered."""
         write_atomically(self.folder / DELIVERED, str(offset).encode())
+
+    def trim(self) -> None:
+        """Drops the figures of a run that has ended, once MLflow has all of it: they are most of the file.
+
+        Call it while this process has claimed the outbox. A kill half-way through has MLflow told again, no more.
+        """
+        path = self.folder / OUTBOX
+        if not path.is_file() or self.is_open() or self.waiting():
+            return
+        with path.open("rb") as file:
+            kept = b"".join(line for line in file if not line.startswith(FIGURES))
+        if len(kept) < path.stat().st_size:
+            self.mark(0)
+            write_atomically(path, kept)
+            self.mark(len(kept))
 
     def is_open(self) -> bool:
         """Whether the run was begun and its last entry is not its end."""

@@ -149,6 +149,9 @@ class Tracker:
             self.trouble = f"it did not answer within {LAST_WAIT_S:g} s"
         self.lost = bool(self._outbox.unwritten)
         self._given_up.set()
+        if not self._thread.is_alive() and self.trouble is None:
+            with contextlib.suppress(OSError):
+                self._outbox.trim()
         self._claim.__exit__(None, None, None)
 
     def _sampled(self, figures: dict[str, float]) -> None:
@@ -227,6 +230,7 @@ class Delivery:
                     outbox.put("end", status="KILLED")
                 try:
                     self.deliver(outbox)
+                    outbox.trim()
                 except Exception as error:
                     errors.append(error)
         if errors:

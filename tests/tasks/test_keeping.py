@@ -16,7 +16,7 @@ import pytest
 from tasks.runtime import settings, store
 from tasks.runtime.connection import connect
 from tasks.runtime.history import History
-from tasks.runtime.keeping import Piece, bytes_on_disk, in_use, look, remove
+from tasks.runtime.keeping import RECORDS, Piece, bytes_on_disk, in_use, look, remove
 from tasks.runtime.locks import held
 from tasks.runtime.outbox import Outbox
 from tasks.runtime.tracking import VERSION_TAG
@@ -113,6 +113,17 @@ def test_champions_last_runs_and_runs_to_go_on_are_needed_and_nothing_else_is(tr
     assert given_up["c1"] == given_up["f1"] == () and given_up["a1"] == ("small@champion", last)
     with pytest.raises(UserError, match="'77' begins the id of 0 runs"):
         look(["77"])
+
+
+def test_record_of_a_run_goes_once_nothing_of_it_is_left(tracked: Path) -> None:
+    ran("11111111-gone", {"fit": "a1"})
+    ran("22222222-stored", {"fit": made("fit", "b1")})
+    ran("33333333-to-go-on", {"fit": "c1"}, status=None)
+    Outbox("44444444-undelivered").put("start", experiment="small")
+    records = [piece.path for piece in look() if piece.sort == RECORDS]
+    assert records == [tracked / "runs/11111111-gone"]
+    remove(records)
+    assert not records[0].exists() and (tracked / "runs/22222222-stored").is_dir()
 
 
 def test_what_mlflow_has_not_got_and_what_another_registry_has_is_needed(tracked: Path) -> None:

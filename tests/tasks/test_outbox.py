@@ -145,3 +145,22 @@ def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
     begun("waiting").put("end", status="FINISHED")
     (home / "runs" / "pins only").mkdir()
     assert [box.run for box in left_by_others("mine")] == ["open", "waiting"]
+
+
+def test_figures_of_a_delivered_run_are_dropped_and_a_retry_goes_on_behind(home: Path) -> None:
+    outbox = begun()
+    outbox.put("metrics", points=[["fit/loss", 0.5, 0, 1]])
+    outbox.put("tags", values={"fit.key": "k"})
+    outbox.put("end", status="FAILED")
+    outbox.trim()
+    assert entries(outbox) == ["start", "metrics", "tags", "end"], "not delivered yet"
+    outbox.mark(outbox.waiting()[-1][1])
+    outbox.trim()
+    assert entries(outbox) == []
+    outbox.put("start", experiment="recipe")
+    assert [entry["entry"] for entry in outbox.entries()] == ["start", "tags", "end", "start"]
+    assert entries(outbox) == ["start"]
+    outbox.put("metrics", points=[["fit/loss", 0.25, 0, 2]])
+    outbox.mark(outbox.waiting()[-1][1])
+    outbox.trim()
+    assert b"metrics" in (outbox.folder / OUTBOX).read_bytes(), "the run goes on"
