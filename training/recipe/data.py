@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from training.problems import nearest
 from training.recipe.columns import columns_of, kind_of, labels_are_named, named_columns, one_use_each
 from training.rows.checks import ALWAYS_ERRORS, LEVELS
+from training.rows.credentials import secret_in, variables_for
 from training.rows.filters import parse_filter
-from training.rows.urls import secret_in
+from training.rows.urls import protocol
 
 if TYPE_CHECKING:
     from training.recipe.rules import Written
@@ -72,10 +73,8 @@ def _secrets(written: Written) -> Iterator[tuple[str, str]]:
         places += [(f"data.splits.{name}", value) for value in (given if isinstance(given, list) else [given])]
     for where, value in places:
         if secret := secret_in(value):  # told without its value: problems end up in logs
-            yield (
-                where,
-                f"holds {secret}, and recipes are stored and shown: set credentials in the environment instead.",
-            )
+            message = f"holds {secret}, and recipes are stored and shown: set credentials in the environment instead: "
+            yield where, f"{message}{variables_for(protocol(value))}."
 
 
 def _splits(written: Written) -> Iterator[tuple[str, str]]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 from training.problems import NETWORK, Problem, UserError, nearest
+from training.rows.credentials import variables_for, without_secrets
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -24,16 +23,6 @@ PIECE_BYTES = 2**20
 REMOTE_BLOCK_BYTES = 8 * 2**20
 """Bytes that one request asks of a file system elsewhere."""
 
-_PASSWORD = re.compile(r"(?<=://)[^@/]*:(?!\d+/)[^@]*@")  # the secret may hold slashes; a port is none
-_SECRET = re.compile(r"signature|token|secret|passw|credential|access.?key|api.?key|^sig$|^pwd$|^auth", re.IGNORECASE)
-# Where the clients of a file system look for credentials by themselves.
-_CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)",
-    "hf": "HF_TOKEN",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
-_CREDENTIALS |= {"s3a": _CREDENTIALS["s3"], "gcs": _CREDENTIALS["gs"], "abfs": _CREDENTIALS["az"]}
 # botocore's, for which fsspec has no error of its own.
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
 
@@ -67,25 +56,10 @@ def shown(file: Path | str) -> str:
     """A file as a message names it: a URL without what is secret in it, a path from the working directory where it
     lies below, else in full."""
     if is_url(str(file)):
-        return _without_secrets(str(file))
+        return without_secrets(str(file))
     absolute = Path(os.path.abspath(file))
     here = Path.cwd()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
-
-
-def secret_in(url: str) -> str | None:
-    """What of a URL is nobody else's business, by its name and never by its value; None where nothing is."""
-    if not is_url(url):
-        return None
-    host = url.partition("://")[2].partition("/")[0]
-    if _PASSWORD.search(url) or (is_web(url) and "@" in host):
-        return "a user's name or password"
-    parameters = parse_qsl(url.partition("?")[2])
-    return next((f"the parameter {name}" for name, _ in parameters if _SECRET.search(name)), None)
-
-
-def _without_secrets(url: str) -> str:
-    return re.sub(r"://[^@/]*@", "://", _PASSWORD.sub("", url)).partition("?")[0] if secret_in(url) else url
 
 
 def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
@@ -163,11 +137,8 @@ def _remote(url: str, error: Exception) -> UserError | None:
         return _problem(url, "does not exist: check the URL in data.path or data.splits.")
     refused = isinstance(error, PermissionError) or status in (401, 403)
     if refused or type(error).__name__ in _NO_CREDENTIALS:
-        variables = _CREDENTIALS.get(protocol(url), f"FSSPEC_{protocol(url).upper()}, as fsspec reads it")
-        message = (
-            f"access is refused ({_why(error)}): set credentials that may read it in the environment: {variables}."
-        )
-        return _problem(url, message)
+        message = f"access is refused ({_why(error)}): set credentials that may read it in the environment: "
+        return _problem(url, f"{message}{variables_for(protocol(url))}.")
     message = f"cannot be read ({_why(error)}): check the network, then run the same command again."
     return _problem(url, message, NETWORK)
 
@@ -183,7 +154,7 @@ def _why(error: BaseException) -> str:
     """What began it, in few words."""
     root = _root(error)
     words = str(root).strip().partition("\n")[0].rstrip(".")
-    return _without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
+    return without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
 
 
 def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:

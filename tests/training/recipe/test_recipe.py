@@ -16,6 +16,7 @@ from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra import arguments
 from training.recipe.slices import named_groups
+from training.rows.urls import shown
 
 ROOT = Path(__file__).parents[3]
 
@@ -518,14 +519,28 @@ def test_two_columns_may_change_their_names_for_each_other() -> None:
         ("https://host/rows.csv?X-Amz-Date=1&X-Amz-Signature=hush", "the parameter X-Amz-Signature"),
         ("https://host/rows.csv?sig=hush", "the parameter sig"),
         ("https://host/rows.csv?a=1&access_token=hush", "the parameter access_token"),
+        *((f"https://host/rows.csv?a=1&{name}=hush", f"the parameter {name}") for name in ("key", "code", "jwt")),
+        ("https://host/rows.csv?access=hush", "the parameter access"),
+        ("https://host/rows.csv?%6bey=hush", "the parameter key"),
+        ("https://host/rows.csv;jsessionid=hush", "the parameter jsessionid"),
+        ("https://host/rows.csv#access_token=hush", "the parameter access_token"),
+        ("https://host/rows.csv#hf_hushhushhush1", "a token behind #"),
+        ("https://host/rows.csv?x=ghp_hushhushhushhush1", "the parameter x"),
+        ("https://host/rows.csv?x=Zk3Q9vT1xW7bR5mN2pL8hush", "the parameter x"),
+        ("https://host/hf_hushhushhush1/rows.csv", "a token in its path"),
+        ("s3://bucket/Zk3Q9vT1xW7bR5mN2pL8hush/rows.csv", "a token in its path"),
+        ("https://host/d/eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.hush/rows.csv", "a token in its path"),
+        ("s3://hf_hushhushhush1@bucket/rows.csv", "a user's name or password"),
     ],
 )
 @pytest.mark.parametrize("where", ["data.path", "data.splits.train"])
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, where: str) -> None:
     given = {where: url} if where == "data.path" else {"data.splits": {"train": ["a.csv", url]}}
-    assert problems(overrides=given) == {
-        where: f"holds {what}, and recipes are stored and shown: set credentials in the environment instead."
-    }
+    ((told, message),) = problems(overrides=given).items()
+    said = f"holds {what}, and recipes are stored and shown: set credentials in the environment instead: "
+    assert told == where and message.startswith(said) and "hush" not in message
+    assert ("AWS_ACCESS_KEY_ID" if url.startswith("s3") else "FSSPEC_HTTPS=") in message
+    assert "hush" not in shown(url)
 
 
 @pytest.mark.parametrize(
@@ -536,6 +551,12 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, wher
         "abfs://container@account.dfs.core.windows.net/rows.csv",
         "sftp://me@host/rows.csv",
         "https://[no-host/rows.csv",
+        "https://host/nyu-mll/glue/resolve/bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c/sst2/train.parquet",
+        "s3://bucket/part-00001-5a2f9c1e-8b7d-4c3a-9f1e-2d3c4b5a6f7e-c000.snappy.parquet",
+        "s3://bucket/year=2024/month=01/run_2024-01-11T12:10:03.123456Z/part-0.parquet",
+        f"https://host/{'0a1b2c3d' * 8}/Amazon_Reviews_Multi_EN_DE_2019_train_50000_rows.csv?download=1",
+        "https://host/rows.csv?versionId=3HL4kqtJlcpXroDTDmJrmSpXd3dIbrHYMTRCxf3vjVBH40Nr8X8gdRQBpUMLUo",
+        "https://host/TrainReviewsWithLabels2024AndTestRows2025.csv?format=csv&start=2024-01-01T00:00:00Z",
     ],
 )
 def test_a_url_without_a_secret_is_taken(url: str) -> None:
