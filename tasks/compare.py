@@ -11,8 +11,8 @@ from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Champion, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training import kinds
+from training.metric_names import METRICS
 from training.recipe import Recipe
-from training.recipe.release import METRICS
 
 
 def ingredients(recipe: Recipe, data: Ref, predictions: Ref, champion: Champion, rival: Ref) -> Ingredients:

@@ -34,10 +34,12 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
         names["model.champion"] = "the model of the champion that training starts from"
         return Ingredients({"model": {"champion": champion.model}, **laid_over}, names=names)
     if data is not None:
+        asked = asked_of(recipe)
         return Ingredients(
             {
                 "model": model.model_dump(include={"config", "seed"}),
-                "writes": asked_of(recipe).kind.writes,
+                "texts": asked.texts,
+                "writes": asked.kind.writes,
                 "upstream": {"load_data": data.parts["train.arrow"]},
                 **laid_over,
             },

@@ -139,7 +139,7 @@ def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
 def test_the_chapter_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
     from tasks.runtime.figures import figure
     from tasks.runtime.refs import Ref
-    from training.recipe.release import METRICS
+    from training.metric_names import METRICS
 
     chapter = README.partition("\n## Evaluate\n")[2].partition("\n## ")[0]
     averages = [name for name in METRICS if name.endswith(("_macro", "_micro", "_weighted", "_samples"))]

@@ -9,8 +9,8 @@ from transformers import TrainingArguments
 
 from training import strategies
 from training.engines import Task, users_mistake
+from training.metric_names import more_is_better
 from training.protocol import rank
-from training.recipe.release import more_is_better
 
 
 def training_arguments(task: Task) -> TrainingArguments:

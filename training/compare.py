@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evidence import Evidence, bootstrap, mcnemar
+from training.metric_names import more_is_better
 from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
-from training.recipe.release import more_is_better
 from training.score import inputs_of, read, write_samples
 
 SHOWN_ROWS = 50

@@ -31,9 +31,9 @@ from training import adapters, checkpoints, drawing, oracle, ranks, strategies
 from training.batching import EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.engines import Task, Trained, require_as_asked
 from training.evaluating import Batch, evaluate
+from training.metric_names import more_is_better
 from training.model import DTYPES
 from training.program import Interrupted, stop_requested
-from training.recipe.release import more_is_better
 from training.reporter import Reporter
 from training.speed import Speed, flops, hardware_limit
 from training.stepping import arguments, loss_function, make_optimizer, make_scheduler

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from training.recipe.release import refusal_of_numbers
+from training.metric_names import refusal_of_numbers
 
 Rows = npt.NDArray[np.int64]
 

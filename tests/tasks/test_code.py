@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,43 @@ from tasks.runtime.code import code_behind, code_digests, users_code
 from tasks.runtime.digests import SETTLED_S
 from training.engines import ENGINES
 from training.problems import UserError
+
+ROOT = Path(__file__).parents[2]
+# The names that code which counts may import from code which does not, for they cannot change what a stage makes.
+ALLOWED = {
+    # It measures, and leaves all as it was: a resumed training does without it, and ends with the same bytes.
+    "training.estimate": {""},
+    "training.speed": {"", "ExpectedEnd", "Speed", "flops", "hardware_limit"},
+    "training.room": {""},
+    # Pictures lie under log/, which the content's digest leaves out.
+    "training.pictures": {"", "draw_rows", "draw_tokens"},
+    # Errors and their words: a stage that refuses makes nothing.
+    "training.problems": {*("NETWORK", "Problem", "UserError"), *("full_disk", "mistakes_told", "nearest")},
+    # How programs run, and the files between processes.
+    "training.program": {"Interrupted", "collect_garbage_as_usual", "run_program", "stop_requested"},
+    "training.protocol": {
+        *("CHECKPOINTS", "EVENTS", "LOGS", "OUTPUT", "Events", "Job"),
+        *("fsync", "rank", "read_events", "sha256", "write_atomically"),
+    },
+    # The module and class of each name: the module that is named counts.
+    "training.kinds.names": {"KINDS"},
+    # Words of the recipe, whose values are inputs of the stage.
+    "training.recipe.slices": {"LABEL", "LENGTH"},
+}
+# Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
+ALLOWED_IN_TASKS = {
+    "training.recipe": {"Compute", "Level", "Recipe", "parse"},
+    "training.recipe.code": {"named_code"},
+    "training.recipe.columns": {"asked_of", "code_for_rows"},
+    "training.recipe.lora": {"Lora", "packages_of"},
+    "training.recipe.optimizers": {"OPTIMIZERS"},
+    "training.recipe.overrides": {"merge"},
+    "training.recipe.release": {"absent_splits", "unfitting_metrics"},
+    "training.recipe.slices": {
+        *("FEWEST_ROWS", "LABEL", "LENGTH", "MADE", "MOST_GROUPS", "named_groups", "slice_of"),
+        *("unfitting_floor", "unknown_slices"),
+    },
+}
 
 
 @pytest.fixture
@@ -121,6 +160,46 @@ def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> 
     assert counted.isdisjoint(
         {"training/protocol.py", "training/supervise.py", "training/rows/load.py", "training/tokens.py"}
     )
+
+
+def test_code_that_counts_takes_no_logic_from_code_that_does_not() -> None:
+    taken = set()
+    for file in (*ROOT.glob("tasks/*.py"), *ROOT.glob("training/**/*.py")):
+        name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        if not left_out(name):
+            allowed = [ALLOWED, ALLOWED_IN_TASKS] if name.startswith("tasks.") else [ALLOWED]
+            for module, taken_name in imports_left_out(file):
+                # What is below tasks.runtime starts programs, and stores and shows what they make.
+                if not module.startswith("tasks.runtime") and not any(
+                    taken_name in names.get(module, ()) for names in allowed
+                ):
+                    taken.add(f"{name} takes {taken_name or 'all'} from {module}")
+    assert taken == set()
+
+
+def left_out(name: str) -> bool:
+    return any(f"{name}.".startswith(f"{out}.") for out in code.NOT_INGREDIENTS)
+
+
+def imports_left_out(file: Path) -> Iterator[tuple[str, str]]:
+    """Each import from a module that does not count: the module, and the name; no name for the whole module."""
+    waiting: list[ast.AST] = [ast.parse(file.read_bytes())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        waiting += ast.iter_child_nodes(node)
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        for name in names:
+            module = f"{node.module}.{name}" if isinstance(node, ast.ImportFrom) else name
+            found = next((one for one in (module, module.rpartition(".")[0]) if is_module(one)), None)
+            if found and left_out(found):
+                yield found, "" if found == module else name
+
+
+def is_module(name: str) -> bool:
+    stem = ROOT.joinpath(*name.split("."))
+    return stem.with_suffix(".py").is_file() or (stem / "__init__.py").is_file()
 
 
 def test_what_a_recipe_names_is_here_or_installed_and_else_told_by_its_field(work: Path) -> None:

@@ -20,10 +20,10 @@ from sklearn import metrics as sklearn_metrics
 
 from training import metrics
 from training.kinds import load
+from training.metric_names import LESS_IS_BETTER, OF_NUMBERS
 from training.metrics.resampled import figures
 from training.predicted import OneLabel
 from training.problems import UserError
-from training.recipe.release import LESS_IS_BETTER, OF_NUMBERS
 from training.resampling import draws
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from training.metric_names import more_is_better
 from training.problems import Problem, UserError
 from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Model, Recipe, Release, Tokens, Training
 from training.recipe.files import Expanded
 from training.recipe.overrides import finetune_entry, merge, parse_set, read_entries
-from training.recipe.release import fits_slice, more_is_better, with_usual_metric
+from training.recipe.release import fits_slice, with_usual_metric
 from training.recipe.rules import Written, broken_rules
 from training.recipe.section import Level
 from training.recipe.slices import FEWEST_ROWS

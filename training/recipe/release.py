@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from training.kinds import KINDS, class_of
+from training.metric_names import LESS_IS_BETTER, METRICS, MORE_IS_BETTER, OF_NUMBERS, refusal_of_numbers
 from training.problems import nearest
 from training.recipe.columns import kind_of
 from training.recipe.data import DOTTED
@@ -17,27 +17,14 @@ if TYPE_CHECKING:
     from training.recipe.fields import Data
     from training.recipe.rules import Written
 
-_AVERAGES = ("macro", "micro", "weighted", "samples")
-MORE_IS_BETTER = (
-    "accuracy",
-    *(name + average for name in ("f1", "precision", "recall") for average in ("", *(f"_{a}" for a in _AVERAGES))),
-    *("matthews_correlation", "roc_auc", "pearson", "spearman", "r2"),
-    "token_accuracy",
-    *("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"),
-)
-LESS_IS_BETTER = ("log_loss", "calibration_error", "hamming_loss", "mse", "rmse", "mae", "perplexity")
-METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
-"""The metrics that recipes may name as they are; training/metrics has them, and which fit a kind, that says."""
 OF_100 = ("bleu", "chrf")
-"""Those of them that go up to 100, as they are told everywhere; of the others that are better with more, 1 is most."""
-OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
-"""Those of them that take the labels' names as numbers, such as ratings."""
+"""Metrics that go up to 100, as they are told everywhere; of the others that are better with more, 1 is most."""
 OF_ONE_LABEL = (
     *("accuracy", "f1_micro", "precision_micro", "recall_micro", "recall_weighted"),
     *("log_loss", "mse", "mae"),
 )
-"""Those of them that mean something where all rows have one label; the first five are the same there, the share of rows
-that get it. The others are of rows of several labels: f1 is 0 on those of label 0 alone, macro averages count labels
+"""Metrics that mean something where all rows have one label; the first five are the same there, the share of rows that
+get it. The others are of rows of several labels: f1 is 0 on those of label 0 alone, macro averages count labels
 that no row has, correlations and roc_auc have no value, and probabilities that are right over all rows are off on those
 of one label."""
 _OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
@@ -104,31 +91,9 @@ def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return values if "accuracy" in metrics else {**values, "evaluation": {**evaluation, "metrics": [metrics[0]]}}
 
 
-def more_is_better(figure: str) -> bool:
-    """Whether a model with more of it is better; of a figure that the project does not know, unless it is a loss."""
-    return figure not in LESS_IS_BETTER and not figure.endswith("loss")
-
-
 def fits_slice(figure: str, name: str) -> bool:
     """Whether the figure means something on the groups of that slice; of one that the project does not know, yes."""
     return name != LABEL or figure in OF_ONE_LABEL or figure not in METRICS
-
-
-def refusal_of_numbers(metric: str, labels: Iterable[str]) -> str | None:
-    """Why a metric of numbers cannot be computed with these labels; None where all their names are numbers."""
-    strange = next((label for label in labels if not _is_number(label)), None)
-    if strange is None:
-        return None
-    return (
-        f"{metric!r} is of numbers, and the label {strange!r} is none: choose another, or have labels such as 1 to 5."
-    )
-
-
-def _is_number(label: str) -> bool:
-    try:
-        return math.isfinite(float(label))
-    except ValueError:
-        return False
 
 
 def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator[tuple[str, str]]:
