@@ -7,6 +7,10 @@
     checkpoints/checkpoint-40/seal        proves that the manifest was written by a training of this home
     checkpoints/quarantine/               what was found damaged; nothing reads it
     checkpoints/.writing-*, .removing-*   of a writer that lives, or died; removed by the next one's start
+    outgoing/checkpoint-40/               beside checkpoints/, only in a job whose every checkpoint is sent elsewhere:
+                                          rotated before it was sent; the sender removes it
+    outgoing/checkpoint-40.sent, .lost    marks: of the sender, and of the rotation that had no room to keep it
+    last-checkpoint/, best-checkpoint/    of a download, in place of checkpoints/: the newest, and the one that it needs
 
 One process at a time writes to such a folder. Anything else in it (.DS_Store, .nfs…) is left alone.
 """
@@ -35,6 +39,10 @@ SEAL = "seal"
 SEAL_KEY = "FINETUNE_SEAL_KEY"
 """Environment variable: the file with the key of the home, which only its user can read."""
 QUARANTINE = "quarantine"
+OUTGOING, SENT, LOST = "outgoing", ".sent", ".lost"
+LAST, BEST = "last-checkpoint", "best-checkpoint"
+LEAST_FREE = 0.1
+"""The share of a disk that stays free of checkpoints that only wait to be sent."""
 NAMED = "training.resume_from_checkpoint"
 """The field that names a checkpoint of another job to begin with."""
 TRUSTED = "training.trust_checkpoint"
@@ -111,8 +119,8 @@ def require_own(named: Path, key: Path) -> None:
     pickles. A manifest alone proves nothing, for anybody can write one.
     """
     _require_sealed(named, str(named), key)
-    for other in _needs(named):
-        _require_sealed(named.with_name(other), str(named), key)
+    for other in needed(named):
+        _require_sealed(other, str(named), key)
 
 
 def _require_sealed(checkpoint: Path, shown: str, key: Path) -> None:
@@ -148,7 +156,7 @@ def _seal(manifest: bytes, key: Path) -> str:
 def adopt(named: Path, folder: Path, key: Path | None = None) -> None:
     """Copy a good checkpoint that lies elsewhere, with those that it needs and that are not there yet, to a folder of
     checkpoints. With a key, raises UserError unless the home with this key wrote each of the copies."""
-    for source in [*(named.with_name(other) for other in _needs(named)), named]:
+    for source in [*needed(named), named]:
         if (folder / source.name).exists():
             continue
         aside = place_aside(folder / source.name)
@@ -171,7 +179,7 @@ def written_by(checkpoint: Path) -> dict[str, Any]:
     return dict(json.loads((checkpoint / MANIFEST).read_bytes()).get("written_by", {}))
 
 
-def damage_of(checkpoint: Path) -> str | None:
+def damage_of(checkpoint: Path, with_needed: bool = True) -> str | None:
     """What is wrong with a checkpoint, or with one that it needs; None where every byte is as written."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_bytes())
@@ -179,7 +187,7 @@ def damage_of(checkpoint: Path) -> str | None:
             path = checkpoint / file["path"]
             if path.stat().st_size != file["bytes"] or sha256(path) != file["sha256"]:
                 return f"{file['path']} changed after it was written"
-        needs = [checkpoint.with_name(other) for other in manifest["needs"]]
+        needs = needed(checkpoint) if with_needed else []
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     for other in needs:
@@ -189,12 +197,49 @@ def damage_of(checkpoint: Path) -> str | None:
 
 
 def rotate(folder: Path, newest: int = 2) -> None:
-    """Remove all checkpoints but the newest and those that these need."""
+    """Remove all checkpoints but the newest and those that these need.
+
+    In a job with a folder OUTGOING, one that was not sent yet moves there, unless the disk is nearly full.
+    """
     newest_first = sorted(_checkpoints(folder), key=step_of, reverse=True)
     kept = {name for checkpoint in newest_first[:newest] for name in [checkpoint.name, *_needs(checkpoint)]}
     for checkpoint in newest_first:
-        if checkpoint.name not in kept:
+        if checkpoint.name not in kept and not _moved_out(checkpoint):
             _remove(checkpoint)
+
+
+def _moved_out(checkpoint: Path) -> bool:
+    """Whether the checkpoint waits in OUTGOING now."""
+    outgoing = checkpoint.parent.with_name(OUTGOING)
+    held = outgoing / checkpoint.name
+    if not outgoing.is_dir() or held.exists() or held.with_suffix(SENT).exists():
+        return False
+    disk = shutil.disk_usage(outgoing)
+    if disk.free < LEAST_FREE * disk.total:
+        held.with_suffix(LOST).touch()
+        return False
+    os.rename(checkpoint, held)
+    return True
+
+
+def to_send(checkpoints: Path) -> list[Path]:
+    """The checkpoints of a job with a folder OUTGOING that are still to be sent, oldest first."""
+    outgoing = checkpoints.with_name(OUTGOING)
+    found = [*_checkpoints(outgoing), *_checkpoints(checkpoints)]
+    return sorted((one for one in found if not (outgoing / one.name).with_suffix(SENT).exists()), key=step_of)
+
+
+def mark_sent(checkpoints: Path, name: str) -> None:
+    """Notes that a checkpoint was sent, and removes it from OUTGOING."""
+    held = checkpoints.with_name(OUTGOING) / name
+    held.with_suffix(SENT).touch()
+    shutil.rmtree(held, ignore_errors=True)
+
+
+def lost(checkpoints: Path) -> list[Path]:
+    """The checkpoints that rotation removed although they were not sent, oldest first."""
+    marks = checkpoints.with_name(OUTGOING).glob(f"*{LOST}")
+    return sorted((mark.with_suffix("") for mark in marks if not mark.with_suffix(SENT).exists()), key=step_of)
 
 
 def _remove(folder: Path) -> None:
@@ -207,6 +252,12 @@ def _remove(folder: Path) -> None:
 
 def _needs(checkpoint: Path) -> list[str]:
     return json.loads((checkpoint / MANIFEST).read_bytes())["needs"]
+
+
+def needed(checkpoint: Path) -> list[Path]:
+    """The checkpoints that this one is of no use without: beside it, or in BEST beside LAST."""
+    folder = checkpoint.parent.with_name(BEST) if checkpoint.parent.name == LAST else checkpoint.parent
+    return [folder / other for other in _needs(checkpoint)]
 
 
 def _write_manifest(folder: Path, needs: Sequence[str], written_by: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -21,8 +20,8 @@ from training.snapshot import part_of
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-# Folders of the branch: at its root lies the model that was promoted, with its card.
-LAST, SAVED = "last-checkpoint", "last-weights"
+SAVED = "last-weights"
+"""A folder of the branch, as checkpoints.LAST and BEST are: at its root lies the model that was promoted."""
 POLL_S = 1.0
 LONGEST_WAIT_S = 60.0
 
@@ -70,6 +69,7 @@ class Uploads:
         self.pushed: set[str] = set()
         self._say, self._tokenizer = job.settings, Path(job.inputs["tokenizer"])
         self._folder, self._aside = Path(job.inputs["job"]) / CHECKPOINTS, aside
+        self._all = job.settings["checkpoints"] == "all_checkpoints"
         self._connect = connect
         self._hub: HfApi | None = None
 
@@ -78,35 +78,43 @@ class Uploads:
         for checkpoint in self._due():
             if self._held(checkpoint):
                 self._push(checkpoint.name)
-            if checkpoint.is_dir():  # else it went before it could be read, and there is a newer one
+                if self._all:
+                    checkpoints.mark_sent(self._folder, checkpoint.name)
+            if checkpoint.is_dir():  # else it was rotated before it could be read
                 self.pushed.add(checkpoint.name)
 
     def _due(self) -> Iterable[Path]:
-        found = sorted(self._folder.glob("checkpoint-*"), key=checkpoints.step_of)
-        wanted = found if self._say["checkpoints"] == "all_checkpoints" else found[-1:]
-        return [checkpoint for checkpoint in wanted if checkpoint.name not in self.pushed]
+        if self._all:
+            found = checkpoints.to_send(self._folder)
+        else:
+            found = sorted(self._folder.glob("checkpoint-*"), key=checkpoints.step_of)[-1:]
+        return [checkpoint for checkpoint in found if checkpoint.name not in self.pushed]
 
     def _held(self, checkpoint: Path) -> bool:
-        """Links it aside with those that it needs; whether all of it is there and good."""
+        """Links it aside, with those that it needs unless all are sent; whether all of it is there and good."""
         shutil.rmtree(self._aside, ignore_errors=True)
+        last = self._aside / checkpoints.LAST / checkpoint.name
         try:
-            needs = json.loads((checkpoint / checkpoints.MANIFEST).read_bytes())["needs"]
-            for name in [*needs, checkpoint.name]:
-                shutil.copytree(checkpoint.with_name(name), self._aside / name, copy_function=_link)
+            shutil.copytree(checkpoint, last, copy_function=_link)
+            for needed in [] if self._all else checkpoints.needed(checkpoint):
+                shutil.copytree(needed, self._aside / checkpoints.BEST / needed.name, copy_function=_link)
         except (OSError, shutil.Error):
             return False
-        return checkpoints.damage_of(self._aside / checkpoint.name) is None
+        return checkpoints.damage_of(last, with_needed=not self._all) is None
 
     def _push(self, name: str) -> None:
         repo, which = self._say["repo"], self._say["checkpoints"]
         self._hub = self._hub or self._connect(repo)
-        below = {"every_save": f"{SAVED}/", "checkpoint": f"{LAST}/"}.get(which, f"{name}/")
+        last = self._aside / checkpoints.LAST / name
+        below: tuple[str, ...]
         if which == "every_save":
-            held = [path for path in (self._aside / name).iterdir() if part_of(path.name) == "model"]
-            files = {below + path.name: path for path in [*self._tokenizer.iterdir(), *held]}
+            below = (f"{SAVED}/",)
+            held = [path for path in last.iterdir() if part_of(path.name) == "model"]
+            files = {below[0] + path.name: path for path in [*self._tokenizer.iterdir(), *held]}
         else:
-            root = self._aside if which == "checkpoint" else self._aside / name
-            files = {below + path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+            below = (f"{name}/",) if self._all else (f"{checkpoints.LAST}/", f"{checkpoints.BEST}/")
+            root = last.parent if self._all else self._aside
+            files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
         push(
             self._hub,
             Place(repo, self._say["revision"], self._say["private"]),

@@ -4,6 +4,7 @@ nothing of."""
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 from tasks.runtime.launch import Handle, poll, python_argv, start, stop
 from tasks.runtime.push import environment
 from tasks.runtime.stage import Work
-from training.protocol import Job, read_outcome
+from training import checkpoints
+from training.protocol import CHECKPOINTS, Job, read_outcome
 from training.recipe import Recipe
 
 PROGRAM = "tasks.programs.push_checkpoints"
@@ -20,7 +22,7 @@ FOLDER = "hub"
 ENDED = "ended"
 """The file that tells the child that no checkpoint will follow."""
 LAST_UPLOAD_S = 60.0
-"""How long the end of training waits for what is still to be sent."""
+"""How long the end of training waits for the next checkpoint to arrive."""
 
 
 @contextlib.contextmanager
@@ -30,6 +32,11 @@ def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
     What goes wrong with that is a warning; the training neither waits for it nor fails of it.
     """
     hub = recipe.release.hub
+    outgoing = work.job / checkpoints.OUTGOING  # makes the training keep what it would rotate away unsent
+    if hub is not None and hub.checkpoints == "all_checkpoints":
+        outgoing.mkdir(parents=True, exist_ok=True)
+    else:
+        shutil.rmtree(outgoing, ignore_errors=True)
     if hub is None or hub.checkpoints == "no":
         yield
         return
@@ -47,17 +54,30 @@ def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
 
 
 def _end(child: Handle, folder: Path, work: Work) -> None:
-    """Lets the child send what is left, within reason, and tells what is missing."""
+    """Lets the child send what is left as long as it makes progress, and warns of what is missing."""
     (folder / ENDED).touch()
-    deadline = time.monotonic() + LAST_UPLOAD_S
+    saved = work.job / CHECKPOINTS
+    left, deadline = checkpoints.to_send(saved), time.monotonic() + LAST_UPLOAD_S
     while poll(child) and time.monotonic() < deadline:
         time.sleep(0.1)
+        if (now := checkpoints.to_send(saved)) != left:
+            left, deadline = now, time.monotonic() + LAST_UPLOAD_S
     message = None
     if poll(child):
-        message = f"they were not through {LAST_UPLOAD_S:g} s after the end of training"
+        message = f"nothing arrived for {LAST_UPLOAD_S:g} s after the end of training"
     elif (outcome := read_outcome(folder)) is None or outcome.failure is not None:
         message = outcome.failure.message if outcome and outcome.failure else "what sends them was killed"
     elif outcome.figures["trouble"]:
         message = outcome.figures["trouble"]
-    if message:
-        work.on_events([{"kind": "warning", "message": f"the Hub has not all checkpoints: {message}"}])
+    missing = checkpoints.to_send(saved) if (work.job / checkpoints.OUTGOING).is_dir() else []
+    said = (
+        [f"{_names(missing)}: {message or 'damaged before it was sent'}"] if missing else [message] if message else []
+    )
+    if lost := checkpoints.lost(saved):
+        said.append(f"{_names(lost)}: the disk had less than {checkpoints.LEAST_FREE:.0%} free to keep them until then")
+    if said:
+        work.on_events([{"kind": "warning", "message": f"the Hub has not all checkpoints: {'; '.join(said)}"}])
+
+
+def _names(checkpoints: list[Path]) -> str:
+    return ", ".join(checkpoint.name for checkpoint in checkpoints)

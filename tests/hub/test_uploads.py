@@ -47,6 +47,8 @@ def content(hub: Hub, revision: str = "main") -> dict[str, bytes]:
 
 
 def uploads(hub: Hub, job: Path, tokenizer: Path, which: str) -> Uploads:
+    if which == "all_checkpoints":  # as the flow does before training begins
+        (job / checkpoints.OUTGOING).mkdir(parents=True)
     settings = {"name": "small", "repo": NAME, "revision": "main", "private": True, "checkpoints": which}
     inputs = {"job": str(job), "tokenizer": str(tokenizer)}
     api = HfApi(endpoint=hub.url, token=hub.token())
@@ -61,13 +63,16 @@ def test_the_newest_lies_with_those_that_it_needs_where_training_can_go_on_from_
         save(job, step, needs)
         sent.push_new()
     files = ("model.safetensors", "config.json", "optimizer.pt", "manifest.json")
-    assert content(hub).keys() == {f"last-checkpoint/checkpoint-{n}/{file}" for n in (10, 30) for file in files}
+    places = ("last-checkpoint/checkpoint-30", "best-checkpoint/checkpoint-10")  # never two in one folder
+    assert content(hub).keys() == {f"{place}/{file}" for place in places for file in files}
     made = len(hub.repos["models", NAME].commits)
     sent.push_new()
     uploads(hub, job, tokenizer, "checkpoint").push_new()  # a run that goes on after a kill
     assert len(hub.repos["models", NAME].commits) == made == 4
     down = Path(HfApi(endpoint=hub.url, token=hub.token()).snapshot_download(NAME, cache_dir=tmp_path / "cache"))
     checkpoints.require_good(down / "last-checkpoint" / "checkpoint-30")
+    checkpoints.adopt(down / "last-checkpoint" / "checkpoint-30", tmp_path)
+    assert checkpoints.damage_of(tmp_path / "checkpoint-30") is None and (tmp_path / "checkpoint-10").is_dir()
 
 
 def test_all_of_them_stay_there_although_training_removes_the_old_ones(
@@ -79,6 +84,37 @@ def test_all_of_them_stay_there_although_training_removes_the_old_ones(
         sent.push_new()
     assert {path.partition("/")[0] for path in content(hub)} == {f"checkpoint-{n}" for n in (10, 20, 30, 40)}
     assert sorted(path.name for path in (job / CHECKPOINTS).iterdir()) == ["checkpoint-30", "checkpoint-40"]
+
+
+def test_those_that_training_saves_faster_than_they_are_sent_all_arrive(
+    hub: Hub, tokenizer: Path, tmp_path: Path
+) -> None:
+    job, sent = tmp_path / "job", uploads(hub, tmp_path / "job", tokenizer, "all_checkpoints")
+    for step, needs in ((10, []), (20, []), (30, [20]), (40, []), (50, []), (60, [50])):
+        save(job, step, needs)
+    sent.push_new()
+    assert {path.partition("/")[0] for path in content(hub)} == {f"checkpoint-{n}" for n in range(10, 70, 10)}
+    assert checkpoints.to_send(job / CHECKPOINTS) == checkpoints.lost(job / CHECKPOINTS) == []
+    save(job, 70)  # what was sent is rotated as ever, and nothing waits for room
+    left = sorted(path.name for folder in (CHECKPOINTS, checkpoints.OUTGOING) for path in (job / folder).glob("*0"))
+    assert left == ["checkpoint-50", "checkpoint-60", "checkpoint-70"]
+
+
+def test_those_that_are_missing_at_the_end_are_named_with_the_reason(
+    home: Path, hub: Hub, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in hub.environment(tmp_path / "hf", hub.token()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(checkpoints, "LEAST_FREE", 2.0)
+    told = Told()
+    work = Work("key", home / "out", "run", (told,), "fit")  # type: ignore[arg-type]
+    hub.stop()
+    with uploading(work, recipe("all_checkpoints"), tokenizer):
+        for step in (10, 20, 30):
+            save(work.job, step)
+    (said,) = told.messages
+    assert said.startswith("the Hub has not all checkpoints: checkpoint-20, checkpoint-30: release.hub.repo: writing")
+    assert said.endswith("; checkpoint-10: the disk had less than 200% free to keep them until then")
 
 
 def test_each_save_is_a_commit_of_weights_and_tokenizer_without_optimizer_state(

@@ -338,8 +338,9 @@ class Hub(Section):
     """Tags of the model card."""
     checkpoints: Annotated[Literal["no", "checkpoint", "every_save", "all_checkpoints"], Word] = "no"
     """What of a training goes there while it goes on, much as in TrainingArguments.hub_strategy. checkpoint: the newest
-    checkpoint in `last-checkpoint/`, with those that it needs. every_save: its weights and tokenizer alone, in
-    `last-weights/`, which from_pretrained takes as `subfolder`. all_checkpoints: each as `checkpoint-N/`. They lie on
+    checkpoint in `last-checkpoint/`; the best so far, if the newest needs it, in `best-checkpoint/`. every_save: the
+    newest weights and the tokenizer alone, in `last-weights/`, which from_pretrained takes as `subfolder`.
+    all_checkpoints: each as `checkpoint-N/`; unsent ones wait on the disk as long as a tenth of it is free. They lie on
     the branch whatever the gate says of the model later; checkpoints, downloaded, are what
     training.resume_from_checkpoint takes."""
 
