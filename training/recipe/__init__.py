@@ -1,7 +1,7 @@
 """The recipe: what the user writes, and how a file or mapping becomes one.
 
 fields.py  lora.py  section.py  forms.py  its sections, field by field; what they are made of; their schema for a form
-overrides.py  files.py                    what is put into it: --set, files of accelerate and DeepSpeed
+overrides.py  files.py                    what is put into it: --set, files of label names, accelerate and DeepSpeed
 rules.py, and one file a room of rules    what contradicts what
 wording.py                                mistakes as sentences
 """
@@ -60,7 +60,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
     merged, as_written = expanded.values, len(problems)
     recipe, wrong = None, {problem.where for problem in problems}
     # What a file would have said is not known while something is wrong with it.
-    wrong |= {"compute"} if expanded.problems else set()
+    wrong |= {"compute"} if any(not problem.where.startswith("data.") for problem in expanded.problems) else set()
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:

@@ -61,6 +61,13 @@ def _filter(written: Written) -> Iterator[tuple[str, str]]:
             yield "data.filter", str(error)
 
 
+def _label_separator(written: Written) -> Iterator[tuple[str, str]]:
+    separator = written["data.label_separator"]
+    if separator is not None and not any(column.form == "labels" for column in columns_of(written)):
+        message = f"{separator!r} is for several labels in a row, and kind {written['kind']} has none: set it to null."
+        yield "data.label_separator", message
+
+
 def _label_names(written: Written) -> Iterator[tuple[str, str]]:
     names = written["data.label_names"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
@@ -100,9 +107,15 @@ def _held_out(written: Written) -> Iterator[tuple[str, str]]:
 
 def _text_files(written: Written) -> Iterator[tuple[str, str]]:
     source, delimiter, encoding = written["data.source"], written["data.delimiter"], written["data.encoding"]
-    if delimiter is not None and source != "csv":
-        yield "data.delimiter", f"{delimiter!r} is for `source: csv` only; with {source}, set it to null."
-    elif delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
+    unset = {"delimiter": None, "quoting": "standard", "header": None}
+    for name, default in unset.items() if source != "csv" else ():
+        if (value := written[f"data.{name}"]) != default:
+            shown = "null" if default is None else default
+            yield f"data.{name}", f"{value!r} is for `source: csv` only; with {source}, set it to {shown}."
+    names = written["data.header"] or []
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield "data.header", f"{name!r} is there twice; each column has a name of its own."
+    if source == "csv" and delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
         yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
     try:
         codec = " ".encode(encoding) and codecs.lookup(encoding).name
@@ -175,6 +188,7 @@ DATA_RULES = (
     _renamed,
     _cast,
     _label_names,
+    _label_separator,
     labels_are_named,
     _splits,
     _held_out,

@@ -14,6 +14,7 @@ from training.recipe.section import (
     ColumnType,
     Level,
     NameOrNames,
+    NamesOrFile,
     PathOrMapping,
     RunsCode,
     Section,
@@ -46,7 +47,14 @@ class Data(Section):
     test_size: float = Field(default=0.0, ge=0, lt=1)
     """Share of the train rows held out for test where there is no such split, in the same way."""
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
-    """What separates the columns of a CSV file (null: a comma, and in .tsv files a tab)."""
+    """What separates the columns of a CSV file (null: what a first line such as `sep=;` names, else a tab in .tsv files
+    and a comma in others)."""
+    quoting: Literal["standard", "none"] = "standard"
+    """Whether quotation marks of a CSV file have a meaning. standard: they enclose fields that hold delimiters, line
+    breaks or doubled quotation marks, and are removed. none: they are text like any other, and each line is a row."""
+    header: list[Text] | None = Field(default=None, min_length=1)
+    """The names of the columns of a CSV file without a header row, in order (null: the first row names them). A row may
+    end early, if it only lacks columns that the recipe does not use."""
     encoding: Text = "utf-8"
     """How text is written in CSV and JSON files: utf-8, utf-16, latin-1, cp1252, …"""
     rename: dict[Text, Text] = Field(default_factory=dict)
@@ -65,8 +73,11 @@ class Data(Section):
     columns: dict[Text, Text] = Field(default_factory=dict)
     """The columns of the kinds that want others than text and label, by what they are to the kind:
     `{source: en, target: de}` (where left out, a column of that name, if the kind cannot do without it)."""
-    label_names: list[Text] | None = Field(default=None, min_length=2)
-    """The labels in the order of the model's outputs (null: as the data names them, else sorted)."""
+    label_separator: Text | None = None
+    """What separates several labels in one cell, such as the comma of `4,27` (null: such a cell is a JSON list)."""
+    label_names: NamesOrFile | None = None
+    """The labels in the order of the model's outputs; or a file that lists them, one a line, or as a JSON list if it is
+    called .json (null: as the data names them, else sorted). Labels that are whole numbers count these from 0."""
     max_file_gb: float = Field(default=20.0, gt=0)
     """Gigabytes that one file may hold once it is unpacked: a small file may be packed from an endless one."""
     checks: dict[str, Level] = Field(default_factory=dict)

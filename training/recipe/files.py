@@ -1,4 +1,5 @@
-"""Files that a recipe's compute section names, `accelerate config`'s and DeepSpeed's, written out as its own fields.
+"""Files that a recipe names in place of values, written out as its own fields: label names, and in the compute section
+those of `accelerate config` and DeepSpeed.
 
 So there is one truth, whichever way it was written: what is shown, kept and run is the recipe without the files.
 Relative paths count from the working directory.
@@ -17,7 +18,7 @@ from training.recipe.overrides import read_yaml
 
 
 class Expanded:
-    """A recipe's values, as they were written, with the files of its compute section written out.
+    """A recipe's values, as they were written, with the files that stand for values written out.
 
     `values` is the recipe without the files; `problems` are those of the files, and where one contradicts the recipe.
     """
@@ -26,6 +27,7 @@ class Expanded:
         self.values = dict(written)
         self.problems: list[Problem] = []
         self._places: dict[str, str] = {}  # the recipe's fields that a file says, and where it does
+        self._label_names()
         self._expand("accelerate", self._accelerate)
         self._expand("deepspeed", self._deepspeed)
 
@@ -46,6 +48,17 @@ class Expanded:
         self.values["compute"] = {field: value for field, value in compute.items() if field != name}
         try:
             expand(file, self._places.pop(f"compute.{name}", f"compute.{name}"))
+        except UserError as error:
+            self.problems += error.problems
+
+    def _label_names(self) -> None:
+        data = self.values.get("data")
+        file = data.get("label_names") if isinstance(data, Mapping) else None
+        if not isinstance(data, Mapping) or not isinstance(file, str):
+            return
+        try:
+            self.values["data"] = {**data, "label_names": names_in(file, "data.label_names")}
+            self._places["data.label_names"] = file
         except UserError as error:
             self.problems += error.problems
 
@@ -93,6 +106,29 @@ class Expanded:
 
     def _add(self, where: str, message: str) -> None:
         self.problems.append(Problem(kind="recipe", where=where, message=message))
+
+
+def names_in(file: str, where: str) -> list[str]:
+    """The names that a file lists: one a line, or a JSON list of texts in a .json file. Raises UserError."""
+    path = Path(file).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        names = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
+    except OSError as error:
+        raise _wrong(where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b].") from None
+    except UnicodeDecodeError:
+        raise _wrong(where, f"{file!r} is not UTF-8 text: save it as UTF-8.") from None
+    except json.JSONDecodeError as error:
+        raise _wrong(where, f"{file!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+    while isinstance(names, list) and names and names[-1] == "":  # blank lines at the end
+        names.pop()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _wrong(where, f'{file!r} is no list of names: write a name a line, or in JSON ["a", "b"].')
+    if "" in names:
+        raise _wrong(where, f"{file!r} has no name in line {names.index('') + 1}: each line is the name of a label.")
+    if len(names) < 2:
+        raise _wrong(where, f"{file!r} lists {len(names)}: it takes at least 2 names.")
+    return names
 
 
 def _sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:

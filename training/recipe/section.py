@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 
 from training.closed import Closed
 from training.recipe.forms import any_of
@@ -31,6 +31,13 @@ CodeName = Annotated[Text, RunsCode()]
 NameOrNames = Annotated[
     Annotated[Text, Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
     Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
+]
+_NAMES = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 2}
+# A file is replaced by the names in it (files.py) before this is validated.
+NamesOrFile = Annotated[
+    list[Text],
+    Field(min_length=2),
+    WithJsonSchema({"anyOf": [_NAMES, {"type": "string", "minLength": 1}]}),
 ]
 BalancedOrWeights = Annotated[
     Annotated[Literal["balanced"], Tag(WORD)]

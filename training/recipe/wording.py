@@ -45,6 +45,8 @@ _NAMES = {
     "release.hub.repo": "owner/name, of letters, digits, '.', '_' and '-'",
 }
 
+# What follows the length that a field takes.
+_EXAMPLES = {"data.delimiter": ", such as ; or | (null: a comma, and in .tsv files a tab)"}
 # What else a field takes that takes a word.
 _OTHER_SIDE = {
     "training.class_weights": "weights by the labels' names",
@@ -184,6 +186,9 @@ def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> s
     context = error["ctx"]
     if error["type"] == "string_too_short":
         return "is empty: it takes text."
+    if error["type"] == "string_too_long":
+        example = _EXAMPLES.get(where, "")
+        return f"{_shown(error['input'])} has {len(error['input'])} characters: it takes at most {context['max_length']}{example}."
     words = "at least" if error["type"] == "too_short" else "at most"
     count = context.get("min_length", context.get("max_length"))
     return f"{_shown(error['input'])} has {context['actual_length']} entries: it takes {words} {count}."
@@ -210,6 +215,7 @@ _FORMS = {
     "too_short": _wrong_length,
     "too_long": _wrong_length,
     "string_too_short": _wrong_length,
+    "string_too_long": _wrong_length,
     "string_pattern_mismatch": _wrong_name,
     **dict.fromkeys(_TYPES, _wrong_type),
     **dict.fromkeys(_BOUNDS, _out_of_range),

@@ -54,12 +54,15 @@ class Block:
     """What the rows have in the columns that `Slices` asks for, under the recipe's names."""
     spelt: bool = False
     """Whether lists and objects are spelt as JSON, rather than Arrow's."""
+    remarks: tuple[Fault, ...] = ()
+    """What is suspicious about rows that are kept."""
 
     def taken(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
-        """The rows where the mask is true, and no faults."""
+        """The rows where the mask is true, without faults and remarks."""
         rows = pa.array(mask)
         slices = {name: values.filter(rows) for name, values in self.slices.items()}
-        return replace(self, rows=self.rows.filter(rows), numbers=self.numbers[mask], faults=(), slices=slices)
+        numbers = self.numbers[mask]
+        return replace(self, rows=self.rows.filter(rows), numbers=numbers, faults=(), remarks=(), slices=slices)
 
 
 def wanted(asked: Asked) -> list[str]:

@@ -262,8 +262,12 @@ LEVELS: dict[str, Level] = {
     # Found by the readers, row by row:
     "encoding": "error",  # bytes that are no text
     "ragged": "error",  # more or fewer fields than the header
-    "malformed": "error",  # no JSON, no mapping
+    "malformed": "error",  # no JSON, no mapping, one key twice, half a character
     "type": "error",  # a value of another type than its column's, or that cannot be cast
+    "header_row": "warning",  # a first row of CSV that looks like data rather than column names
+    "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
+    "line_breaks": "warning",  # line breaks within a quoted field of CSV: a text of several lines, or swallowed rows
+    "merged_rows": "error",  # whole rows of CSV within a quoted field, or a quotation mark that is never closed
     # Found here:
     "blank_text": "error",
     "long_text": "error",

@@ -73,13 +73,25 @@ def _plainly(value: Any) -> Any:
     return value.tolist()
 
 
-def from_json(column: pa.Array, name: str, form: Form) -> tuple[pa.Array, Wrong]:
+def split_at(separator: str, column: pa.Array) -> pa.Array:
+    """Lists of what stands between separators in a text, without white space around it. A blank text has no value."""
+    texts = column.cast(pa.string())
+    texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), None, texts)
+    parts = pc.split_pattern(texts, separator)
+    return lists_of(parts, pc.utf8_trim_whitespace(each(parts)))
+
+
+def from_json(column: pa.Array, name: str, form: Form, separator: str | None = None) -> tuple[pa.Array, Wrong]:
     """Columns spelt as JSON: lists of texts (whole numbers and truths as they are spelt), or for `value` the JSON
-    itself, all spelt alike. A cell without anything has no value."""
+    itself, all spelt alike. With a separator a text is a list of what stands between separators. A cell without
+    anything has no value."""
 
     def parsed(text: str) -> Any:
         try:
-            return json.loads(text) if text.strip() else None
+            value = json.loads(text) if text.strip() else None
+            if separator is None or not isinstance(value, str):
+                return value
+            return split_at(separator, pa.array([value]))[0].as_py()
         except (ValueError, RecursionError) as error:
             what = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
             raise _Misfit("malformed", what, f": {shortly(text)}") from error

@@ -33,6 +33,8 @@ _NO_TEXT = {
     b"PAR1": "a Parquet file: set data.source: parquet",
     b"ARROW1": "an Arrow file: set data.source: arrow",
 }
+LONGEST_ROW_BYTES = 2 * 2**20
+"""Of CSV and JSON."""
 _SAMPLE_BYTES = 4096
 _MANY_NULS = 0.2  # of a sample: more than any text in UTF-8 holds, fewer than any Latin text in UTF-16
 _NOT_DECODED = "training.rows.opening.not_decoded"

@@ -16,7 +16,7 @@ from training.rows.asked import Asked, Stored
 from training.rows.blocks import Block, Fault, shortly
 from training.rows.columns import Form
 from training.rows.filters import Filter, parse_filter
-from training.rows.lists import NESTED, Wrong, from_arrow, from_json
+from training.rows.lists import NESTED, Wrong, from_arrow, from_json, split_at
 from training.rows.mappings import NUMBERS
 from training.rows.plain import is_list, plain, with_names
 
@@ -67,7 +67,7 @@ def shaped(blocks: Iterable[Block], asked: Asked) -> Iterator[Shaped]:
 def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) -> Shaped:
     plain_columns = [plain(column) for column in block.rows.columns]
     rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
-    numbers, faults = block.numbers, list(block.faults)
+    numbers, faults, remarks = block.numbers, list(block.faults), block.remarks
     _need_casts(rows.schema, asked, block.where)
     for name in rows.schema.names:
         for convert in (_decoded, _cast, _nested):
@@ -85,6 +85,7 @@ def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) ->
         # What stands behind the last row that is kept counts for nothing.
         mask, places = mask[: places[left - 1] + 1], places[:left]
         faults = [fault for fault in faults if fault.row <= numbers[places[-1]]]
+        remarks = tuple(remark for remark in remarks if remark.row <= numbers[places[-1]])
     if len(places) < rows.num_rows:
         rows, numbers = rows.take(pa.array(places)), numbers[places]
     # A cast value is a label of its own, not the place of a name.
@@ -95,7 +96,9 @@ def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) ->
         there = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
         slices = {name: values.filter(there) for name, values in slices.items()}
     rows = pa.RecordBatch.from_pydict(arrays)
-    block = replace(block, rows=rows, numbers=numbers, faults=tuple(faults), slices=slices, label_names=names)
+    block = replace(
+        block, rows=rows, numbers=numbers, faults=tuple(faults), remarks=remarks, slices=slices, label_names=names
+    )
     return Shaped(block, len(mask) - len(places))
 
 
@@ -141,7 +144,13 @@ def _nested(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa
     """Lists as such, and values as their JSON."""
     if (form := asked.form_of(name)) is None or form not in NESTED:
         return column, {}
-    return from_json(column, name, form) if block.spelt else from_arrow(column, name, form, block.label_names)
+    separator = asked.data.label_separator if form == "labels" else None
+    is_json = block.spelt and asked.data.source != "csv"
+    if separator is not None and not is_json and any(check(column.type) for check in _TEXT):
+        return split_at(separator, column), {}
+    if block.spelt:
+        return from_json(column, name, form, separator)
+    return from_arrow(column, name, form, block.label_names)
 
 
 def _told(value: pa.Scalar) -> str:

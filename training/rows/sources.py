@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training.named import Place
 from training.problems import Problem, UserError, nearest
 from training.rows.listing import Found, Listing, joined
-from training.rows.urls import is_web, name_of
+from training.rows.urls import is_url, is_web, local, name_of
 from training.rows.urls import shown as shown  # what a source is called in messages, beside where it is found
 
 if TYPE_CHECKING:
@@ -58,16 +59,20 @@ def find(data: Data) -> dict[str, list[Found]]:
     """The files of each split in the order of their names; validation and test only where there are files for them.
 
     `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` gives each split's files: names with or
-    without suffix, or globs, seen from that folder, or other paths and URLs. Without it files are known by their
-    names (`train.csv`, `dev.csv`, …); where no name tells, all are train. Shards as the Hub writes them
-    (`train-00000-of-00002.parquet`) belong to their name. Raises UserError with what was looked for and what is there.
+    without suffix, or globs, seen from that folder, or other paths and URLs. Without it a file is train whatever it is
+    called, and the files of a folder or glob are known by their names (`train.csv`, `dev.csv`, …); where no name tells,
+    all are train. Shards as the Hub writes them (`train-00000-of-00002.parquet`) belong to their name. Raises
+    UserError with what was looked for and what is there.
     """
     listing, suffixes = Listing(), SUFFIXES[data.source]
     if data.splits is not None and is_web(data.path):
         search = _Search(data, listing, data.path.rstrip("/"), [])
     else:
         search = _Search(data, listing, *listing.covered(data.path, suffixes))
-    found = search.by_name() if data.splits is None else search.as_named(data.splits)
+    if data.splits is not None:
+        found = search.as_named(data.splits)
+    else:
+        found = {"train": search.there} if search.is_one_file(data.path) else search.by_name()
     if search.problems:
         raise UserError(search.problems)
     return found
@@ -78,8 +83,14 @@ class _Search:
 
     def __init__(self, data: Data, listing: Listing, folder: str, there: list[Found]) -> None:
         self._suffixes, self._listing = SUFFIXES[data.source], listing
-        self._folder, self._there = folder, there
+        self._folder, self.there = folder, there
         self.problems: list[Problem] = []
+
+    def is_one_file(self, path: str) -> bool:
+        """Whether the path names a file, rather than a folder or a glob: it is taken whatever it is called."""
+        path = local(path)
+        file = path if is_url(path) else os.path.abspath(os.path.expanduser(path))
+        return [found.file for found in self.there] == [file]
 
     def as_named(self, splits: Mapping[str, str | list[str]]) -> dict[str, list[Found]]:
         """Each split's files by the names that the recipe has for them; they may lie anywhere."""
@@ -102,12 +113,12 @@ class _Search:
             if files := self._chosen(split, names, "data.path", needed=False):
                 found[split] = files
         taken = {file for files in found.values() for file in files}
-        like = [file for file in self._there if file not in taken and _is_like_a_split(file.name)]
+        like = [file for file in self.there if file not in taken and _is_like_a_split(file.name)]
         if self.problems:
             return found
         if "train" not in found:
-            if self._there and not found and not like:
-                return {"train": self._there}
+            if self.there and not found and not like:
+                return {"train": self.there}
             self._tell("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
         elif "validation" not in found and like:  # to hold rows out of train instead would be a surprise
             self._tell("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
@@ -141,15 +152,15 @@ class _Search:
     def _matching(self, form: str, anywhere: bool) -> list[Found]:
         if anywhere:
             return self._listing.matching(joined(self._folder, form))
-        return [file for file in self._there if fnmatchcase(file.name, form)]
+        return [file for file in self.there if fnmatchcase(file.name, form)]
 
     def _absent(self, split: str, names: list[str], anywhere: bool) -> str:
         forms = [form for form in self._forms(names, anywhere) if form in names or not form.endswith((*PACKED,))]
         looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
         if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
             looked += f" (also {' and '.join(PACKED)})"
-        have = ", ".join(file.name for file in self._there[:20]) or "nothing of the kind"
-        near = nearest(names[0], [text for file in self._there for text in (file.name, _stem(file.name))])
+        have = ", ".join(file.name for file in self.there[:20]) or "nothing of the kind"
+        near = nearest(names[0], [text for file in self.there for text in (file.name, _stem(file.name))])
         return (
             f"no {split} file in {shown(self._folder)}: looked for {looked}; there is {have}. "
             f"Name it in data.splits.{split}.{near}"

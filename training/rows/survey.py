@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 ROWS_NAMED = 3  # of the rows with the same fault, as many are named in its message
 MENDS = {"encoding": "set data.encoding to what the file is written in, "}
 """What mends all rows of a file at once, by check."""
+ADVICE = {
+    "stray_quotes": "if they do, set data.quoting: none; if not, data.checks.stray_quotes: ignore.",
+    "line_breaks": (
+        "if its quotation mark belongs to the text and swallows other rows, set data.quoting: none; if the text has "
+        "these lines, data.checks.line_breaks: ignore."
+    ),
+    "merged_rows": (
+        "correct the quotation mark, or, where such marks belong to the text, set data.quoting: none; if all of this "
+        "is one text, data.checks.merged_rows: ignore."
+    ),
+    "header_row": (
+        "if the table has no header, name its columns in data.header; if these are names, data.checks.header_row: "
+        "ignore."
+    ),
+}
+"""The next step for rows that are kept, by check."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,9 @@ class Faults:
         for sort, where, what, them in self.told():
             level = level_of(sort.check, asked)
             if level == "ignore":
+                continue
+            if advice := ADVICE.get(sort.check):
+                yield Problem(kind="data", where=where, message=f"{what}: {advice}", check=sort.check, level=level)
                 continue
             mend = MENDS.get(sort.check, "") if asked.data.source in ("csv", "json") else ""
             end = f"{mend}correct or remove {them}, or leave {them} out: data.checks.{sort.check}: warning."
@@ -158,6 +177,8 @@ def without_faulty(block: Block, survey: Survey, faults: Faults) -> Block:
     for fault in block.faults:
         faults.add(block.where, fault.check, fault.what, [fault.row], fault.value)
     survey.left_out += len(block.faults)
+    for remark in block.remarks:
+        faults.add(block.where, remark.check, remark.what, [remark.row], remark.value)
     of_all = ((check, *found) for check, find in ROW_CHECKS.items() for found in find(block.rows, survey.asked))
     block = _without(block, of_all, survey, faults)
     return _without(block, survey.asked.kind.faults(block.rows), survey, faults)

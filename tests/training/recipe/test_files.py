@@ -76,6 +76,40 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def with_names(names: Any) -> dict[str, Any]:
+    return {**PLAIN, "data": {**PLAIN["data"], "label_names": names}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("n.txt", "bad\nso so \r\ngood\n\n"), ("n.json", '["bad", "so so", "good"]')]
+)
+def test_label_names_come_from_a_file_and_are_part_of_the_recipe(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    assert parse(with_names(name)) == parse(with_names(["bad", "so so", "good"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "where", "message"),
+    [
+        ("n.txt", None, "data.label_names", "'n.txt' cannot be read: No such file or directory; name a file, or write"),
+        ("n.txt", "a\n\nb\n", "data.label_names", "'n.txt' has no name in line 2: each line is the name of a label."),
+        ("n.txt", "a\n", "data.label_names", "'n.txt' lists 1: it takes at least 2 names."),
+        ("n.txt", "a\nb\na\n", "n.txt (data.label_names)", "'a' is listed twice; each label is listed once."),
+        ("n.json", '{"a": 1}', "data.label_names", "'n.json' is no list of names: write a name a line, or in JSON"),
+        ("n.json", '["a"', "data.label_names", "'n.json' is not JSON: line 1:"),
+    ],
+)
+def test_a_file_that_lists_no_label_names_is_one_mistake(
+    folder: Path, name: str, text: str | None, where: str, message: str
+) -> None:
+    if text is not None:
+        (folder / name).write_text(text)
+    with pytest.raises(UserError) as raised:
+        parse(with_names(name))
+    (problem,) = raised.value.problems
+    assert problem.where == where and problem.message.startswith(message)
+
+
 def write(name: str, values: dict[str, Any]) -> str:
     Path(name).write_text(json.dumps(values) if name.endswith(".json") else yaml.safe_dump(values))
     return name

@@ -17,7 +17,8 @@ from training.rows.load import load
 
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]
-FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type"}
+FOUND_IN_CSV = {"header_row", "stray_quotes", "line_breaks", "merged_rows"}
+FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type", *FOUND_IN_CSV}
 
 
 def run(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
 from tests.training.rows.kinds import CLASSIFICATION, Chat, Rating, Tags
+from training.kinds.multi_label_classification import MultiLabelClassification
 from training.kinds.seq2seq import Seq2Seq
 from training.pictures import draw_rows
 from training.problems import Problem, UserError
@@ -293,3 +295,34 @@ def test_a_text_that_the_model_shall_write_is_checked_like_one_that_it_is_shown_
     assert [one.partition(" ")[0] for one in found[1:]] == ["missing_word", "duplicates"]
     told(Seq2Seq(), rows, tmp_path, **columns, checks={"blank_text": "warning"})
     assert stored(tmp_path).to_pylist()[1] == {"source": "a dog", "target": "der Hund"}
+
+
+@pytest.mark.parametrize("source", ["csv", "json", "parquet", "python"])
+def test_labels_in_one_cell_are_separated(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"text": ["one", "two", "three", "four"], "label": ["4,27", "4", " 0 , 4 ", "10,0"]}
+    table = pa.table(cells)
+    file = tmp_path / f"rows_{tmp_path.name}.{'py' if source == 'python' else source}"
+    if source == "csv":
+        pa_csv.write_csv(table, file)
+    elif source == "parquet":
+        pq.write_table(table, file)
+    elif source == "json":
+        json_lines(file, table.to_pylist())
+    else:
+        file.write_text(f"rows = {{'train': {table.to_pylist()!r}, 'validation': {table.to_pylist()!r}}}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+    names = [f"label {number}" for number in range(28)]
+    given = {"text": ["text"], "label": "label", "label_separator": ",", "label_names": names}
+    path = f"{file.stem}:rows" if source == "python" else str(file)
+    run(MultiLabelClassification(), path, tmp_path / "out", source, **given)
+    assert stored(tmp_path / "out").column("label").to_pylist() == [[4, 27], [4], [0, 4], [10, 0]]
+
+
+def test_an_empty_cell_and_an_empty_label_among_others_are_told(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": "x,y"}, {"text": "b", "label": " "}, {"text": "c", "label": "x,"}]
+    given = {"text": ["text"], "label": "label", "label_separator": ","}
+    found = told(MultiLabelClassification(), rows, tmp_path, **given)
+    assert [one.partition(":")[0] for one in found if "missing_label" in one][:2] == [
+        "missing_label row 2",
+        "missing_label row 3",
+    ]

@@ -184,14 +184,14 @@ def test_csv_values_stay_the_text_they_are(tmp_path: Path) -> None:
 
 def test_the_report_counts_rows_labels_and_characters(tmp_path: Path) -> None:
     figures = run(recipe("csv", write_csv(folder(tmp_path / "in"))), tmp_path / "out")
-    assert figures == {"train_rows": 4, "validation_rows": 2, "labels": 2, "warnings": 1}
+    assert figures == {"train_rows": 4, "validation_rows": 2, "labels": 2, "warnings": 2}
     report = report_of(tmp_path / "out")
     assert report["rows"] == {"train": 4, "validation": 2}
     assert report["labels"] == {"train": {"neg": 2, "pos": 2}, "validation": {"neg": 1, "pos": 1}}
     assert report["characters"]["train"].items() >= {"min": 2, "median": 3, "max": 18}.items()
     assert report["characters"]["validation"].items() >= {"min": 4, "median": 4, "max": 16}.items()
     assert sum(report["characters"]["train"]["histogram"]["counts"]) == 4
-    assert [problem["check"] for problem in report["problems"]] == ["missing_word"]
+    assert [problem["check"] for problem in report["problems"]] == ["line_breaks", "missing_word"]
 
 
 def test_record_batches_hold_ten_thousand_rows_whatever_the_row_groups(tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_a_file_that_may_be_meant_as_a_split_is_not_merged_into_train(tmp_path: 
         find_files(data(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["reviews_train.csv", "sts-dev.csv", "test.csv", "comments.txt", "old-train"])
+def test_a_file_that_is_named_is_taken_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, name, "other.csv")
+    assert find_files(data(tmp_path / name)) == {"train": [str(tmp_path / name)]}
+    named = data(tmp_path, splits={"train": name, "validation": "other.csv"})
+    assert find_files(named) == {"train": [str(tmp_path / name)], "validation": [str(tmp_path / "other.csv")]}
+
+
 def test_a_held_out_file_alone_is_not_train(tmp_path: Path) -> None:
     touch(tmp_path, "dev.csv", "more.csv")
     with pytest.raises(UserError, match="no train file in"):

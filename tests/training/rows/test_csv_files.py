@@ -1,0 +1,224 @@
+"""CSV files as people have them: quotation marks that are only marks, no header, rows that end early."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.training.rows.kinds import CLASSIFICATION
+from training.problems import Problem, UserError
+from training.recipe import Data
+from training.rows.load import load
+
+
+def run(folder: Path, rows: str | bytes, name: str = "train.csv", **data: Any) -> list[str]:
+    """The texts of the rows; those of validation are the same, and what is told of them is left out below."""
+    files = {"train": folder / name, "validation": folder / f"validation{Path(name).suffix}"}
+    for file in files.values():
+        file.write_bytes(rows.encode() if isinstance(rows, str) else rows)
+    checks = dict.fromkeys(("duplicates", "shared_rows"), "ignore") | data.pop("checks", {})
+    recipe = Data(**{"source": "csv", "path": "-", "text": ["text"], "label": "label", "checks": checks} | data)
+    load(recipe, CLASSIFICATION, {split: [str(file)] for split, file in files.items()}, folder / "out")
+    found: list[str] = pa.ipc.open_file(folder / "out" / "train.arrow").read_all()["text"].to_pylist()
+    return found
+
+
+def told(folder: Path) -> dict[str | None, Problem]:
+    """The warnings of the report by check, with places as seen from the folder."""
+    report = json.loads((folder / "out" / "log" / "report.json").read_text())
+    found = [Problem(**problem) for problem in report["problems"] if "validation." not in problem["where"]]
+    return {p.check: p.model_copy(update={"where": p.where.removeprefix(f"{folder}/")}) for p in found}
+
+
+def errors(folder: Path, rows: str | bytes, name: str = "train.csv", **data: Any) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        run(folder, rows, name, **data)
+    found = [f"{p.where}: {p.message}".replace(f"{folder}/", "") for p in raised.value.problems if p.level == "error"]
+    return [one for one in found if "validation." not in one]
+
+
+MARKS = [f'"Line {n}" they said' if n % 7 == 3 else f"line {n}" for n in range(40)]
+LABELS = ["pos" if n % 2 else "neg" for n in range(40)]
+TSV = "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in zip(MARKS, LABELS, strict=True))
+
+
+def test_quotation_marks_that_a_reader_removes_are_told_with_their_rows(tmp_path: Path) -> None:
+    assert run(tmp_path, TSV, "train.tsv") == [text.replace('"', "") for text in MARKS]
+    problem = told(tmp_path)["stray_quotes"]
+    assert problem.where == "train.tsv row 5" and problem.level == "warning"
+    assert """text: '"Line 3" they said' (6 rows like this: 5, 12, 19, …): if they do, set data.quoting: none""" in (
+        problem.message
+    )
+
+
+def test_without_quoting_every_mark_and_every_line_stays(tmp_path: Path) -> None:
+    assert run(tmp_path, TSV, "train.tsv", quoting="none") == MARKS
+    assert told(tmp_path) == {}
+    header = '"text\tlabel\n'
+    assert (
+        run(tmp_path, header + TSV.partition("\n")[2], "train.tsv", quoting="none", rename={'"text': "text"}) == MARKS
+    )
+
+
+def test_a_tab_separated_file_of_a_program_that_quotes_is_no_suspect(tmp_path: Path) -> None:
+    rows = ['say ""no"" twice', "a\tb", "plain"]
+    always = '"text"\t"label"\n' + "".join(f'"{text}"\t"pos"\n' for text in rows) + '"x"\t"neg"\n'
+    assert run(tmp_path, always, "train.tsv") == ['say "no" twice', "a\tb", "plain", "x"]
+    assert told(tmp_path) == {}
+    where_needed = 'text\tlabel\n"say ""no"" twice"\tpos\n"a\tb"\tpos\nplain\tneg\n'
+    assert run(tmp_path, where_needed, "train.tsv") == ['say "no" twice', "a\tb", "plain"]
+    assert told(tmp_path) == {}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_rows_that_a_quotation_mark_swallows_are_an_error(tmp_path: Path, end: str) -> None:
+    lines = [f"line {n}\t{'pos' if n % 2 else 'neg'}" for n in range(520)]
+    lines[19] = '"' + lines[19]
+    lines[519] = '"' + lines[519]
+    text = end.join(["text\tlabel", *lines]) + end
+    found = errors(tmp_path, text, "train.tsv")
+    assert len(found) == 1
+    assert found[0].startswith("train.tsv row 21: has a quoted field that holds what look like whole rows: 501 lines, ")
+    assert "set data.quoting: none" in found[0]
+    assert len(run(tmp_path, text, "train.tsv", quoting="none")) == 520
+    assert len(run(tmp_path, text, "train.tsv", checks={"merged_rows": "warning"})) == 20
+    assert told(tmp_path)["line_breaks"].message.startswith("spans 501 lines; the file has 521 lines, and only 21 rows")
+
+
+def test_a_quotation_mark_that_is_never_closed_is_an_error_where_all_fits(tmp_path: Path) -> None:
+    text = 'label,text\npos,one\nneg,"two\npos,three\nneg,four\n'
+    found = errors(tmp_path, text)
+    assert len(found) == 1
+    assert found[0].startswith("train.csv row 3: has a quotation mark that is never closed: 3 lines, ")
+
+
+def test_line_breaks_within_texts_are_told_with_their_rows(tmp_path: Path) -> None:
+    text = 'text,label\n"one\nmore",pos\ntwo,neg\n"three\r\nand, more",pos\n'
+    assert run(tmp_path, text) == ["one\nmore", "two", "three\r\nand, more"]
+    problem = told(tmp_path)["line_breaks"]
+    assert problem.where == "train.csv row 2" and "(2 rows like this: 2, 4)" in problem.message
+    assert run(tmp_path, text, checks={"line_breaks": "ignore"}) and told(tmp_path) == {}
+
+
+def test_findings_do_not_depend_on_where_a_piece_of_the_file_ends() -> None:
+    from training.rows.quoting import QuotedFields
+
+    data = b'a\tb\r\n"x ""y"" z"\tp\r\n\r\n"lost" marks\tq\n"two\r\nlines"\t"r"\n"open\tend\n'
+
+    class Pieces:
+        closed = False
+
+        def __init__(self, size: int) -> None:
+            self.size, self.place = size, 0
+
+        def read(self, size: int = -1, /) -> bytes:
+            self.place += self.size
+            return data[self.place - self.size : self.place]
+
+        def close(self) -> None: ...
+
+    def found(size: int) -> list[tuple[int, str, str]]:
+        fields = QuotedFields(Pieces(size), "\t", 2, 1)
+        while fields.read():
+            pass
+        return [(fault.row, fault.check, fault.value) for fault in fields.found()]
+
+    whole = found(1000)
+    assert [(row, check) for row, check, _ in whole] == [
+        (4, "stray_quotes"),
+        (5, "line_breaks"),
+        (5, "stray_quotes"),
+        (6, "merged_rows"),
+    ]
+    for size in range(1, len(data)):
+        assert found(size) == whole, size
+
+
+def test_a_limit_leaves_out_what_is_told_of_later_rows(tmp_path: Path) -> None:
+    run(tmp_path, TSV, "train.tsv", limit=8)
+    assert "(" not in told(tmp_path)["stray_quotes"].message.partition("data.quoting")[0].partition("said'")[2]
+
+
+def test_a_quoted_file_as_pandas_and_python_write_it_is_read_without_a_word(tmp_path: Path) -> None:
+    rows = [[f'he said "{n}", and left', "pos" if n % 2 else "neg"] for n in range(30)]
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", "label"], *rows])
+    assert run(tmp_path, (tmp_path / "t.csv").read_bytes()) == [text for text, _ in rows]
+    assert told(tmp_path) == {}
+
+
+# Headers
+
+
+def test_a_table_without_a_header_is_read_by_the_recipes_names(tmp_path: Path) -> None:
+    assert run(tmp_path, "one,pos\ntwo,neg\n", header=["text", "label"]) == ["one", "two"]
+    assert told(tmp_path) == {}
+    found = errors(tmp_path, "one,pos\ntwo\n\nthree,neg,more\n ,pos\nfour,neg\n", header=["text", "label"])
+    assert [one.partition(":")[0] for one in found] == ["train.csv row 2", "train.csv row 4", "train.csv row 5"]
+    assert "has 3 fields where data.header names 2" in found[1]
+
+
+def test_rows_may_lack_the_last_fields_if_the_recipe_does_not_use_them(tmp_path: Path) -> None:
+    names = ["id", "label", "text", "source", "page"]
+    lines = [f"{n}\tpos\tline {n}" + "\tbook\t7" * (n % 3 == 0) + "\tnote" * (n % 3 == 1) for n in range(25_000)]
+    lines[-1] = lines[-1].replace("pos", "neg")
+    assert run(tmp_path, "\n".join(lines), "train.tsv", header=names) == [f"line {n}" for n in range(25_000)]
+    lines[7] = "7\tpos"
+    lines[70] = "70\tpos\t"
+    found = errors(tmp_path, "\n".join(lines), "train.tsv", header=names)
+    assert [one.partition(":")[0] for one in found] == ["train.tsv row 8", "train.tsv row 71"]
+    with_header = "\t".join(names) + "\n" + "\n".join(lines[:5])
+    assert "has 4 fields where the header has 5" in " ".join(errors(tmp_path, with_header, "train.tsv"))
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ("A stirring film,0.8", "'0.8' is a number"),
+        ("one,one", "'one' is there twice"),
+        ("word " * 30 + ",x", "has 150 characters"),
+    ],
+)
+def test_a_first_row_that_looks_like_data_is_told_where_a_column_is_missing(
+    tmp_path: Path, first: str, why: str
+) -> None:
+    (found,) = errors(tmp_path, f"{first}\nanother,pos\n")
+    assert found.startswith("data.header: the first row of train.csv looks like data, not like names") and why in found
+    assert "If the table has no header, name its 2 columns, such as data.header: [text, label]." in found
+
+
+def test_a_first_row_without_any_wanted_column_is_shown(tmp_path: Path) -> None:
+    found = errors(tmp_path, "A stirring film,pos\nanother,neg\n")
+    assert found[0].startswith("data.text: train.csv has no column 'text': it has A stirring film, pos.")
+    assert "names none of the recipe's columns: 'A stirring film', 'pos'. If the table has no header" in found[2]
+
+
+def test_names_for_the_values_of_the_first_row_do_not_hide_it(tmp_path: Path) -> None:
+    rename = {"A stirring film": "text", "pos": "label"}
+    run(tmp_path, "A stirring film,pos\nanother,neg\none more,pos\n", rename=rename)
+    problem = told(tmp_path)["header_row"]
+    assert problem.where == "train.csv row 1" and "'pos', the name of its column 2, is a label of rows below" in (
+        problem.message
+    )
+    assert "data.header" in problem.message
+
+
+def test_numbered_columns_of_a_data_frame_are_names(tmp_path: Path) -> None:
+    run(tmp_path, ",0,1\n0,one,a\n1,two,b\n", rename={"0": "text", "1": "label"})
+    assert told(tmp_path) == {}
+    run(tmp_path, "id,1\none,a\ntwo,b\n", rename={"id": "text", "1": "label"})
+    assert "'1' is a number" in told(tmp_path)["header_row"].message
+
+
+@pytest.mark.parametrize("hint", ["sep=;\n", '"sep=;"\r\n', "SEP=;\n\n"])
+def test_the_delimiter_of_excels_first_line_is_taken(tmp_path: Path, hint: str) -> None:
+    text = hint + "text;label\none, two;pos\n ;pos\nthree;neg\n"
+    assert run(tmp_path, text, checks={"blank_text": "warning"}) == ["one, two", "three"]
+    row = 3 + text[: text.index("text")].count("\n")
+    assert told(tmp_path)["blank_text"].where == f"train.csv row {row}"
+    assert run(tmp_path, f"{hint}one, two;pos\nthree;neg\n", header=["text", "label"]) == ["one, two", "three"]
