@@ -187,8 +187,8 @@ def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> s
     if error["type"] == "string_too_short":
         return "is empty: it takes text."
     if error["type"] == "string_too_long":
-        example = _EXAMPLES.get(where, "")
-        return f"{_shown(error['input'])} has {len(error['input'])} characters: it takes at most {context['max_length']}{example}."
+        most = f"at most {context['max_length']}{_EXAMPLES.get(where, '')}"
+        return f"{_shown(error['input'])} has {len(error['input'])} characters: it takes {most}."
     words = "at least" if error["type"] == "too_short" else "at most"
     count = context.get("min_length", context.get("max_length"))
     return f"{_shown(error['input'])} has {context['actual_length']} entries: it takes {words} {count}."
