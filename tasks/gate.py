@@ -29,7 +29,7 @@ def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ver
     floors, idle, unjudged = _floors(recipe, scores)
     checks += floors
     beside = Comparison.model_validate(comparison.figures) if comparison else None
-    decision, reason = _decided(checks, idle, beside)
+    decision, reason = _decided(checks, idle, beside, recipe.release.gate.min_rows)
     warnings = [*_warnings(recipe), *unjudged, *(beside.warnings if beside else [])]
     return Verdict(decision=decision, reason=reason, checks=checks, comparison=beside, warnings=warnings)
 
@@ -117,13 +117,16 @@ def _unjudged(name: str, groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _decided(
-    checks: Sequence[Check], idle: Sequence[str], beside: Comparison | None
+    checks: Sequence[Check], idle: Sequence[str], beside: Comparison | None, min_rows: int
 ) -> tuple[Literal["promote", "keep", "reject"], str]:
     missed = [check for check in checks if not check.held]
     if missed or idle:
         return "reject", f"{'; '.join([*_missing(missed), *idle])}."
     if beside is None:
         return "promote", "it reaches every minimum, and there is no other champion to compare it with."
+    if beside.rows < min_rows:
+        more, rows = min_rows - beside.rows, f"fewer rows than release.gate.min_rows, {min_rows:,}"
+        return "keep", f"{_told(beside)}, on {rows}: add {more:,} more to {beside.split}."
     return "promote" if beside.better else "keep", f"{_told(beside)}."
 
 

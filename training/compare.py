@@ -14,14 +14,14 @@ figures    the fields of tasks.runtime.refs.Comparison
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from training.evidence import Evidence, bootstrap, mcnemar
+from training.evidence import Evidence, mcnemar, paired
 from training.metric_names import more_is_better
 from training.predicted import Predicted
 from training.problems import Problem, UserError, nearest
@@ -30,6 +30,10 @@ from training.protocol import OUTPUT, Events, Job
 from training.score import inputs_of, read, write_samples
 
 SHOWN_ROWS = 50
+FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
+"""A tail is heavy if this share of the differing rows, at least one, makes up more than that share of the variance."""
+FEWEST_DIFFERING = 10
+NAMED_ROWS = 5
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -85,10 +89,10 @@ def compared(
         "at_least": found.at_least,
         "margin": say["margin"],
         "confidence": say["confidence"],
-        "method": "mcnemar" if exact else "bootstrap",
+        "method": "mcnemar" if exact else "permutation" if say["margin"] >= 0 else "bootstrap",
         "p_value": found.p_value,
         "better": found.better,
-        "warnings": say["warnings"],
+        "warnings": [*say["warnings"], *([] if exact else heavy_tails(name, new, old))],
     }
     return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
 
@@ -96,8 +100,8 @@ def compared(
 def resampled(
     new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None]
 ) -> tuple[str, tuple[float, float], Evidence]:
-    """The figure's name, its values of both, and what the bootstrap says of their difference."""
-    from training.metrics import compute
+    """The figure's name, both models' values, and the evidence of the paired test."""
+    from training.metrics import METRICS, compute
     from training.metrics.resampled import figures
 
     metrics, name = say["metrics"], say["figure"]
@@ -107,11 +111,41 @@ def resampled(
     if name not in values:  # only metrics of the user's own can get this far: their figures are known now
         message = f"there is no figure {name!r}: choose from {', '.join(values)}.{nearest(name, values)}"
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
-    ours, theirs = (figures(metrics, model)[name] for model in (new, old))
-    bounds = {"margin": say["margin"], "confidence": say["confidence"]}
-    less = name in say["less_is_better"] or not more_is_better(name)
-    found = bootstrap(ours, theirs, len(new), **bounds, less_is_better=less, tell=tell)
+    new_guards, old_guards = new.worst(old)
+    pooled = new.joined(new_guards).joined(old).joined(old_guards)
+    found = paired(
+        figures(metrics, pooled)[name],
+        len(new),
+        len(new_guards),
+        margin=say["margin"],
+        confidence=say["confidence"],
+        less_is_better=name in say["less_is_better"] or not more_is_better(name),
+        slow=name not in METRICS,
+        tell=tell,
+    )
     return name, (values[name], compute(metrics, old)[name]), found
+
+
+def heavy_tails(metric: str, new: Predicted, old: Predicted) -> Iterator[str]:
+    """A warning if few rows decide about the difference: other rows like these may turn it round."""
+    from training.metrics import METRICS
+    from training.metrics.resampled import influences
+
+    ours, theirs = (influences(metric, model) if metric in METRICS else None for model in (new, old))
+    if ours is None or theirs is None:
+        return
+    squares = np.square(ours - theirs)
+    differing = np.count_nonzero(squares)
+    few = max(1, round(FEW_ROWS * differing))
+    rows = np.argsort(-squares, kind="stable")[:few]
+    share = squares[rows].sum() / squares.sum() if differing >= FEWEST_DIFFERING else 0.0
+    if share > HEAVY_SHARE:  # not so if it is no number
+        named = ", ".join(str(row) for row in rows[:NAMED_ROWS].tolist()) + (", …" if few > NAMED_ROWS else "")
+        yield (
+            f"{few} of {len(new):,} rows make up {share:.0%} of the variance of the difference in {metric} (row "
+            f"{named}): the interval is less certain than its confidence says. Look at these rows; add test rows, or "
+            "compare by a metric that a single row moves less, such as accuracy."
+        )
 
 
 def differing(new: Predicted, old: Predicted) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from training.metric_names import refusal_of_numbers
 
 Rows = npt.NDArray[np.int64]
+MOST_GUARDS = 20
+"""Worst cases that are tried where there may be many."""
 
 
 class Predicted(ABC):
@@ -72,6 +74,26 @@ class Predicted(ABC):
         both; None where they are."""
         return None
 
+    def joined(self, other: Self) -> Self:
+        """These rows, then the other's. Fields of a dataclass that are arrays of N are concatenated, the others are
+        taken from here. A class with fields of other lengths defines its own."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        both = {name: (value, getattr(other, name)) for name, value in own.items()}
+        added = {
+            name: np.concatenate([first, second])
+            for name, (first, second) in both.items()
+            if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and len(first) == len(self)
+        }
+        return type(self)(**own | added)
+
+    def worst(self, other: Self) -> tuple[Self, Self]:
+        """(G,) rows of this model and of another on the same rows, G at least 1: worst cases for this one, which a test
+        adds to the rows. By default the row with the largest difference in `goodness`, in favour of the other model.
+        """
+        difference = self.goodness - other.goodness
+        row = np.array([np.argmax(np.abs(np.where(np.isfinite(difference), difference, 0)))])
+        return (other.of(row), self.of(row)) if difference[row[0]] > 0 else (self.of(row), other.of(row))
+
     @property
     def caveat(self) -> str | None:
         """What to know of all figures of these rows, in words; None where there is nothing."""
@@ -125,6 +147,15 @@ class OneLabel(Predicted):
             return np.array([float(label) for label in self.labels])[indices]
         return np.array(self.labels)[indices] if dtype == "string" else indices
 
+    def worst(self, other: OneLabel) -> tuple[OneLabel, OneLabel]:
+        """A row of each label that occurs: this model answers as it does where it gives that label the least
+        probability, the other model as it does where it gives that label the most."""
+        if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
+            return super().worst(other)
+        true = np.unique(self.references)
+        least, most = self.probabilities[:, true].argmin(axis=0), other.probabilities[:, true].argmax(axis=0)
+        return replace(self.of(least), references=true), replace(other.of(most), references=true)
+
     @property
     def goodness(self) -> npt.NDArray[np.float64]:
         """The probability of the true label."""
@@ -149,7 +180,7 @@ class ManyLabels(Predicted):
 
     references: npt.NDArray[np.bool_]  # (N, L) whether the row has the label
     probabilities: npt.NDArray[np.float64]  # (N, L) each by itself
-    thresholds: npt.NDArray[np.float64]  # (L,) the least probability with which a label is predicted
+    thresholds: npt.NDArray[np.float64]  # (L,) or (N, L) the least probability with which a label is predicted
     labels: Sequence[str]
 
     measure: ClassVar[str] = "neg_log_loss"
@@ -172,7 +203,30 @@ class ManyLabels(Predicted):
         return len(self.references)
 
     def of(self, rows: Rows) -> ManyLabels:
-        return ManyLabels(self.references[rows], self.probabilities[rows], self.thresholds, self.labels)
+        thresholds = self.thresholds[rows] if self.thresholds.ndim == 2 else self.thresholds
+        return ManyLabels(self.references[rows], self.probabilities[rows], thresholds, self.labels)
+
+    def joined(self, other: ManyLabels) -> ManyLabels:
+        """Two models may have thresholds of their own: (N, L) then."""
+        thresholds = [np.broadcast_to(one.thresholds, one.probabilities.shape) for one in (self, other)]
+        return ManyLabels(
+            np.concatenate([self.references, other.references]),
+            np.concatenate([self.probabilities, other.probabilities]),
+            np.concatenate(thresholds),
+            self.labels,
+        )
+
+    def worst(self, other: ManyLabels) -> tuple[ManyLabels, ManyLabels]:
+        """Rows of up to MOST_GUARDS different sets of labels: this model answers as it does where that set is least
+        likely to it, the other model as it does where that set is most likely to it."""
+        if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
+            return super().worst(other)
+        true = np.unique(self.references, axis=0)
+        true = true[np.linspace(0, len(true) - 1, min(len(true), MOST_GUARDS)).astype(np.int64)]
+        losses = ([log_losses(one.probabilities, labels).sum(axis=1) for labels in true] for one in (self, other))
+        ours, theirs = (np.array(loss) for loss in losses)
+        least, most = ours.argmax(axis=1), theirs.argmin(axis=1)
+        return replace(self.of(least), references=true), replace(other.of(most), references=true)
 
     def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """Where lists of whole numbers are asked for, (N, L): 1 for the labels that the row has, 0 for the others; of
@@ -274,6 +328,12 @@ class Likelihoods(Predicted):
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    def joined(self, other: Likelihoods) -> Likelihoods:
+        """Without `tokens` where one of the two lacks them."""
+        if self.tokens is None or other.tokens is None:
+            return super(Likelihoods, replace(self, tokens=None)).joined(replace(other, tokens=None))
+        return super().joined(other)
 
     def of(self, rows: Rows) -> Likelihoods:
         tokens = None if self.tokens is None else self.tokens[rows]

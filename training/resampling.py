@@ -25,13 +25,19 @@ Figure = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float64]]
 def draws(rows: int, number: int, seed: int) -> Iterator[npt.NDArray[np.int32]]:
     """(D, N) counts, in portions that fit into memory: the same for the same arguments, however it is cut."""
     random = np.random.default_rng(seed)
-    at_once = max(1, min(AT_ONCE // rows, MOST_AT_ONCE))
-    for first in range(0, number, at_once):
-        chosen = random.integers(0, rows, size=(min(at_once, number - first), rows), dtype=np.int32)
+    for size in portions(rows, number):
+        chosen = random.integers(0, rows, size=(size, rows), dtype=np.int32)
         counts = np.empty(chosen.shape, np.int32)
         for count, draw in zip(counts, chosen, strict=True):
             count[:] = np.bincount(draw, minlength=rows)
         yield counts
+
+
+def portions(rows: int, number: int) -> Iterator[int]:
+    """The sizes of portions of so many draws that fit into memory."""
+    at_once = max(1, min(AT_ONCE // rows, MOST_AT_ONCE))
+    for first in range(0, number, at_once):
+        yield min(at_once, number - first)
 
 
 def drawn(

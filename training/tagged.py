@@ -61,6 +61,15 @@ class Tagged(Predicted):
         words = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
         return Tagged(self.references[words], self.predictions[words], self.probabilities[words], starts, self.labels)
 
+    def joined(self, other: Tagged) -> Tagged:
+        return Tagged(
+            np.concatenate([self.references, other.references]),
+            np.concatenate([self.predictions, other.predictions]),
+            np.concatenate([self.probabilities, other.probabilities]),
+            np.concatenate([self.starts, self.starts[-1] + other.starts[1:]]),
+            self.labels,
+        )
+
     def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """(N,) lists of a row's tags: their names where texts are asked for, their indices where whole numbers are."""
         if feature not in ("predictions", "references") or not listed or dtype.startswith("float"):

@@ -172,7 +172,8 @@ class Comparison(BaseModel):
     """The gain that it has at the confidence asked for: the lower end of a one-sided interval."""
     margin: float
     confidence: float
-    method: Literal["mcnemar", "bootstrap"]
+    method: Literal["mcnemar", "permutation", "bootstrap"]
+    """The test: training.evidence has them. A permutation test also needs the bootstrap's interval above the margin."""
     p_value: Number
     """How likely a gain like this would be by chance, were the true one no more than the margin."""
     better: bool

@@ -104,6 +104,15 @@ def test_a_model_is_promoted_or_kept_for_a_reason_in_one_sentence(
     assert (verdict.decision, verdict.reason) == (decision, FACTS + meaning)
 
 
+def test_a_better_model_is_kept_where_rows_are_too_few_and_the_reason_names_how_many_more() -> None:
+    few = BETTER.model_copy(update={"rows": 12})
+    verdict = judge({}, few)
+    assert verdict.decision == "keep" and verdict.reason.endswith(
+        "at 95% confidence, on fewer rows than release.gate.min_rows, 20: add 8 more to test."
+    )
+    assert judge({"min_rows": 12}, few).decision == "promote"
+
+
 def test_a_figure_without_a_value_reaches_no_bound_and_is_told_as_one_that_is_not_there() -> None:
     verdict = judge({"minimum": {"precision": 0.0, "f1": 0.9}, **floors(war={"precision": 0.0})})
     assert verdict.decision == "reject" and verdict.reason == (

@@ -69,19 +69,35 @@ def test_accuracy_is_compared_exactly_and_the_rows_that_differ_are_shown_plaines
     assert float(lost["probability_of_label"]) < 0.5 < float(lost["champion_probability_of_label"])
 
 
-def test_a_margin_is_compared_by_the_bootstrap_and_so_is_every_other_metric(tmp_path: Path) -> None:
+def test_other_metrics_and_margins_are_compared_by_permutation_and_a_margin_below_zero_by_the_bootstrap(
+    tmp_path: Path,
+) -> None:
     new, old = logits_of([1]), logits_of([1, 2, 3, 4, 5, 6, 9, 11])
-    found, _ = run(tmp_path / "margin", new, old, margin=0.05)
-    assert found.method == "bootstrap" and found.better and found.gain == pytest.approx(7 / 40)
-    assert found.at_least > 0.05
+    found, _ = run(tmp_path / "margin", new, old, margin=0.01)
+    assert found.method == "permutation" and found.better and found.gain == pytest.approx(7 / 40)
+    assert found.at_least > 0.01
+    found, _ = run(tmp_path / "worse", new, old, margin=-0.05)
+    assert found.method == "bootstrap" and found.better
     found, _ = run(tmp_path / "f1", new, old, metrics=["f1"], figure="f1")
-    assert (found.method, found.metric) == ("bootstrap", "f1") and found.better
+    assert (found.method, found.metric) == ("permutation", "f1") and found.better
     done = [event["done"] for event in read_events(tmp_path / "f1/job/events.jsonl", 0)[0]]
-    assert len(done) > 1 and done == sorted(done) and done[-1] == 1000
+    assert len(done) > 1 and done == sorted(done) and done[-1] == 2000
+
+
+def test_rows_that_decide_alone_are_warned_of(tmp_path: Path) -> None:
+    new, old = logits_of([], sure=3.0), logits_of([], sure=2.5)
+    new[7] = [20, -20]  # the true label is 1
+    asked = {"metrics": ["log_loss"], "figure": "log_loss"}
+    found, _ = run(tmp_path / "one", new, old, **asked)
+    (warning,) = found.warnings
+    assert warning.startswith("1 of 40 rows make up 97% of the variance of the difference in log_loss (row 7)")
+    assert not found.better
+    found, _ = run(tmp_path / "none", logits_of([], sure=3.0), logits_of([], sure=0.5), **asked)
+    assert found.warnings == []
 
 
 def test_of_log_loss_less_is_better(tmp_path: Path) -> None:
-    sure, unsure = logits_of([1], sure=3.0), logits_of([1], sure=0.5)
+    sure, unsure = logits_of([1], sure=1.0), logits_of([1], sure=0.1)
     asked = {"metrics": ["log_loss"], "figure": "log_loss"}
     found, rows = run(tmp_path, sure, unsure, **asked)
     assert found.value < found.champion_value and found.gain == pytest.approx(found.champion_value - found.value)

@@ -8,23 +8,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from training.evidence import Evidence, bootstrap, mcnemar
+from training.evidence import Evidence, mcnemar, paired
 from training.resampling import Figure
 
 DRAWS, ROWS, CONFIDENCE = 200, 1000, 0.95
 Right = npt.NDArray[np.bool_]
 
 
-def share(right: Right) -> Figure:
-    return lambda counts: counts.astype(np.float64) @ right / len(right)
+def mean(new: npt.ArrayLike, old: npt.ArrayLike) -> Figure:
+    """The mean of a number of each row: the new model's N, the old one's N."""
+    values = np.concatenate([new, old]).astype(np.float64)
+    return lambda counts: counts @ values / counts.sum(axis=1)
 
 
 def by_mcnemar(new: Right, old: Right) -> Evidence:
     return mcnemar(int((new & ~old).sum()), int((old & ~new).sum()), len(new), CONFIDENCE)
 
 
-def by_bootstrap(new: Right, old: Right) -> Evidence:
-    return bootstrap(share(new), share(old), len(new), margin=0.0, confidence=CONFIDENCE)
+def by_permutation(new: Right, old: Right) -> Evidence:
+    return paired(mean(new, old), len(new), margin=0.0, confidence=CONFIDENCE)
 
 
 def promoted(test: Callable[[Right, Right], Evidence], rows: int, gained: float, lost: float) -> int:
@@ -37,12 +39,12 @@ def promoted(test: Callable[[Right, Right], Evidence], rows: int, gained: float,
     return passed
 
 
-@pytest.mark.parametrize("test", [by_mcnemar, by_bootstrap])
+@pytest.mark.parametrize("test", [by_mcnemar, by_permutation])
 def test_few_models_that_are_only_as_good_are_promoted_by_chance(test: Callable[[Right, Right], Evidence]) -> None:
     assert 1 <= promoted(test, rows=300, gained=0.05, lost=0.05) <= 18
 
 
-@pytest.mark.parametrize("test", [by_mcnemar, by_bootstrap])
+@pytest.mark.parametrize("test", [by_mcnemar, by_permutation])
 def test_most_models_that_are_three_points_better_are_promoted(test: Callable[[Right, Right], Evidence]) -> None:
     assert promoted(test, ROWS, gained=0.065, lost=0.035) >= 0.8 * DRAWS
 
@@ -59,28 +61,59 @@ def test_mcnemar_is_the_exact_test_of_a_fair_coin() -> None:
 
 def test_models_that_predict_the_same_are_not_better_and_not_worse_than_a_margin_allows() -> None:
     right = np.arange(ROWS) % 5 > 0
-    assert mcnemar(0, 0, ROWS, CONFIDENCE) == by_bootstrap(right, right) == Evidence(0.0, 0.0, 1.0, False)
-    assert bootstrap(share(right), share(right), ROWS, margin=-0.01, confidence=CONFIDENCE).better
+    assert mcnemar(0, 0, ROWS, CONFIDENCE) == by_permutation(right, right) == Evidence(0.0, 0.0, 1.0, False)
+    assert paired(mean(right, right), ROWS, margin=-0.01, confidence=CONFIDENCE).better
+
+
+def test_no_failure_in_few_rows_is_no_proof_of_none() -> None:
+    """The rule of three: 0 of N rows lost leaves a rate of 3 / N at 95 % confidence."""
+    for rows, better in ((100, False), (1000, True)):
+        new, old = ([*np.ones(rows), guard] for guard in (0.0, 1.0))
+        found = paired(mean(new, old), rows, 1, margin=-0.01, confidence=CONFIDENCE)
+        assert found.better == better and found.at_least == pytest.approx(-3 / rows, rel=0.02)
+
+
+def test_the_worst_of_the_worst_cases_counts() -> None:
+    new, old = ([*np.arange(100), *guards] for guards in ((50, 0, 10), (50, 900, 10)))
+    found = paired(mean(new, old), 100, 3, margin=-100, confidence=CONFIDENCE)
+    assert found.gain == 0 and found.at_least == pytest.approx(-27, abs=0.5)  # 900 thrice in 101 rows
+
+
+def test_the_permutation_test_is_exact_on_few_rows() -> None:
+    found = paired(mean([1.0, 2, 3, 4], [0.0, 0, 0, 0]), 4, margin=0.0, confidence=CONFIDENCE)
+    assert found.p_value == pytest.approx(1 / 16, rel=0.2) and not found.better
+    assert found.at_least == 0  # the interval has what is not ruled out
+    found = paired(mean([1.0, 2, 3, 4, 5, 6], [0.0] * 6), 6, margin=0.0, confidence=CONFIDENCE)
+    assert found.p_value == pytest.approx(1 / 64, rel=0.5) and found.better and found.at_least > 2
 
 
 def test_of_figures_of_which_less_is_better_the_gain_is_how_much_less() -> None:
     wrong_less, wrong_more = np.arange(ROWS) % 10 == 0, np.arange(ROWS) % 5 == 0
-    found = bootstrap(
-        share(wrong_less), share(wrong_more), ROWS, margin=0.05, confidence=CONFIDENCE, less_is_better=True
-    )
+    figure = mean(wrong_less, wrong_more)
+    found = paired(figure, ROWS, margin=0.05, confidence=CONFIDENCE, less_is_better=True)
     assert found.gain == pytest.approx(0.1) and 0.05 < found.at_least < 0.1 and found.better
-    assert not bootstrap(share(wrong_less), share(wrong_more), ROWS, margin=0.0, confidence=CONFIDENCE).better
+    assert not paired(figure, ROWS, margin=0.0, confidence=CONFIDENCE).better
 
 
-def test_a_figure_that_is_no_number_is_no_evidence_and_draws_without_one_are_passed_over() -> None:
+def test_very_high_confidence_continues_the_draws_as_a_normal_distribution() -> None:
+    random = np.random.default_rng(2)
+    gains = random.normal(0.25, 1, ROWS)
+    found = paired(mean(gains, np.zeros(ROWS)), ROWS, margin=0.0, confidence=1 - 1e-6)
+    error = gains.std() / np.sqrt(ROWS)
+    assert found.better and found.at_least == pytest.approx(gains.mean() - 4.75 * error, rel=0.1)
+    assert found.p_value <= 1e-6
+    assert not paired(mean(gains - 0.1, np.zeros(ROWS)), ROWS, margin=0.0, confidence=1 - 1e-6).better
+
+
+def test_a_figure_that_is_no_number_is_no_evidence_and_draws_without_one_are_left_out() -> None:
     def undefined(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
         return np.full(len(counts), np.nan)
 
     def undefined_without_the_first(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-        return np.where(counts[:, 0] > 0, 1.0, np.nan)
+        new, old = counts[:, 0] > 0, counts[:, ROWS:].any(axis=1)
+        return np.where(new, 1.0, np.where(old, 0.0, np.nan))
 
-    nothing = share(np.zeros(ROWS, dtype=bool))
-    found = bootstrap(undefined, nothing, ROWS, margin=0.0, confidence=CONFIDENCE)
+    found = paired(undefined, ROWS, margin=0.0, confidence=CONFIDENCE)
     assert not found.better and np.isnan(found.p_value)
-    found = bootstrap(undefined_without_the_first, nothing, ROWS, margin=0.5, confidence=CONFIDENCE)
+    found = paired(undefined_without_the_first, ROWS, margin=-0.5, confidence=CONFIDENCE)
     assert found.better and found.at_least == 1.0

@@ -328,7 +328,7 @@ def test_models_are_compared_by_a_metric_of_texts_and_rows_by_their_chrf(
     say |= {"confidence": 0.95, "champion": "texts/1", "warnings": [], "labels": []}
     out = run(compare, tmp_path / "compare", inputs, options={}, **say)
     figures = json.loads((out / "comparison.json").read_text())
-    assert (figures["value"], figures["method"], figures["better"]) == (100.0, "bootstrap", True)
+    assert (figures["value"], figures["method"], figures["better"]) == (100.0, "permutation", True)
     texts = zip(table["label"].to_pylist(), table["prediction"].to_pylist(), strict=True)
     assert (figures["gained"], figures["lost"]) == (sum(one != other for one, other in texts), 0)
 

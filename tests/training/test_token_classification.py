@@ -425,5 +425,5 @@ def test_a_champion_with_tags_in_another_order_is_compared_by_their_names(
     found = json.loads((output / "comparison.json").read_text())
     words = sum(map(len, swapped))
     outside = sum(row.count(0) for row in own["label"].to_pylist())
-    assert (found["method"], found["champion_value"]) == ("bootstrap", pytest.approx(outside / words))
+    assert (found["method"], found["champion_value"]) == ("permutation", pytest.approx(outside / words))
     assert found["better"] and found["gained"] > found["lost"]

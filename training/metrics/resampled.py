@@ -43,6 +43,17 @@ def figures(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
     return found
 
 
+def influences(name: str, predicted: Predicted) -> Floats | None:
+    """(N,) how much each row moves a metric that is made of sums: its value less the value without the row. None for
+    other metrics."""
+    (metric,) = make([name], predicted).values()
+    if name in _known([name], predicted) or not isinstance(metric, SumMetric):
+        return None
+    rows = metric.statistics(**inputs_of(name, metric, predicted))
+    sums = rows.sum(axis=0, keepdims=True)
+    return np.asarray(metric.of_sums(sums) - metric.of_sums(sums - rows))
+
+
 def _of_sums(metric: SumMetric, statistics: Floats, counts: Counts) -> Floats:
     return metric.of_sums(counts @ statistics)
 

@@ -327,9 +327,11 @@ class Gate(Section):
     evaluation.metrics). Of one of yours, more is better, unless it has a maximum or its name ends with `loss`."""
     margin: float = 0.0
     """By how much, in the metric's own unit; below zero, how much worse is still taken. Accuracy without a margin is
-    compared by McNemar's exact test, everything else by a paired bootstrap."""
+    compared by McNemar's exact test, everything else by a permutation test and a bootstrap interval."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """How sure that must be: at 0.95, one of twenty models that are just as good is promoted by chance."""
+    """How sure that must be: at 0.95, at most one of twenty models that are no better is promoted by chance."""
+    min_rows: int = Field(default=20, ge=1)
+    """The fewest rows on which a comparison may promote a model."""
 
 
 class Hub(Section):

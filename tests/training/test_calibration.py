@@ -1,0 +1,52 @@
+"""A gate at 95 % confidence promotes at most one in twenty models that are no better, whatever the rows are like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from tests.training.calibration import REGIMES
+from training import evidence, metrics, resampling
+from training.metrics import resampled
+from training.predicted import Predicted
+
+TRIALS = 1_000
+MOST = 65
+"""False promotions among 1,000 trials: 50, and two standard deviations."""
+QUICK = ("alike-accuracy-20", "disaster-log_loss-200", "worse by the margin-accuracy-200")
+
+
+@pytest.fixture(autouse=True)
+def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bootstrap's draws and the metrics are the same in each trial, and take most of the time."""
+    kept = lru_cache(maxsize=2)(lambda *which: tuple(resampling.draws(*which)))
+    monkeypatch.setattr(evidence, "draws", kept)
+    made: dict[Any, Any] = {}
+
+    def make(names: Sequence[str], predicted: Predicted) -> Any:
+        key = (*names, predicted.config_name)
+        return made[key] if key in made else made.setdefault(key, metrics.make(names, predicted))
+
+    monkeypatch.setattr(resampled, "make", make)
+    monkeypatch.setattr(
+        metrics, "compute", lambda names, predicted: metrics.computed(make(names, predicted), predicted)
+    )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_one_of_twenty_equal_models_is_promoted_at_most(name: str) -> None:
+    assert REGIMES[name].false_promotions(TRIALS) <= MOST
+
+
+def test_less_confidence_promotes_more_than_that() -> None:
+    """So the bound above notices a confidence that is not kept."""
+    assert REGIMES["worse by the margin-accuracy-200"].false_promotions(TRIALS, confidence=0.9) > MOST
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("name", [name for name in REGIMES if name not in QUICK])
+def test_one_of_twenty_equal_models_is_promoted_at_most_in_every_regime(name: str) -> None:
+    assert REGIMES[name].false_promotions(TRIALS) <= MOST
