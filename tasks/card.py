@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from tasks.runtime import store
-from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.hub import page_of
+from tasks.runtime.refs import Pins, Ref, Verdict
 from tasks.runtime.reports import markdown_table, printable, scores_table, worst_groups
 from training import kinds
 from training.recipe import Recipe
@@ -26,7 +27,7 @@ LIBRARY = "transformers"
 _AVERAGES = ("_macro", "_micro", "_weighted")
 
 
-def card(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref) -> str:
+def card(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict) -> str:
     """The model card, Markdown with its metadata in front."""
     from huggingface_hub import ModelCardData
 
@@ -45,31 +46,35 @@ def card(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, 
     )
     sections = [
         f"# {hub.repo.partition('/')[2]}",
-        *_facts(recipe, pins, data, trained, predictions, scores),
+        *_facts(recipe, pins, data, trained, predictions, scores, verdict),
         f"## Training\n\n{_training(trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
         f"## How to reproduce\n\n{_reproduction(recipe, pins, trained)}",
     ]
     return f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
 
-def description(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref) -> str:
+def description(
+    recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+) -> str:
     """The same without recipe and picture: what a version in the registry is described with."""
-    return "\n\n".join(_facts(recipe, pins, data, trained, predictions, scores))
+    return "\n\n".join(_facts(recipe, pins, data, trained, predictions, scores, verdict))
 
 
-def _facts(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref) -> Iterator[str]:
+def _facts(
+    recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+) -> Iterator[str]:
     labels = json.loads((data.path / "labels.json").read_text())
     yield _introduction(recipe, pins, labels, trained)
     yield f"## Figures\n\n{figures(recipe, scores)}"
     yield f"## Data\n\n{_rows(recipe, pins, data)}"
-    yield f"## Limits\n\n{_limits(recipe, predictions, scores, labels)}"
+    yield f"## Limits\n\n{_limits(recipe, predictions, scores, labels, verdict)}"
 
 
 def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -> str:
     if champion := pins.started_from:
         base = f"version {champion.version} of `{champion.name}`, which was the champion"
     elif pins.model_hub:
-        base = f"[{recipe.model.path}](https://huggingface.co/{recipe.model.path}) at commit `{pins.model_hub.commit}`"
+        base = f"[{recipe.model.path}]({page_of('model', str(recipe.model.path))}) at commit `{pins.model_hub.commit}`"
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
     names = ", ".join(_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
@@ -89,7 +94,7 @@ def figures(recipe: Recipe, scores: Ref) -> str:
 
 def _rows(recipe: Recipe, pins: Pins, data: Ref) -> str:
     if pins.data_hub:
-        place = f"[{recipe.data.path}](https://huggingface.co/datasets/{recipe.data.path})"
+        place = f"[{recipe.data.path}]({page_of('dataset', recipe.data.path)})"
         origin = f"{place} at commit `{pins.data_hub.commit}`" + (
             f", configuration `{recipe.data.config}`" if recipe.data.config else ""
         )
@@ -106,12 +111,13 @@ def _rows(recipe: Recipe, pins: Pins, data: Ref) -> str:
     return f"{origin}.\n\nRows: {rows}. Digest of the rows: `{data.digest}`."
 
 
-def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str]) -> str:
+def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict) -> str:
     said = [*_worst_label(recipe, predictions, labels)]
     groups = worst_groups(recipe, scores.path)
     said += [f"Worst by {_code(printable(name))} is {_code(group)}." for name, group in groups.items()]
     said.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
-    return f"{' '.join(said)} On rows unlike these, nothing was measured."
+    said.append("On rows unlike these, nothing was measured.")
+    return "\n\n".join([" ".join(said), *(f"Warning: {warning}" for warning in verdict.own_warnings)])
 
 
 def _worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:

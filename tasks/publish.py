@@ -39,6 +39,7 @@ def ingredients(
             "recipe": digest_of(recipe.model_dump(mode="json")),
             "pins": digest_of(pins.model_dump(mode="json", exclude={"notes", "unreachable"})),
             "upstream": {**upstream, "score": scores.digest},
+            "warnings": verdict.own_warnings,
         }
     )
 
@@ -62,7 +63,7 @@ def publish(
         return None
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
-    readme.write_text(card(recipe, pins, data, trained, predictions, scores), encoding="utf-8")
+    readme.write_text(card(recipe, pins, data, trained, predictions, scores, verdict), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
     for name, text in kinds.load(**recipe.task).released(trained.path / "model").items():

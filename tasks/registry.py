@@ -109,8 +109,9 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             work.take_back = partial(_unregister, name, version)
         if str(now) == version and verdict.comparison is None:
             judged |= _verdict_of_then(client, name, version)
-        made_of = (artifacts[stage] for stage in ("load_data", "fit", "predict", "score"))
-        text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{description(recipe, pins, *made_of)}"
+        data, trained, predicted, scored = (artifacts[name] for name in ("load_data", "fit", "predict", "score"))
+        card = description(recipe, pins, data, trained, predicted, scored, verdict)
+        text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{card}"
         _tell(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)
 

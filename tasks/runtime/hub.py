@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,12 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
         return Found(last, reachable=False)
     files = tuple(file.rfilename for file in info.siblings or ())
     return Found(HubPin(name=name, commit=str(info.sha)), files)
+
+
+def page_of(kind: Kind, path: str) -> str:
+    """The address of a repository for people, on the Hub that HF_ENDPOINT names."""
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    return f"{without_credentials(endpoint).rstrip('/')}/{'datasets/' if kind == 'dataset' else ''}{path}"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtime.hub import why
+from tasks.runtime.hub import hub_at_fault, why
 from tasks.runtime.settings import ACCESS_TOKENS
 from training.problems import NETWORK, Problem, UserError
 from training.protocol import sha256
@@ -20,7 +20,7 @@ from training.recipe import Recipe
 
 if TYPE_CHECKING:
     import httpx2
-    from huggingface_hub import HfApi
+    from huggingface_hub import Discussion, HfApi
     from huggingface_hub.hf_api import RepoFile
 
 SILENT_S = 300.0
@@ -126,11 +126,25 @@ def push(
         _make_place(hub, place)
         now = _look(hub, place.repo, place.revision, files, replaced)
         if pull_request and now.operations:
-            for other in hub.get_repo_discussions(place.repo, discussion_type="pull_request", discussion_status="open"):
+            for other in _pull_requests(hub, place.repo):
                 if other.title == title:
                     ours = _look(hub, place.repo, str(other.git_reference), files, replaced)
                     return _commit(hub, place.repo, ours, title, url=other.url)
         return _commit(hub, place.repo, now, title, pull_request=pull_request)
+
+
+def _pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return list(hub.get_repo_discussions(repo, discussion_type="pull_request", discussion_status="open"))
+    except HfHubHTTPError as error:
+        if error.response.status_code != 404:
+            raise
+        message = (
+            f"{repo!r} takes no pull requests ({_reason(error)}): turn them on in its settings, or set this to false."
+        )
+        raise _problem("pull_request", message) from error
 
 
 def _make_place(hub: HfApi, place: Place) -> None:
@@ -213,10 +227,14 @@ def told(repo: str, revision: str) -> Iterator[None]:
 def _told(error: Exception, repo: str, revision: str) -> UserError | None:
     from httpx2 import HTTPError
     from huggingface_hub import is_offline_mode
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    reason = re.sub(r"(?<=\w)\?\S+", "", why(error))  # an address may hold a signature
+    status, reason = error.response.status_code if isinstance(error, HfHubHTTPError) else None, _reason(error)
     if isinstance(error, HFValidationError):
         return _problem("repo", f"{repo!r} is not a name of the Hub's: write owner/name.")
     if isinstance(error, RevisionNotFoundError):
@@ -224,7 +242,7 @@ def _told(error: Exception, repo: str, revision: str) -> UserError | None:
     if isinstance(error, ValueError) and "README.md" in str(error):
         said = "; ".join(line.removeprefix("- ") for line in str(error).splitlines()[1:])
         return _problem("license", f"the Hub refuses the model card ({said}): mend release.hub.license or its tags.")
-    if status in (401, 403, 404):
+    if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
         message = f"the Hub does not let this access token write to {repo!r} ({reason}): set HF_TOKEN to one that may"
         return _problem("repo", f"{message}, or name another repository.")
     if status in (409, 412):
@@ -237,11 +255,14 @@ def _told(error: Exception, repo: str, revision: str) -> UserError | None:
     if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
         return None
     mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
-    return _problem(
-        "repo",
-        f"writing to {repo!r} on the Hub failed ({reason}): {mend}; what has arrived is not sent again.",
-        NETWORK,
-    )
+    if hub_at_fault(error):
+        mend = "that is the Hub's fault, so try again later"
+    message = f"writing to {repo!r} on the Hub failed ({reason}): {mend}; what has arrived is not sent again."
+    return _problem("repo", message, NETWORK)
+
+
+def _reason(error: Exception) -> str:
+    return re.sub(r"(?<=\w)\?\S+", "", why(error))  # an address may hold a signature
 
 
 def _problem(field: str, message: str, kind: str = "hub") -> UserError:

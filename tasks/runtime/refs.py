@@ -195,6 +195,12 @@ class Verdict(BaseModel):
     comparison: Comparison | None = None
     warnings: list[str] = Field(default_factory=list)
 
+    @property
+    def own_warnings(self) -> list[str]:
+        """The warnings about the model itself: those of the comparison change with the champion."""
+        compared = self.comparison.warnings if self.comparison else []
+        return [warning for warning in self.warnings if warning not in compared]
+
 
 class Version(BaseModel):
     """A version in the model registry."""

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 
 from tasks.card import card, description
 from tasks.publish import publish
-from tasks.runtime.refs import HubPin, Pins, Ref, Verdict, Version
+from tasks.runtime.refs import Comparison, HubPin, Pins, Ref, Verdict, Version
 from tasks.runtime.stage import Work
 from tests.hub.server import Hub
 from tests.kept import group
@@ -164,8 +164,29 @@ def test_what_a_person_took_the_alias_from_is_not_published_again(hub: Hub, refs
     assert given is None and work.state == "skipped" and hub.requests == []
 
 
-def facts(refs: dict[str, Ref]) -> tuple[Pins, Ref, Ref, Ref, Ref]:
-    return PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"]
+def facts(refs: dict[str, Ref], verdict: Verdict = PROMOTE) -> tuple[Pins, Ref, Ref, Ref, Ref, Verdict]:
+    return PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict
+
+
+def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Ref], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://ann:secret@mirror.test/")
+    text = card(recipe(), *facts(refs))
+    for link in (f"[{BASE}](https://mirror.test/{BASE})", f"[{ROWS}](https://mirror.test/datasets/{ROWS})"):
+        assert link in text
+    assert "huggingface.co" not in text and "secret" not in text
+
+
+def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(refs: dict[str, Ref]) -> None:
+    of_model, of_rival = "its figures flatter the model.", "reviews/1 does not know the label new."
+    beside = Comparison.model_construct(warnings=[of_rival])
+    judged = PROMOTE.model_copy(update={"comparison": beside, "warnings": [of_model, of_rival]})
+    text = card(recipe(), *facts(refs, judged))
+    assert f"Warning: {of_model}" in text and of_rival not in text
+    first, again = (
+        publish.flat_ingredients(recipe(), *facts(refs, verdict), None)[0]
+        for verdict in (judged, PROMOTE.model_copy(update={"warnings": [of_model]}))
+    )
+    assert first == again != publish.flat_ingredients(recipe(), *facts(refs), None)[0]
 
 
 def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:

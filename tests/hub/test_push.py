@@ -161,6 +161,22 @@ def test_a_pull_request_is_opened_once_and_the_branch_stays(hub: Hub, folder: Pa
     assert send(hub, write(folder, FILES), pull_request=True, title="the first").made is False  # the branch has it
 
 
+def test_a_repository_without_pull_requests_is_not_taken_for_one_that_the_token_may_not_write(
+    hub: Hub, folder: Path
+) -> None:
+    hub.fault = lambda method, path: 404 if path.endswith("/discussions") else None
+    told = problem(hub, folder, pull_request=True)
+    assert told.where == "release.hub.pull_request" and "takes no pull requests (HTTPStatusError: " in told.message
+    assert "turn them on in its settings" in told.message and "token" not in told.message
+
+
+def test_an_answer_that_the_hub_is_out_of_order_is_not_taken_for_the_networks(hub: Hub, folder: Path) -> None:
+    hub.fault = lambda method, path: 500 if path.endswith("/refs") else None
+    told = problem(hub, folder)
+    assert told.kind == NETWORK and "that is the Hub's fault, so try again later" in told.message
+    assert "500" in told.message and "network" not in told.message
+
+
 def test_a_token_that_may_not_write_is_told(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in (hub.token(write=False), "hf_wrong"):
         told = problem(hub, folder, token=token)
