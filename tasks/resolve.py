@@ -33,7 +33,7 @@ from training.recipe.release import absent_splits
 from training.rows.listing import Found
 from training.rows.sources import find, fingerprint, load_object, object_splits
 from training.rows.urls import is_url
-from training.snapshot import CHAT_TEMPLATE, need_parts, part_of
+from training.snapshot import CHAT_TEMPLATE, need_model_folder, need_parts, part_of
 
 
 def pins_file(run: str) -> Path:
@@ -188,7 +188,10 @@ def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> P
 
 
 def pin_tokenizer(recipe: Recipe) -> Pins:
-    """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError."""
+    """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError if there is no such
+    model, or none that can be fine-tuned."""
+    if recipe.model.source == "folder":
+        need_model_folder(_model_folder(recipe))
     return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Pins()
 
 
@@ -239,16 +242,17 @@ def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dic
             need_parts(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
         return {"model_hub": looked.pin}
     if model.source == "folder":
-        return {"model_files": _model_files(Path(model.path or "").expanduser().absolute())}
+        return {"model_files": _model_files(_model_folder(recipe))}
     return {}
 
 
+def _model_folder(recipe: Recipe) -> Path:
+    return Path(recipe.model.path or "").expanduser().absolute()
+
+
 def _model_files(folder: Path) -> dict[str, FilePin]:
-    if not folder.is_dir():
-        message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
-        raise UserError([Problem(kind="model", where="model.path", message=message)])
+    need_model_folder(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
-    need_parts((path.name for path in paths), str(folder))
     return {path.name: pin for path, pin in zip(paths, _pinned(paths), strict=True)}
 
 

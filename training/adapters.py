@@ -11,6 +11,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,20 @@ def add(network: PreTrainedModel, lora: Mapping[str, Any], drawn: Sequence[str],
         network.add_adapter(config, ADAPTER)
     _unwrap(network, alike, whole)
     _require_unshared(network, shared)
+
+
+def unknown_layers(network: PreTrainedModel, lora: Mapping[str, Any]) -> list[Problem]:
+    """The names in the recipe's section that are no layers of the model."""
+    targets = lora["target_modules"]
+    looks = [partial(_whole_layers, network, [name], ()) for name in lora["modules_to_save"] or ()]
+    looks += [partial(_targets, network, [name], ()) for name in (targets if isinstance(targets, list) else ())]
+    problems: list[Problem] = []
+    for look in looks:
+        try:
+            look()
+        except UserError as error:
+            problems += error.problems
+    return problems
 
 
 def quantized(

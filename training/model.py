@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.integrations import unset_hf_deepspeed_config
 
 from training import adapters
+from training.configurations import need_class
 from training.kinds.base import Kind
 from training.problems import Problem, UserError
 
@@ -146,6 +147,7 @@ def _load(kind: Kind, folder: Path, **asked: Any) -> tuple[PreTrainedModel, list
     """The model, and the names of the weights that were drawn, for the folder has none that fit."""
     # Else, where ZeRO-3 has trained in this process, it would be shared out as well.
     unset_hf_deepspeed_config()
+    need_class(AutoConfig.from_pretrained(folder, **_SAFELY), kind.auto_class, "model")
     auto_class = getattr(transformers, kind.auto_class)
     model, found = auto_class.from_pretrained(
         folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **_SAFELY, **asked

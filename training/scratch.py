@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.absent import absent
+from training.configurations import RECIPE, configuration, refusals
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
 
@@ -42,6 +43,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     logging.disable_progress_bar()
     config = job.settings["config"]
+    configuration(config, RECIPE)  # a mistake in it is reported before the vocabulary is learnt
     data = Path(job.inputs["data"]) / "train.arrow"
     events.progress(phase="vocabulary")
     learn = learner(writes=job.settings["writes"])
@@ -142,12 +144,15 @@ def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTraine
 
     model_type, fields = config["model_type"], {k: v for k, v in config.items() if k != "model_type"}
     fields["pad_token_id"] = tokenizer.token_to_id(SPECIAL["pad_token"])
-    made = AutoConfig.for_model(model_type, **fields)
+    with refusals(RECIPE, f"{model_type} does not take it"):
+        made = AutoConfig.for_model(model_type, **fields)
     for name, token in {"bos_token_id": "cls_token", "eos_token_id": "sep_token"}.items():
         if name not in fields and getattr(made, name, None) is not None:
             setattr(made, name, tokenizer.token_to_id(SPECIAL[token]))
     set_seed(seed)
-    return AutoModel.from_config(made, trust_remote_code=False)
+    with refusals(RECIPE, f"no {model_type} can be made of it"):
+        model: PreTrainedModel = AutoModel.from_config(made, trust_remote_code=False)
+    return model
 
 
 def save_tokenizer(tokenizer: Tokenizer, max_length: int | None, out: Path) -> None:

@@ -101,6 +101,14 @@ def need_parts(names: Iterable[str], where: str) -> None:
         raise UserError(Problem(kind="model", where="model.path", message=f"{where} has {lack}.") for lack in lacks)
 
 
+def need_model_folder(folder: Path) -> None:
+    """Raises UserError with all that a local model lacks to be fine-tuned."""
+    if not folder.is_dir():
+        message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
+        raise UserError([Problem(kind="model", where="model.path", message=message)])
+    need_parts((path.name for path in folder.iterdir() if path.is_file()), str(folder))
+
+
 def need_vocabulary(tokenizer: Path, where: str) -> None:
     """Raises UserError where a tokenizer's folder holds no vocabulary, and its class needs one."""
     if any(_is_vocabulary(path.name) for path in tokenizer.glob("*")):

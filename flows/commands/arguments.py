@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from training.problems import Problem, UserError
@@ -36,8 +37,21 @@ def add_quiet_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print only the result, and what went wrong")
 
 
-def need_folder(out: Path | None) -> None:
-    """Raises UserError where --json names a file in a folder that is not there."""
-    if out is not None and not out.absolute().parent.is_dir():
-        message = f"{out.parent} is not a folder: make it, or name another file."
+def need_writable(out: Path | None) -> None:
+    """Raises UserError if the file that --json names cannot be written, before anything is done for it."""
+    if out is not None and (message := unwritable(out)):
         raise UserError([Problem(kind="option", where="--json", message=message)])
+
+
+def unwritable(out: Path) -> str | None:
+    """Why no file can be written at this place, and what to do; None if one can."""
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        return f"{out.parent} is not a folder: make it, or name another file."
+    if out.exists() and not out.is_file():
+        return f"{out} is {'a folder' if out.is_dir() else 'no regular file'}: name a file."
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"{folder} cannot be written to ({error.strerror}): name a file in another folder."

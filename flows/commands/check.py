@@ -1,4 +1,5 @@
-"""`finetune check FILE`: reads and checks the rows, and counts their tokens. Trains nothing and stores nothing."""
+"""`finetune check FILE`: checks the model by its configuration and the rows one by one, and counts their tokens. Trains
+nothing."""
 
 from __future__ import annotations
 
@@ -10,17 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_folder
+from flows.commands.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_writable
 from flows.commands.codes import COMPLETED, FAILED, code_of, sigterm_interrupts
 from flows.tables import label_lines, problem_lines, split_lines, summary, terminal_width
 from flows.terminal import Terminal
 from tasks import check
 from tasks.data import load_rows
+from tasks.model_check import require_model
 from tasks.resolve import pin_data, pin_tokenizer
 from tasks.runtime.push import publishing_problems
+from tasks.runtime.refs import Pins
 from tasks.runtime.reports import need_report
 from tasks.score import require_fitting, require_fitting_lengths
-from training.problems import UserError
+from training.problems import NETWORK, UserError
 from training.protocol import write_atomically
 from training.recipe import Recipe
 
@@ -53,7 +56,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def act(arguments: argparse.Namespace) -> int:
     """Prints what was found. Raises UserError for mistakes in the file and the options."""
-    need_folder(arguments.json)
+    need_writable(arguments.json)
     try:
         recipe = chosen_recipe(arguments)
     except UserError as error:
@@ -74,6 +77,7 @@ def _check(recipe: Recipe) -> Found:
     # No error: the rows may be checked where nothing is published.
     found.problems += [problem.model_dump() | {"level": "warning"} for problem in publishing_problems(recipe)]
     with check.scratch_folder() as folder:
+        model = _check_model(recipe, found, terminal)
         try:
             terminal.stage_started("resolve", "")
             pins = pin_data(recipe, terminal.progress_of("resolve"))
@@ -84,7 +88,7 @@ def _check(recipe: Recipe) -> Found:
             found.problems += found.rows["problems"]
             found.problems += _told(require_fitting, recipe, folder / "rows")
             terminal.stage_started("tokenize", "")
-            _count_tokens(recipe, folder, found, terminal)
+            _count_tokens(recipe, model, folder, found, terminal)
         except UserError as error:
             found.problems += _dumped(error)
         finally:
@@ -101,15 +105,33 @@ def _told(require: Callable[[Recipe, Path], None], recipe: Recipe, folder: Path)
     return []
 
 
-def _count_tokens(recipe: Recipe, folder: Path, found: Found, terminal: Terminal) -> None:
-    """Counts the tokens where the tokenizer can be had. Raises UserError for what is wrong with the tokens."""
+def _check_model(recipe: Recipe, found: Found, terminal: Terminal) -> Pins | None:
+    """Checks the model by its configuration. Returns what its name means, or None if the model cannot be had now."""
+    terminal.stage_started("load_model", "")
+    pins = None
     try:
         pins = pin_tokenizer(recipe)
+        found.notes += pins.notes
+        if unchecked := require_model(recipe, pins, download=True):
+            found.notes.append(unchecked)
+    except UserError as error:
+        if all(problem.kind == NETWORK for problem in error.problems):
+            found.notes.append(f"The model was not checked. {error}")
+        else:
+            found.problems += _dumped(error)
+    return pins
+
+
+def _count_tokens(recipe: Recipe, pins: Pins | None, folder: Path, found: Found, terminal: Terminal) -> None:
+    """Counts the tokens if the tokenizer can be had. Raises UserError for what is wrong with the tokens."""
+    if pins is None:
+        found.notes.append("Token lengths were not checked: the model's tokenizer cannot be had.")
+        return
+    try:
         tokenizer = check.tokenizer_of(recipe, pins, folder / "rows", folder / "tokenizer")
     except UserError as error:
         found.notes.append(f"Token lengths were not checked. {error}")
         return
-    found.notes += pins.notes
     exact = check.counts_as_a_run(recipe, tokenizer)
     if recipe.model.start_from == "champion":
         found.notes.append("Tokens were counted by the base model's tokenizer: that of a champion may count otherwise.")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.commands.arguments import add_json_argument, need_folder
+from flows.commands.arguments import add_json_argument, need_writable
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned, terminal_width
 from tasks.runtime.catalog import listed
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def act(arguments: argparse.Namespace) -> int:
     """Prints a table a model. Raises UserError for a model that is not there."""
-    need_folder(arguments.json)
+    need_writable(arguments.json)
     models = listed(arguments.name)
     if arguments.json is not None:
         write_atomically(arguments.json.absolute(), f"{json.dumps(models, indent=2, ensure_ascii=False)}\n".encode())

@@ -10,7 +10,7 @@ import yaml
 
 from flows.changes import changes, nothing_changed
 from flows.commands.arguments import add_recipe_arguments, chosen_recipe
-from flows.pipeline import pipeline
+from flows.planned import planned
 from flows.tables import problem_line
 from flows.terminal import line
 from tasks.estimate import needs
@@ -34,12 +34,15 @@ def act(arguments: argparse.Namespace) -> int:
     """Prints a line a stage. Raises UserError for mistakes in the file and the names in the recipe."""
     recipe = chosen_recipe(arguments)
     looking = Looking(recipe.name)
-    pins = pipeline(looking, recipe).pins
+    finished, unchecked = planned(recipe, looking, runs=False)
+    pins = finished.pins
     for row in looking.rows:
         print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     training = next(row for row in looking.rows if row.name == "fit")
     for need in needs(*looking.inputs["fit"]) if training.state == "will run" else ():
         print(f"  fit: {need}")
+    if unchecked:
+        print(f"  fit: {unchecked}")
     for problem in publishing_problems(recipe) if any(row.state == "will run" for row in looking.rows) else ():
         print(problem_line(problem.model_dump() | {"level": "warning"}))  # set by then, perhaps
     print(_summary(recipe, looking.rows))

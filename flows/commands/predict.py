@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.commands.arguments import unwritable
 from flows.commands.codes import COMPLETED, sigterm_interrupts
 from flows.terminal import Terminal
 from tasks.runtime.reports import counted
@@ -105,8 +106,8 @@ def _problems(arguments: argparse.Namespace, read: Sequence[str], written: Seque
             )
     if file is not None and not file.is_file():
         yield problem("--file", f"{file} is no file.")
-    if out is not None and not out.absolute().parent.is_dir():
-        yield problem("--out", f"{out.parent} is not a folder: make it, or name another file.")
+    if out is not None and (message := unwritable(out)):
+        yield problem("--out", message)
 
 
 def _print_answers(model: Asked, given: Sequence[str]) -> int:

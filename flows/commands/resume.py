@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from flows.commands.arguments import add_json_argument, add_quiet_argument, need_folder
+from flows.commands.arguments import add_json_argument, add_quiet_argument, need_writable
 from flows.commands.codes import COMPLETED
 from flows.commands.run import go_on
 from tasks import consent
@@ -33,7 +33,7 @@ def act(arguments: argparse.Namespace) -> int:
 
     Raises UserError without one, and for code that the server names, unless this home ran it or --run-code is given.
     """
-    need_folder(arguments.json)
+    need_writable(arguments.json)
     services.use()
     from tasks.runtime.embedded import ensure_prefect_server
     from tasks.runtime.flow_runs import find, schedule

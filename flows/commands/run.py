@@ -19,10 +19,11 @@ from flows.commands.arguments import (
     add_quiet_argument,
     add_recipe_arguments,
     chosen_recipe,
-    need_folder,
+    need_writable,
 )
 from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interrupt
-from flows.pipeline import STAGES, pipeline
+from flows.pipeline import STAGES
+from flows.planned import planned
 from flows.report import problems
 from flows.tables import problem_line, verdict_lines
 from flows.terminal import Quiet, Terminal, draws, line
@@ -65,8 +66,8 @@ def act(arguments: argparse.Namespace) -> int:
     """Runs it. Raises UserError for mistakes in the file, the options and the names in the recipe, MlflowFailed where
     the champion that training starts from cannot be asked for."""
     out: Path | None = arguments.json
+    need_writable(out)
     try:
-        need_folder(out)
         force = _forced(arguments.force)
         recipe = chosen_recipe(arguments)
         if arguments.require_promotion and recipe.release.registry is None:
@@ -75,7 +76,7 @@ def act(arguments: argparse.Namespace) -> int:
         machines = machines_of(recipe.compute)
         helper = Helper(machines) if machines.rank else None
         looking = Looking(recipe.name, force)
-        pipeline(looking, recipe)
+        planned(recipe, looking, runs=True)
         # Whether it is promoted now, MLflow alone knows.
         done = None if force or arguments.require_promotion else nothing_changed(recipe.name, looking.rows)
     except (UserError, MlflowFailed) as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.commands.arguments import add_json_argument, need_folder
+from flows.commands.arguments import add_json_argument, need_writable
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned, terminal_width
 from tasks.runtime.reports import score_told, value_told
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def act(arguments: argparse.Namespace) -> int:
     """Prints a line a run. Raises UserError for a recipe that has not run."""
-    need_folder(arguments.json)
+    need_writable(arguments.json)
     if arguments.limit < 1:
         message = f"{arguments.limit} is not a number of runs: give 1 or more."
         raise UserError([Problem(kind="option", where="--limit", message=message)])

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from flows.commands.arguments import add_json_argument, need_folder
+from flows.commands.arguments import add_json_argument, need_writable
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned, terminal_width
 from tasks.runtime.reports import counted, score_told
@@ -39,7 +39,7 @@ def act(arguments: argparse.Namespace) -> int:
     """Prints the record. Raises UserError for a name that is not there."""
     from tasks.runtime import lineage
 
-    need_folder(arguments.json)
+    need_writable(arguments.json)
     record = lineage.find(arguments.name)
     if arguments.json is not None:
         write_atomically(arguments.json.absolute(), f"{json.dumps(record, indent=2, ensure_ascii=False)}\n".encode())

@@ -348,6 +348,7 @@ def write(case: Case, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("model_unchecked")
 def test_bad_input_is_told_and_leaves_nothing(
     name: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

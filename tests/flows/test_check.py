@@ -25,9 +25,17 @@ DOUBLED = "text,label\ngood film,pos\ngood film,pos\nbad film,neg\n"
 
 
 @pytest.fixture
-def file(tmp_path: Path, home: Path) -> Path:
+def file(tmp_path: Path, home: Path, model_unchecked: None) -> Path:
     """The small recipe; check works in the home of this test."""
     return write_project(tmp_path / "project")
+
+
+def write_model(folder: Path) -> Path:
+    """A model's folder whose vocabulary only its class in transformers can read."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "vocab.txt"):
+        (folder / name).touch()
+    return folder
 
 
 def check(file: Path, *arguments: str, rows: str | None = None) -> int:
@@ -131,12 +139,58 @@ def test_a_mistake_in_the_recipe_is_told_as_by_the_other_commands(
 def test_without_a_tokenizer_the_rows_are_checked_all_the_same(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "model").mkdir()
-    model = f"model={{source: folder, path: {tmp_path / 'model'}}}"
+    model = f"model={{source: folder, path: {write_model(tmp_path / 'model')}}}"
     assert check(file, "--set", model) == 0
     printed = capsys.readouterr().out
     assert f"Token lengths were not checked. model.path: {tmp_path / 'model'} has no tokenizer.json" in printed
     assert "tokens" not in printed.splitlines()[0] and printed.endswith("\n\nNo problems.\n")
+
+
+def test_mistakes_in_model_and_rows_are_told_together_by_check_and_by_plan_and_a_good_model_is_checked_once(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_project(tmp_path / "project")
+    wrong = ["--set", "model.config.model_type=brt"]
+    absent = ["--set", "evaluation.splits=[validation, test]"]
+    assert check(file, *wrong, "--set", "data.label=lable") == 2
+    printed = capsys.readouterr().out
+    assert "error    model.config.model_type: 'brt' is no type of model" in printed and "'lable'" in printed
+    assert main(["plan", str(file), *wrong, *absent]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["evaluation.splits[1]", "model.config.model_type"]
+    assert not (home / "checked").exists()
+    assert main(["plan", str(file)]) == 0
+    (checked,) = (home / "checked").iterdir()
+    before = checked.stat().st_mtime_ns
+    assert check(file) == 0 and [one.stat().st_mtime_ns for one in (home / "checked").iterdir()] == [before]
+
+
+def test_a_model_folder_that_is_not_there_is_told_beside_the_rows(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(file, "--set", "model={source: folder, path: no/such/model}", rows=DOUBLED) == 2
+    printed = capsys.readouterr().out
+    assert "no/such/model is not a folder: name the one that holds config.json" in printed
+    assert "warning  duplicates" in printed
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_done(
+    file: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    places = {
+        tmp_path / "none/out.json": f"{tmp_path / 'none'} is not a folder: make it, or name another file.",
+        tmp_path: f"{tmp_path} is a folder: name a file.",
+        Path("/dev/null"): "/dev/null is no regular file: name a file.",
+        Path(
+            "/proc/out.json"
+        ): "/proc cannot be written to (No such file or directory): name a file in another folder.",
+    }
+    for out, message in places.items():
+        assert main([command, str(file), "--json", str(out)]) == 2
+        printed = capsys.readouterr()
+        assert printed.err == f"--json: {message}\n" and printed.out == ""
+    assert not home.exists()
 
 
 def test_ctrl_c_and_sigterm_leave_nothing_behind(
@@ -168,13 +222,14 @@ def test_neither_torch_nor_a_tracker_nor_a_server_is_needed(file: Path, home: Pa
         f"print(*{{m.split('.')[0] for m in sys.modules}} & {{{heavy}}}, file=sys.stderr); sys.exit(code)"
     )
     argv = [sys.executable, "-c", program, "check", str(file)]
-    run = subprocess.run(argv, env=environment(home), capture_output=True, text=True, timeout=60)
+    run = subprocess.run(argv, env=environment(home), capture_output=True, text=True, timeout=240)
     assert (run.returncode, run.stderr.split()) == (0, [])
 
 
 def test_of_a_model_of_the_hub_the_tokenizer_alone_is_loaded(file: Path, home: Path, tmp_path: Path) -> None:
     train_wordpiece(lambda: iter(["good film", "bad film"]), 60).save(str(tmp_path / "tokenizer.json"))
-    files = {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes(), "config.json": b"{}"}
+    config = json.dumps({"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2}).encode()
+    files = {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes(), "config.json": config}
     with Hub() as hub:
         hub.repo("model", "me/model", {**files, "model.safetensors": b"weights", "tokenizer_config.json": b"{}"})
         arguments = ["check", str(file), "--set", "model={source: hub, path: me/model}"]
@@ -198,7 +253,7 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
         while read := os.read(ours, 4096):
             printed += read
     os.close(ours)
-    assert run.wait(60) == 0
+    assert run.wait(240) == 0
     lines = printed.decode().splitlines()
     first = lines.index("warning  duplicates  train.csv row 3: 1 row repeats a text of train")
     assert lines[first + 1].startswith(" " * 21 + "that stands") and lines[-1] == "1 warning."
@@ -208,7 +263,7 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
 def test_rows_of_a_kind_without_labels_are_shown_without_a_table_of_them(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "model").mkdir()
+    write_model(tmp_path / "model")
     asked = ["kind=tests.training.rows.kinds:Lines", "data.label=null"]
     asked += [f"model={{source: folder, path: {tmp_path / 'model'}}}"]
     assert check(file, *(word for one in asked for word in ("--set", one))) == 0

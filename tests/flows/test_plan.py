@@ -34,7 +34,7 @@ BELOW_TOKENS = ["fit", "predict", "score", *BELOW_SCORE]
 
 
 @pytest.fixture
-def project(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_unchecked: None) -> Path:
     """The finished run's home, and the same project written again somewhere else."""
     monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
     return write_project(tmp_path / "project")
@@ -190,7 +190,7 @@ def test_one_cell_changed_with_size_and_mtime_kept_is_noticed(
 
 
 def test_planning_stores_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_unchecked: None
 ) -> None:
     monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
     reasons = plan(capsys, write_project(tmp_path / "project"))

@@ -56,6 +56,10 @@ class Kind(KindOfRows, ABC):
         names = self.option_stages.get(stage)
         return self.options.model_dump(mode="json", include=None if names is None else set(names))
 
+    def lengths(self) -> dict[str, int]:
+        """The options that are numbers of tokens for which the model needs positions. tokens.max_length is another."""
+        return {}
+
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
     metrics: ClassVar[Sequence[str]] = ()

@@ -76,6 +76,10 @@ class Seq2Seq(Kind):
     metrics: ClassVar[Sequence[str]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")
     loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")
 
+    def lengths(self) -> dict[str, int]:
+        """Those of targets, and of what the model writes."""
+        return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
+
     def while_training(self, compute: Mapping[str, Any]) -> Kind:
         """Silent where the recipe asks for it, and where a process holds only a share of each weight."""
         in_shares = compute["strategy"] in _IN_SHARES
@@ -106,8 +110,7 @@ class Seq2Seq(Kind):
         from training.model import require_places
 
         config, generation = model.config, model.generation_config
-        most = {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
-        require_places(model, **most)
+        require_places(model, **self.lengths())
         written = tokenizer(text_target="")["input_ids"]
         ends = [tokenizer.eos_token_id, tokenizer.sep_token_id]
         end = next((token for token in ends if token is not None and token in written), None)

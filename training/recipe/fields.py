@@ -23,6 +23,9 @@ from training.recipe.section import (
     Word,
 )
 
+MOST = 1_000_000_000
+"""Of steps, and of seconds: far above any use, and below what libraries can count."""
+
 
 class Data(Section):
     """Where the rows come from and which columns count."""
@@ -63,7 +66,7 @@ class Data(Section):
     """Types of columns that are to be other than they are stored: string, int64, float64 or bool."""
     filter: Text | None = None
     """Which rows count, such as `stars >= 4 and language in ("en", "de") and not text == ""`."""
-    limit: int | None = Field(default=None, ge=1)
+    limit: int | None = Field(default=None, ge=1, le=10**15)
     """At most as many rows of each split, the first ones: for trials."""
     text: list[Text] | None = Field(default=None, min_length=1, max_length=2)
     """The text column, or the two columns of a pair of texts, in the model's order (null: the kind wants none)."""
@@ -112,7 +115,7 @@ class Model(Section):
 class Tokens(Section):
     """How texts become tokens."""
 
-    max_length: int = Field(default=128, ge=8)
+    max_length: int = Field(default=128, ge=8, le=10_000_000)
     """Tokens a row, special ones included; what is longer is cut and counted in the report."""
 
 
@@ -120,21 +123,21 @@ class Training(Section):
     """How the model is trained. Names and meanings are those of transformers' TrainingArguments, except for the fields
     from `loss` on; training/README.md tells of all of them."""
 
-    num_train_epochs: float = Field(default=3.0, gt=0)
+    num_train_epochs: float = Field(default=3.0, gt=0, le=1_000_000)
     """Times that each training row is seen."""
-    max_steps: int = Field(default=-1, ge=-1)
+    max_steps: int = Field(default=-1, ge=-1, le=MOST)
     """Optimizer steps, in place of num_train_epochs; -1: as many as the epochs take."""
     learning_rate: float = Field(default=5e-5, gt=0)
     """Of the optimizer, at its highest."""
-    per_device_train_batch_size: int = Field(default=32, ge=1)
+    per_device_train_batch_size: int = Field(default=32, ge=1, le=1_000_000)
     """Rows in one forward and backward pass of one process."""
-    per_device_eval_batch_size: int = Field(default=64, ge=1)
+    per_device_eval_batch_size: int = Field(default=64, ge=1, le=1_000_000)
     """Rows in one forward pass of one process when evaluating and predicting."""
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1, le=1_000_000)
     """Passes whose gradients make one optimizer step."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Pull of the weights towards zero at each step; biases and norms are spared."""
-    warmup_steps: float = Field(default=0, ge=0)
+    warmup_steps: float = Field(default=0, ge=0, le=MOST)
     """Steps over which the learning rate climbs from zero; below 1, the share of all steps."""
     lr_scheduler_type: Literal[
         "linear",
@@ -188,11 +191,11 @@ class Training(Section):
     """Share of each target's weight that is spread over all labels."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Draws the new head's weights, the order of rows and dropout."""
-    logging_steps: int = Field(default=50, ge=1)
+    logging_steps: int = Field(default=50, ge=1, le=MOST)
     """Optimizer steps between two recorded training losses."""
     eval_strategy: Annotated[Literal["epoch", "steps", "no"], Word] = "epoch"
     """When the validation split is evaluated while training: each epoch, each eval_steps, or never."""
-    eval_steps: int | None = Field(default=None, ge=1)
+    eval_steps: int | None = Field(default=None, ge=1, le=MOST)
     """Optimizer steps between two evaluations, for `eval_strategy: steps`."""
     metric_for_best_model: str | None = None
     """Chooses the best model: one of evaluation.metrics (null: the loss on the validation split)."""
@@ -235,11 +238,11 @@ class Training(Section):
     inexact_resume: bool = False
     """Whether a run may go on from a checkpoint of another machine, of other library versions, or with ddp of another
     number of processes, although it then ends with other bytes."""
-    early_stopping_patience: int | None = Field(default=None, ge=1)
+    early_stopping_patience: int | None = Field(default=None, ge=1, le=MOST)
     """Evaluations without a better metric after which training stops (null: never)."""
     early_stopping_threshold: float = Field(default=0.0, ge=0)
     """How much the metric must gain to count as better, in its own unit."""
-    checkpoint_interval_s: float = Field(default=600.0, gt=0)
+    checkpoint_interval_s: float = Field(default=600.0, gt=0, le=MOST)
     """Seconds between two checkpoints; each evaluation makes one as well."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Any other field of TrainingArguments that the project does not set itself."""
@@ -281,7 +284,7 @@ class Compute(Section):
     MASTER_PORT say)."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
     """Number format of the forward and backward pass; auto: bf16 where the hardware computes in it."""
-    stall_timeout_s: float = Field(default=1800.0, gt=0)
+    stall_timeout_s: float = Field(default=1800.0, gt=0, le=MOST)
     """Seconds without a sign of life after which training is stopped and tried again."""
 
     def learnt_by(self) -> dict[str, Any]:

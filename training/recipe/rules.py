@@ -198,6 +198,19 @@ def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
+def _metric_while_training(written: Written) -> Iterator[tuple[str, str]]:
+    metric, kind = written["training.metric_for_best_model"], kind_of(written)
+    if metric is None or metric.removeprefix("eval_") == "loss":
+        return
+    silent = kind.while_training({"strategy": written["compute.strategy"]}).silent
+    if silent is not None:
+        told = {name: value for name, value in kind.options if name == "generate_while_training" and not value}
+        why = silent or ("options.generate_while_training is false" if told else "the options of the kind say so")
+        message = f"{metric!r} is not computed while training ({why.rstrip('.')}): "
+        change = "set that to true, or " if told else ""
+        yield "training.metric_for_best_model", f"{message}{change}set this to null, for the loss."
+
+
 def _loss_of_the_kind(written: Written) -> Iterator[tuple[str, str]]:
     """The fields about the loss are for the kinds whose loss goes by them."""
     kind, fields = kind_of(written), written.fields("training")
@@ -356,6 +369,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _steps,
     _evaluation_while_training,
     _best_metric,
+    _metric_while_training,
     _loss_of_the_kind,
     _loss,
     engine_name,

@@ -179,7 +179,7 @@ def _wrong_type(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str
 
 def _out_of_range(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
     bound, words = _BOUNDS[error["type"]]
-    return f"{_shown(error['input'])} is out of range: it must be {words} {error['ctx'][bound]:g}."
+    return f"{_shown(error['input'])} is out of range: it must be {words} {error['ctx'][bound]:,.15g}."
 
 
 def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:

@@ -180,6 +180,9 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("tokens.max_length", 64.0, "64.0 is of the wrong type: it takes a whole number. Write 64."),
         ("training", 5, "5 is of the wrong type: it takes a mapping of fields."),
         ("training.weight_decay", float("nan"), "nan is of the wrong type: it takes a finite number."),
+        ("training.num_train_epochs", 1e30, "1e+30 is out of range: it must be at most 1,000,000."),
+        ("training.max_steps", 10**30,
+         "1000000000000000000000000000000 is out of range: it must be at most 1,000,000,000."),
         ("training.max_steps", 0,
          "0 is out of range: it must be at least 1, or -1 for as many as the epochs take."),
         ("training.warmup_steps", 10.5,
@@ -211,6 +214,26 @@ def test_six_different_mistakes_give_six_messages() -> None:
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_value_and_what_is_allowed(where: str, value: Any, message: str) -> None:
     assert problems(overrides={where: value}) == {where: message}
+
+
+def test_a_metric_that_is_not_computed_while_training_cannot_choose_the_best_model() -> None:
+    seq2seq = {
+        **{name: PLAIN[name] for name in ("name", "model")},
+        "kind": "seq2seq",
+        "data": {"source": "csv", "path": "rows"},
+        "evaluation": {"metrics": ["rougeL"]},
+        "training": {"metric_for_best_model": "rougeL"},
+    }
+    parse(seq2seq)
+    (told,) = problems({**seq2seq, "options": {"generate_while_training": False}}).items()
+    assert told == (
+        "training.metric_for_best_model",
+        "'rougeL' is not computed while training (options.generate_while_training is false): set that to true, or set "
+        "this to null, for the loss.",
+    )
+    (shared,) = problems({**seq2seq, "compute": {"strategy": "fsdp"}}).items()
+    assert shared[0] == told[0] and "(with fsdp, nothing is generated while training" in shared[1]
+    parse({**seq2seq, "options": {"generate_while_training": False}, "training": {}})
 
 
 def test_metrics_of_numbers_are_told_of_labels_that_the_recipe_names_and_that_are_none() -> None:

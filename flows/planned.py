@@ -1,0 +1,34 @@
+"""What a recipe would run here, looked at before anything does, with all of its mistakes."""
+
+from __future__ import annotations
+
+from flows.pipeline import Finished, pipeline
+from tasks.model_check import require_model
+from tasks.runtime.looking import Looking
+from tasks.runtime.refs import Pins
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+
+
+def planned(recipe: Recipe, looking: Looking, *, runs: bool) -> tuple[Finished, str | None]:
+    """The walk over the stages, and why the model was not checked (None: it was, or no training would run).
+
+    With `runs`, config.json may be downloaded, and a model from scratch without adapters is left to load_model, which
+    builds it at once. Raises UserError with the problems of the walk and of the model together.
+    """
+    problems: list[Problem] = []
+    finished, unchecked = None, None
+    try:
+        finished = pipeline(looking, recipe)
+    except UserError as error:
+        problems += error.problems
+    trains = finished is None or any(row.name == "fit" and row.state == "will run" for row in looking.rows)
+    built_soon = runs and recipe.model.source == "scratch" and recipe.training.lora is None
+    if trains and not built_soon:
+        try:
+            unchecked = require_model(recipe, finished.pins if finished else Pins(), download=runs)
+        except UserError as error:
+            problems += error.problems
+    if problems or finished is None:
+        raise UserError(problems)
+    return finished, unchecked
