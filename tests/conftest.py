@@ -62,6 +62,13 @@ def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
+@pytest.fixture
+def model_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process start no program that checks the model, which takes seconds."""
+    for module in ("flows.commands.check", "flows.planned"):
+        monkeypatch.setattr(f"{module}.require_model", lambda *_, **__: None)
+
+
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """A Prefect server with a database of its own; one a session, since it takes seconds to start."""

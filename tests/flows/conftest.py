@@ -20,13 +20,6 @@ def server(prefect_server: None) -> dict[str, str]:
     return {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
 
 
-@pytest.fixture
-def model_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process start no program that checks the model, which takes seconds."""
-    for module in ("flows.commands.check", "flows.planned"):
-        monkeypatch.setattr(f"{module}.require_model", lambda *_, **__: None)
-
-
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The small recipe, run once, as a person would run it: of all processes that test, the first to ask runs it."""
