@@ -136,7 +136,7 @@ BASE = "from question_answering import ExtractiveQA\n\nclass Extractive(Extracti
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_in_a_kind_of_ones_own_is_one_message(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_unchecked: None
 ) -> None:
     from flows.commands.main import main
 
