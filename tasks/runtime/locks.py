@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WAIT_S = 0.05
+NOTE_AFTER_S = 5.0
 
 
 def held(file: Path) -> bool:
@@ -49,6 +50,35 @@ def shared(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusively(file: Path, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    """Whether this caller alone holds the lock that is this file, until the block ends; False if others hold it for
+    `wait_s` seconds. `on_wait` is called once after some seconds."""
+    began, noted, descriptor = time.monotonic(), False, _open(file)
+    try:
+        while not (mine := _try_lock(descriptor) and _is_file(descriptor, file)):
+            waited = time.monotonic() - began
+            if waited >= wait_s:
+                break
+            if waited >= NOTE_AFTER_S and not noted:
+                noted = True
+                on_wait()
+            time.sleep(WAIT_S)
+            os.close(descriptor)
+            descriptor = _open(file)
+        yield mine
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class FlockManager:

@@ -2,26 +2,30 @@
 
     <home>/runs/<flow run>/outbox.jsonl    entries, append-only, in order
     <home>/runs/<flow run>/delivered       how many bytes of it MLflow has
-    <home>/runs/<flow run>/lock            held by the process that runs, or delivers
+    <home>/runs/<flow run>/lock            held by the process that runs, from its start to its end
+    <home>/runs/<flow run>/delivery.lock   held by whoever delivers
 
 A tracker that is down costs a run nothing: entries wait here, with their own times, for the next try, which may be
 the next run's. Every entry may be delivered twice without harm: MLflow drops a point that it has, and the rest is
 set, not added.
+
+Only the first lock says whether a run goes on. To deliver what a dead run left may take minutes, and does not keep the
+run from being started again meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tasks.runtime import settings
+from tasks.runtime.locks import exclusively
 from training.protocol import write_atomically
 
 OUTBOX = "outbox.jsonl"
@@ -104,7 +108,8 @@ class Outbox:
     def trim(self) -> None:
         """Drops the figures of a run that has ended, once MLflow has all of it: they are most of the file.
 
-        Call it while this process has claimed the outbox. A kill half-way through has MLflow told again, no more.
+        Call it while this process has claimed the outbox and delivers it. After a kill half-way through MLflow is
+        told again, no more.
         """
         path = self.folder / OUTBOX
         if not path.is_file() or self.is_open() or self.waiting():
@@ -122,16 +127,26 @@ class Outbox:
         return last is not None and last["entry"] != "end"
 
     @contextlib.contextmanager
-    def claimed(self, wait_s: float = 0.0) -> Iterator[bool]:
-        """Whether this process may write and deliver it: False while, for `wait_s`, another one does."""
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            mine = _locked(descriptor, wait_s)
+    def claimed(self, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+        """Whether this process is now the one that runs it: False while, for `wait_s`, another one is. `on_wait` is
+        called once if that takes longer than some seconds."""
+        with exclusively(self.folder / "lock", wait_s, on_wait) as mine:
             if mine:
                 self._close_torn_line()
             yield mine
-        finally:
-            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def delivering(self) -> Iterator[bool]:
+        """Whether this process may deliver it: False while another one does."""
+        with exclusively(self.folder / "delivery.lock") as mine:
+            yield mine
+
+    def end_if_killed(self) -> bool:
+        """Whether no process runs it; if it was not ended, its end is put."""
+        with self.claimed() as mine:
+            if mine and self.is_open():
+                self.put("end", status="KILLED")
+        return mine
 
     def _last(self) -> dict[str, Any] | None:
         """The last whole entry. Read from the end: most runs ended long ago, and there may be many of them."""
@@ -165,17 +180,6 @@ class Outbox:
             return int((self.folder / DELIVERED).read_text())
         except (OSError, ValueError):
             return 0
-
-
-def _locked(descriptor: int, wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.05)
 
 
 def left_by_others(run: str) -> list[Outbox]:

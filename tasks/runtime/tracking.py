@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,6 @@ from training.protocol import EVENTS, read_events
 
 RETRY_S = 3.0
 LAST_RETRY_S = 0.5
-# How long a retried run waits for whoever just delivers what its earlier try had left.
-CLAIM_WAIT_S = 5.0
 LOAD_WAIT_S = 1.0
 # How long a run that has ended waits for a tracker that answers slowly, or not.
 LAST_WAIT_S = 30.0
@@ -62,7 +61,8 @@ class Tracker:
         self._outbox = Outbox(run)
         self.folder = self._outbox.folder
         """Where waits what MLflow has not got."""
-        self._claim = self._outbox.claimed(CLAIM_WAIT_S)
+        # Held until the end: without it other commands would take the run for dead, and start it twice.
+        self._claim = self._outbox.claimed(math.inf, self._tell_of_waiting)
         self._claim.__enter__()
         self._outbox.put("start", experiment=experiment)
         if name:
@@ -150,9 +150,13 @@ class Tracker:
         self.lost = bool(self._outbox.unwritten)
         self._given_up.set()
         if not self._thread.is_alive() and self.trouble is None:
-            with contextlib.suppress(OSError):
-                self._outbox.trim()
+            with contextlib.suppress(OSError), self._outbox.delivering() as mine:
+                if mine:
+                    self._outbox.trim()
         self._claim.__exit__(None, None, None)
+
+    def _tell_of_waiting(self) -> None:
+        _logger.warning("flow run %s goes on in another process of this home: waiting until it ends", self._outbox.run)
 
     def _sampled(self, figures: dict[str, float]) -> None:
         # Seconds as steps: they go on upwards when the run is retried.
@@ -182,10 +186,13 @@ class Tracker:
         delivery: Delivery | None = None
         others_waiting = True
         while True:
-            last = self._ended.wait(RETRY_S if delivery or self.trouble else 0)
+            last, delivered = self._ended.wait(RETRY_S if delivery or self.trouble else 0), False
             try:
                 delivery = delivery or Delivery()
-                delivery.deliver(self._outbox)
+                with self._outbox.delivering() as mine:
+                    if mine:
+                        delivery.deliver(self._outbox)
+                delivered = mine  # else another command delivers what an earlier try had left: the rest waits for it
                 self.mlflow_run_id = delivery.run_of(self._outbox)
                 if others_waiting:
                     delivery.deliver_left_by_others(self._outbox.run)
@@ -193,7 +200,7 @@ class Tracker:
                 self.trouble = None
             except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
                 self.trouble = told(error)
-            if last and (self.trouble is None or self._given_up.wait(LAST_RETRY_S)):
+            if last and ((delivered and self.trouble is None) or self._given_up.wait(LAST_RETRY_S)):
                 return
 
 
@@ -211,6 +218,8 @@ class Delivery:
         for entry, offset in outbox.waiting():
             run_id = self.run_of(outbox)
             try:
+                if entry["entry"] == "end" and outbox.is_open():
+                    continue  # the run was started again since
                 self._deliver(entry, run_id)
             except MlflowException as error:
                 del self._runs[outbox.run]  # somebody may have deleted it
@@ -223,14 +232,14 @@ class Delivery:
         """Delivers what dead runs left, and ends them as KILLED. Raises the first error after trying them all."""
         errors: list[Exception] = []
         for outbox in left_by_others(run):
-            with outbox.claimed() as mine:
-                if not mine:
+            with outbox.delivering() as mine:
+                if not mine or not outbox.end_if_killed():
                     continue
-                if outbox.is_open():
-                    outbox.put("end", status="KILLED")
                 try:
                     self.deliver(outbox)
-                    outbox.trim()
+                    with outbox.claimed() as ended:
+                        if ended:
+                            outbox.trim()
                 except Exception as error:
                     errors.append(error)
         if errors:

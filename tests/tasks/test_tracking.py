@@ -24,6 +24,7 @@ from mlflow.entities import Run
 import tasks
 from tasks.runtime import machine, store, tracking
 from tasks.runtime.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, failures_told
+from tasks.runtime.flow_runs import goes_on_here, was_killed_here
 from tasks.runtime.outbox import OUTBOX, Outbox, left_by_others
 from tasks.runtime.refs import Ref
 from tasks.runtime.stage import Row
@@ -425,3 +426,48 @@ def test_a_child_is_told_of_the_server_by_its_environment(home: Path, monkeypatc
     assert environment()["MLFLOW_TRACKING_URI"] == f"sqlite:///{home / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@host")
     assert environment()["MLFLOW_REGISTRY_URI"] == "http://me:secret@host"
+
+
+def test_a_run_started_while_another_command_slowly_delivers_what_it_had_left_is_nobody_elses_and_not_killed(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Outbox("flow-1")
+    left.put("start", experiment="recipe")
+    left.put("tags", values={"fit.key": "left"})
+    reached, go_on, deliver = threading.Event(), threading.Event(), Delivery._deliver
+
+    def slowly(delivery: Delivery, entry: dict[str, Any], run_id: str) -> None:
+        if entry.get("values") == {"fit.key": "left"}:
+            reached.set()
+            assert go_on.wait(30)
+        deliver(delivery, entry, run_id)
+
+    monkeypatch.setattr(Delivery, "_deliver", slowly)
+    other = threading.Thread(target=deliver_left)
+    other.start()
+    assert reached.wait(30)
+    began = time.monotonic()
+    tracker = Tracker("recipe", "flow-1")  # the run is started again
+    assert time.monotonic() - began < 1
+    assert goes_on_here("flow-1") and not was_killed_here("flow-1")
+    assert Outbox("flow-1").end_if_killed() is False
+    go_on.set()
+    other.join()
+    assert goes_on_here("flow-1") and deliver_left() is None and Outbox("flow-1").is_open()
+    assert the_run().info.status == "RUNNING"
+    tracker.tags({"fit.key": "new"})
+    tracker.end("FINISHED")
+    assert tracker.trouble is None and not goes_on_here("flow-1")
+    assert the_run().info.status == "FINISHED" and the_run().data.tags["fit.key"] == "new"
+
+
+def test_a_second_process_of_the_same_run_waits_until_the_first_has_ended(tracked: Path) -> None:
+    first, seconds = Tracker("recipe", "flow-1"), []
+    thread = threading.Thread(target=lambda: seconds.append(Tracker("recipe", "flow-1")))
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive() and not seconds
+    first.end("FAILED")
+    thread.join(10)
+    assert goes_on_here("flow-1")
+    seconds[0].end("FINISHED")
