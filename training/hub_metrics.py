@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, Problem, UserError, server_fault
 
 PREFIX = "hub:"
 
@@ -44,11 +44,14 @@ def fetched(name: str) -> str:
 
 
 def _unanswered(name: str, error: BaseException, offline: bool) -> UserError:
+    fault = server_fault(error)
     while error.__cause__ is not None:  # the clients wrap it in advice of their own
         error = error.__cause__
     why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    mend = "unset HF_HUB_OFFLINE" if offline else "check the network"
-    message = f"the Hub cannot be asked for {name!r} ({why}): {mend}, then run the same command again."
+    mend = f"{'unset HF_HUB_OFFLINE' if offline else 'check the network'}, then run the same command again."
+    if fault:
+        mend = "the fault is the Hub's. Run the same command again later."
+    message = f"the Hub cannot be asked for {name!r} ({why}): {mend}"
     return UserError([Problem(kind=NETWORK, where="evaluation.metrics", message=message)])
 
 

@@ -130,3 +130,17 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest of the allowed names, or nothing where none is near."""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def server_fault(error: BaseException) -> Exception | None:
+    """The answer 5xx (the server is out of order) or 429 (it has too many requests) from which an error came.
+
+    HTTP clients may replace it by an error of their own, with or without naming its cause.
+    """
+    one: BaseException | None = error
+    while isinstance(one, Exception):
+        status = getattr(getattr(one, "response", None), "status_code", None) or getattr(one, "status", None)
+        if isinstance(status, int) and (status >= 500 or status == 429):
+            return one
+        one = one.__cause__ or one.__context__
+    return None

@@ -12,7 +12,7 @@ from typing import Literal
 from tasks.runtime.history import History
 from tasks.runtime.refs import HubPin
 from tasks.runtime.settings import without_credentials
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, Problem, UserError, server_fault
 
 METADATA_TIMEOUT_S = 10.0
 
@@ -107,25 +107,11 @@ def _unanswered(where: str, path: str, revision: str, error: Exception) -> UserE
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
         message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
         return _problem(where, message)
-    mend = "unset HF_HUB_OFFLINE, then" if is_offline_mode() else "check the network, then"
-    if busy := hub_at_fault(error):
-        error, mend = busy, "that is the Hub's fault; later,"
-    message = f"the Hub cannot be asked for {path!r} at {revision!r} ({why(error)}): {mend} run the same command again."
-    return _problem(where, message, NETWORK)
-
-
-def hub_at_fault(error: Exception) -> Exception | None:
-    """The answer that the Hub is out of order (5xx) or has too many requests (429), from which an error came.
-
-    The clients may replace it by an error of their own, with or without naming its cause.
-    """
-    one: BaseException | None = error
-    while isinstance(one, Exception):
-        status = getattr(getattr(one, "response", None), "status_code", 0)
-        if status >= 500 or status == 429:
-            return one
-        one = one.__cause__ or one.__context__
-    return None
+    mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
+    mend += ", then run the same command again."
+    if fault := server_fault(error):
+        error, mend = fault, "the fault is the Hub's. Run the same command again later."
+    return _problem(where, f"the Hub cannot be asked for {path!r} at {revision!r} ({why(error)}): {mend}", NETWORK)
 
 
 def why(error: BaseException) -> str:

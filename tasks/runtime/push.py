@@ -12,9 +12,9 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtime.hub import hub_at_fault, why
+from tasks.runtime.hub import why
 from tasks.runtime.settings import ACCESS_TOKENS
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, Problem, UserError, server_fault
 from training.protocol import sha256
 from training.recipe import Recipe
 
@@ -255,8 +255,8 @@ def _told(error: Exception, repo: str, revision: str) -> UserError | None:
     if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
         return None
     mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
-    if hub_at_fault(error):
-        mend = "that is the Hub's fault, so try again later"
+    if server_fault(error):
+        mend = "the fault is the Hub's, so run the same command again later"
     message = f"writing to {repo!r} on the Hub failed ({reason}): {mend}; what has arrived is not sent again."
     return _problem("repo", message, NETWORK)
 

@@ -116,7 +116,7 @@ def test_weights_that_do_not_come_end_the_run_with_one_message_and_nothing_half_
     assert shipped.failed.returncode == 1, shipped.failed.stderr
     start, said, next_step = shipped.failed.stderr.splitlines()
     assert said.startswith(f"model.path: the Hub cannot be asked for {MODEL!r} at {shipped.first[MODEL]!r}")
-    assert "503" in said and "that is the Hub's fault; later, run the same command again." in said
+    assert "503" in said and "the fault is the Hub's. Run the same command again later." in said
     assert (start, next_step) == (
         "sst2: starting",
         "What finished is kept: the same command goes on from there.",

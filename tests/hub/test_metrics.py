@@ -72,6 +72,9 @@ def test_a_metric_is_that_of_its_commit_and_of_no_other_file(hub: Hub, monkeypat
     assert hub.requests == [f"HEAD {path}", f"GET {path}"]
     assert metrics.compute([f"hub:me/errors@{second}"], ROWS) == {"errors": 10.0}
 
+    hub.fault = lambda method, path: 500
+    _, said = refused(f"hub:me/errors@{'e' * 40}")
+    assert "500" in said and said.endswith("the fault is the Hub's. Run the same command again later.")
     hub.stop()
     metrics_of_the_hub.load.cache_clear()  # as another process would
     assert metrics.compute([f"hub:me/errors@{first}"], ROWS) == {"errors": 1.0}

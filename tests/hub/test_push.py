@@ -173,7 +173,7 @@ def test_a_repository_without_pull_requests_is_not_taken_for_one_that_the_token_
 def test_an_answer_that_the_hub_is_out_of_order_is_not_taken_for_the_networks(hub: Hub, folder: Path) -> None:
     hub.fault = lambda method, path: 500 if path.endswith("/refs") else None
     told = problem(hub, folder)
-    assert told.kind == NETWORK and "that is the Hub's fault, so try again later" in told.message
+    assert told.kind == NETWORK and "the fault is the Hub's, so run the same command again later" in told.message
     assert "500" in told.message and "network" not in told.message
 
 

@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[list[Step], str, str, list[str]]] = {
     "rows cut": ([rows("me/cut")], "network", "data.path", ["'me/cut'", "check the network"]),
     "rows of a Hub that is out of order": (
         [rows("me/down", revision=PINNED)],
-        *("network", "data.path", ["'me/down'", "500", "that is the Hub's fault; later, run the same command again."]),
+        *("network", "data.path", ["'me/down'", "500", "the fault is the Hub's. Run the same command again later."]),
     ),
     "rows of another commit": (
         [rows("me/other", revision=PINNED), rows("me/other")],

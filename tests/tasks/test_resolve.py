@@ -455,7 +455,7 @@ def test_a_commit_is_not_looked_up(home: Path) -> None:
         ("me/rows", "hf_wrong", "data.path", ["refuses", "HF_TOKEN"]),
         ("me/rows/more", "", "data.path", ["owner/name"]),
         ("me/rows@v2", "", "data.revision", ["no revision 'v2'", "branch, a tag or a commit"]),
-        ("me/broken", "", "data.path", ["cannot be asked", "503", "that is the Hub's fault; later,"]),
+        ("me/broken", "", "data.path", ["cannot be asked", "503", "the fault is the Hub's."]),
     ],
 )
 def test_a_name_that_the_hub_does_not_give_is_told_with_what_to_do(

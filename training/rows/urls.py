@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.problems import NETWORK, Problem, UserError, nearest
+from training.problems import NETWORK, Problem, UserError, nearest, server_fault
 from training.rows.credentials import variables_for, without_secrets
 
 if TYPE_CHECKING:
@@ -139,8 +139,10 @@ def _remote(url: str, error: Exception) -> UserError | None:
     if refused or type(error).__name__ in _NO_CREDENTIALS:
         message = f"access is refused ({_why(error)}): set credentials that may read it in the environment: "
         return _problem(url, f"{message}{variables_for(protocol(url))}.")
-    message = f"cannot be read ({_why(error)}): check the network, then run the same command again."
-    return _problem(url, message, NETWORK)
+    mend = "check the network, then run the same command again."
+    if server_fault(error):
+        mend = "the fault is the server's. Run the same command again later."
+    return _problem(url, f"cannot be read ({_why(error)}): {mend}", NETWORK)
 
 
 def _root(error: BaseException) -> BaseException:

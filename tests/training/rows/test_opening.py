@@ -296,7 +296,7 @@ def test_a_file_of_a_plain_web_server_is_not_read_by_place(web: str) -> None:
     [
         ("none.csv", "data", "does not exist: check the URL"),
         ("secret.csv", "data", "in the environment: FSSPEC_HTTP"),
-        ("busy.csv", NETWORK, "check the network, then run the same command again."),
+        ("busy.csv", NETWORK, "the fault is the server's. Run the same command again later."),
         ("cut.csv", NETWORK, "check the network, then run the same command again."),
     ],
 )
