@@ -53,7 +53,7 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     )
 
 
-@stage(ingredients)
+@stage(ingredients, may_repeat=True)
 def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order; of validation and test it keeps
     what slices can be made of, whether any is asked for or not. Whoever reads the rows keys by the files that it reads.

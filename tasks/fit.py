@@ -33,6 +33,8 @@ NOT_LEARNT_FROM: dict[str, Any] = {
     **dict.fromkeys(("resume_from_checkpoint", "trust_checkpoint", "inexact_resume"), True),
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
+READ = ("train", "validation")
+"""The splits whose tokens training.fit reads."""
 # What the need for memory hangs on, beside the model, the length of rows and the number format.
 NEED_MEMORY = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
@@ -41,7 +43,8 @@ NEED_MEMORY = {
 
 
 def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
-    """The tokens, the base model, the labels, every training setting, the user's code and what `auto` came to."""
+    """The tokens that it reads, the base model, the labels, every training setting, the user's code and the values of
+    `auto`."""
     strategy = recipe.compute.strategy
     package = OPTIMIZERS[recipe.training.optim].package
     return Ingredients(
@@ -53,7 +56,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
             **_metrics(recipe),
             **_base(recipe, pins),
             "upstream": {
-                "tokenize": tokens.digest,
+                **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in READ},
                 "load_model": model.digest,
                 "labels": data.parts["labels.json"],
                 **_named_checkpoint(recipe),

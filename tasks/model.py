@@ -52,7 +52,7 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
     return Ingredients({"model": of_hub, "files": files}, names=names)
 
 
-@stage(ingredients)
+@stage(ingredients, may_repeat=True)
 def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapping[str, Any]:
     """Fetches, copies or creates the model into `model/` and `tokenizer/`; weights in safetensors only. Files that are
     pinned take the place of its own."""

@@ -52,7 +52,7 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
     return Ingredients(values, code=["training.slow_tokens", *code], named=named, libraries=libraries)
 
 
-@stage(ingredients)
+@stage(ingredients, may_repeat=True)
 def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
     """Streams the rows through the tokenizer into Arrow, and tells what was cut."""
     figures = _here(work, recipe, data, model) if _in_process(model) else _in_child(work, recipe, data, model)

@@ -21,6 +21,8 @@ from tasks.runtime.push import publishing_problems
 from tasks.runtime.refs import Pins
 from training.recipe import Recipe
 
+RUNNING = ("will run", "may run")
+
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """The subcommand's arguments."""
@@ -39,11 +41,11 @@ def act(arguments: argparse.Namespace) -> int:
     for row in looking.rows:
         print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     training = next(row for row in looking.rows if row.name == "fit")
-    for need in needs(*looking.inputs["fit"]) if training.state == "will run" else ():
+    for need in needs(*looking.inputs["fit"]) if training.state in RUNNING else ():
         print(f"  fit: {need}")
     if unchecked:
         print(f"  fit: {unchecked}")
-    for problem in publishing_problems(recipe) if any(row.state == "will run" for row in looking.rows) else ():
+    for problem in publishing_problems(recipe) if any(row.state in RUNNING for row in looking.rows) else ():
         print(problem_line(problem.model_dump() | {"level": "warning"}))  # set by then, perhaps
     print(_summary(recipe, looking.rows))
     if arguments.show_launch:
@@ -62,8 +64,9 @@ def _launch(recipe: Recipe, pins: Pins, key: str) -> str:
 
 
 def _summary(recipe: Recipe, rows: list[Foreseen]) -> str:
-    if running := [row.name for row in rows if row.state == "will run"]:
-        return f"{len(running)} of {len(rows)} stages will run."
+    will, may = ([row for row in rows if row.state == state] for state in RUNNING)
+    if will:
+        return f"{len(will)} of {len(rows)} stages will run{f', and perhaps {len(may)} more' if may else ''}."
     if nothing_changed(recipe.name, rows) is None:
         return f"Every output is stored, and no run has completed with them: {changes(recipe.name, rows)[0]}."
     return "Nothing changed."

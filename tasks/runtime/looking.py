@@ -11,12 +11,20 @@ from typing import Any
 
 from tasks.runtime import store
 from tasks.runtime.history import History
-from tasks.runtime.refs import Pins
+from tasks.runtime.refs import Pins, Ref
 from tasks.runtime.stage import Stage, Work
 
 
 class Unknown:
-    """What a stage that has not run would hand on."""
+    """The result of a stage that has to run first."""
+
+
+@dataclass(frozen=True)
+class Perhaps(Unknown):
+    """The result of a stage that may give again what it gave last."""
+
+    last: Any = None
+    """What that was; None if it is not known."""
 
 
 UNKNOWN = Unknown()
@@ -29,7 +37,8 @@ class Foreseen:
 
     name: str
     state: str
-    """cached, ran (an action that only reads), will run, or may run."""
+    """cached, ran (an action that only reads), will run, or may run: if a stage above gives something else than it gave
+    last, or if there is a champion."""
     key: str | None
     """None where an input is not known yet."""
     reasons: tuple[str, ...] = ()
@@ -52,7 +61,7 @@ class Looking:
         self._force = force
 
     def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
-        """The stage's result where it is known without running it, else UNKNOWN."""
+        """The stage's result if it is known without running it, else Unknown."""
         result, row = self._look(stage, inputs)
         self.rows.append(row)
         self.inputs[stage.name] = inputs
@@ -63,11 +72,11 @@ class Looking:
         return nullcontext()
 
     def _look(self, stage: Stage[Any], inputs: tuple[Any, ...]) -> tuple[Any, Foreseen]:
-        if any(isinstance(value, Unknown) for value in inputs):
-            if stage.where:
-                return UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
-            above = [row.name for row in self.rows if row.state == "will run"]
-            return UNKNOWN, Foreseen(stage.name, "will run", None, (f"{above[-1]} runs before it",))
+        unknown = [value for value in inputs if isinstance(value, Unknown)]
+        if unknown:
+            return self._look_ahead(
+                stage, inputs, [value for value in unknown if isinstance(value, Perhaps)] == unknown
+            )
         if stage.foreseeable:
             result = stage.make(Work(key="", out=_NOWHERE, run=""), *inputs)
             flat, _ = stage.flat_ingredients(*inputs)
@@ -81,13 +90,52 @@ class Looking:
             return self._given_before(stage, key), Foreseen(stage.name, "cached", key)
         if stage.name in self._force:
             return UNKNOWN, Foreseen(stage.name, "will run", key, ("forced",))
+        ref, reasons = self._find(stage, key, flat, names)
+        if ref is None:
+            return self._last(stage), Foreseen(stage.name, "will run", key, reasons)
+        return ref, Foreseen(stage.name, "cached", key, figures=ref.figures)
+
+    def _look_ahead(self, stage: Stage[Any], inputs: tuple[Any, ...], perhaps: bool) -> tuple[Any, Foreseen]:
+        """A stage below one that has to run first; `perhaps` if all such may give again what they gave last."""
+        above = [row.name for row in self.rows if row.state in ("will run", "may run")][-1]
+        if stage.where:
+            return Perhaps() if perhaps else UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
+        if not perhaps:
+            return UNKNOWN, Foreseen(stage.name, "will run", None, (f"{above} runs before it",))
+        may_run = Foreseen(stage.name, "may run", None, (f"only if {above} gives something else than last time",))
+        if any(isinstance(value, Perhaps) and value.last is None for value in inputs):
+            return Perhaps(), may_run
+        flat, names = stage.flat_ingredients(*(value.last if isinstance(value, Perhaps) else value for value in inputs))
+        key = stage.key(flat)
+        if not stage.cached:
+            same = stage.foreseeable or self._history.last_key(stage.name) == key
+            row = Foreseen(stage.name, "will run", None, (f"{above} runs before it",))
+            return (Perhaps(), may_run) if same else (UNKNOWN, row)
+        if stage.name in self._force:
+            return UNKNOWN, Foreseen(stage.name, "will run", None, ("forced",))
+        ref, reasons = self._find(stage, key, flat, names)
+        if ref is None:
+            return self._last(stage), Foreseen(stage.name, "will run", None, reasons)
+        return Perhaps(ref), may_run
+
+    def _find(
+        self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]
+    ) -> tuple[Ref | None, tuple[str, ...]]:
+        """The artifact; or None, and why there is none."""
         try:
             ref = store.find(stage.name, key)
         except store.Damaged as damage:
-            return UNKNOWN, Foreseen(stage.name, "will run", key, (f"damaged: {damage}",))
-        if ref is None:
-            return UNKNOWN, Foreseen(stage.name, "will run", key, self._why_missing(stage, key, flat, names))
-        return ref, Foreseen(stage.name, "cached", key, figures=ref.figures)
+            return None, (f"damaged: {damage}",)
+        return ref, () if ref else self._why_missing(stage, key, flat, names)
+
+    def _last(self, stage: Stage[Any]) -> Unknown:
+        """The result to expect of a stage that will run: perhaps the last one, if other inputs may well give it."""
+        last = self._history.last_key(stage.name) if stage.may_repeat else None
+        try:
+            ref = store.find(stage.name, last) if last else None
+        except store.Damaged:
+            return UNKNOWN
+        return Perhaps(ref) if ref else UNKNOWN
 
     def _given_before(self, stage: Stage[Any], key: str) -> Any:
         """What an action that would do the same again gave."""

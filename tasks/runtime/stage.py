@@ -132,6 +132,8 @@ class Stage(Generic[Result]):
     """What an action returns where it does not return None: remembered, for a plan that finds it would do the same."""
     where: str = ""
     """Where it is run at all, if not always: for a plan that cannot tell yet."""
+    may_repeat: bool = False
+    """Whether changed inputs may well give the same output, as rows with other line ends do: for a plan."""
 
     def flat_ingredients(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """Ingredients under flat names, JSON values; and what to call them. Raises UserError for
@@ -153,12 +155,12 @@ class Stage(Generic[Result]):
 
 
 def stage(
-    ingredients: Callable[..., Ingredients], *, name: str | None = None, where: str = ""
+    ingredients: Callable[..., Ingredients], *, name: str | None = None, where: str = "", may_repeat: bool = False
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Stage[Any]]:
     """A cached stage. The function takes `Work` and the inputs, fills `work.out`, and returns a few figures."""
 
     def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
-        return Stage(name or make.__name__, make, ingredients, cached=True, where=where)
+        return Stage(name or make.__name__, make, ingredients, cached=True, where=where, may_repeat=may_repeat)
 
     return decorate
 

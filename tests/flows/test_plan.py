@@ -31,6 +31,9 @@ NEEDS = {
     **{"memory_mb": 5, "memory_a_row_mb": 0.1, "disk_mb": 1},
 }
 BELOW_TOKENS = ["fit", "predict", "score", *BELOW_SCORE]
+PERHAPS_BELOW_TOKENS = [
+    *("fit", "predict", "score", "find_champion", "predict_champion", "compare", "gate", "register", "promote")
+]
 
 
 @pytest.fixture
@@ -46,9 +49,9 @@ def plan(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> dic
     return _reasons(capsys.readouterr().out)
 
 
-def _reasons(printed: str) -> dict[str, str]:
+def _reasons(printed: str, sure: str = "will") -> dict[str, str]:
     lines = [line.split(maxsplit=3) for line in printed.splitlines()[:-1]]
-    return {words[0]: words[3] for words in lines if words[1:3] == ["will", "run"]}
+    return {words[0]: words[3] for words in lines if words[1:3] == [sure, "run"]}
 
 
 def test_the_same_content_in_another_folder_is_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +139,24 @@ def test_a_length_leaves_data_and_model_cached(project: Path, capsys: pytest.Cap
     assert main(["plan", str(project), "--set", "tokens.max_length=16"]) == 0
     printed = capsys.readouterr().out
     assert "  fit: steps, tokens, memory and disk: ?, until the stages before it have run\n" in printed
-    reasons = _reasons(printed)
-    assert list(reasons) == ["tokenize", *BELOW_TOKENS]
-    assert reasons["tokenize"] == "tokens.max_length 32 → 16"
+    assert _reasons(printed) == {"tokenize": "tokens.max_length 32 → 16"}
+    perhaps = _reasons(printed, "may")
+    assert (
+        list(perhaps) == PERHAPS_BELOW_TOKENS
+        and perhaps["fit"] == "only if tokenize gives something else than last time"
+    )
+    assert printed.splitlines()[-1].endswith("stages will run, and perhaps 9 more.")
+
+
+def test_other_line_ends_announce_no_training_for_sure(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = project.parent / "train.csv"
+    rows.write_bytes(rows.read_bytes().replace(b"\r\n", b"\n"))
+    assert main(["plan", str(project)]) == 0
+    printed = capsys.readouterr().out
+    assert _reasons(printed) == {"load_data": f"{rows} changed"}
+    perhaps = _reasons(printed, "may")
+    assert list(perhaps) == ["load_model", "tokenize", *PERHAPS_BELOW_TOKENS]
+    assert perhaps["load_model"] == "only if load_data gives something else than last time"
 
 
 @pytest.mark.parametrize(
@@ -261,5 +279,4 @@ def test_one_line_of_a_stages_helper_is_noticed_and_named(finished: FinishedRun,
     module = moved / "training" / "tokens.py"
     module.write_text(module.read_text() + "\nCHANGED = True\n")
     reasons = plan_from(moved, finished)
-    assert list(reasons) == ["tokenize", *BELOW_TOKENS]
-    assert reasons["tokenize"] == "training/tokens.py changed"
+    assert reasons == {"tokenize": "training/tokens.py changed"}

@@ -16,7 +16,14 @@ from training.recipe import parse
 
 DATA = Ref(kind="load_data", key="d", digest="rows", parts={"labels.json": "labels"})
 MODEL = Ref(kind="load_model", key="m", digest="model")
-TOKENS = Ref(kind="tokenize", key="t", digest="tokens")
+
+
+def tokens(**changed: str) -> Ref:
+    parts = {f"{split}.arrow": changed.get(split, split) for split in ("train", "validation", "test")}
+    return Ref(kind="tokenize", key="t", digest=" ".join(parts.values()), parts=parts)
+
+
+TOKENS = tokens()
 
 
 def ingredients(evaluation: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
@@ -118,6 +125,16 @@ def test_what_is_learnt_from_counts_and_what_is_only_shown_does_not() -> None:
     assert ingredients(logging_steps=3, extra=shown) == plain
     for learnt in ({"loss": "focal"}, {"class_weights": "balanced"}, {"extra": {"neftune_noise_alpha": 5.0}}):
         assert ingredients(**learnt) != plain
+
+
+def test_an_edit_of_test_rows_does_not_train_again_and_one_of_any_other_split_does() -> None:
+    recipe, pins = parse(written("sequence-classification")), Pins(num_processes=1, mixed_precision="no")
+
+    def key(**changed: str) -> str:
+        return fit.key(fit.flat_ingredients(recipe, pins, DATA, MODEL, tokens(**changed))[0])
+
+    assert key(test="edited") == key()
+    assert len({key(), key(train="edited"), key(validation="edited")}) == 3
 
 
 def test_of_a_checkpoint_to_begin_with_the_content_counts_and_not_its_place(mine: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.runtime import store
 from tasks.runtime.history import History
-from tasks.runtime.looking import UNKNOWN, Foreseen, Looking, differences
+from tasks.runtime.looking import UNKNOWN, Foreseen, Looking, Perhaps, differences
 from tasks.runtime.stage import Ingredients, Stage, Work, action, stage
 
 calls: list[str] = []
@@ -20,13 +20,18 @@ def ingredients(length: int) -> Ingredients:
     return Ingredients({"tokens": {"max_length": length}})
 
 
-@stage(ingredients)
+@stage(ingredients, may_repeat=True)
 def tokenize(work: Work, length: int) -> Mapping[str, Any]:
     raise AssertionError("looking makes nothing")
 
 
-@stage(lambda above: Ingredients({"upstream": {"tokenize": above.digest}}))
-def fit(work: Work, above: Any) -> Mapping[str, Any]:
+@stage(lambda above, rate=1: Ingredients({"upstream": {"tokenize": above.digest}, "rate": rate}))
+def fit(work: Work, above: Any, rate: int = 1) -> Mapping[str, Any]:
+    raise AssertionError("looking makes nothing")
+
+
+@stage(lambda above: Ingredients({"upstream": {"fit": above.digest}}))
+def predict(work: Work, above: Any) -> Mapping[str, Any]:
     raise AssertionError("looking makes nothing")
 
 
@@ -41,19 +46,23 @@ def resolve(work: Work) -> int:
     return 128
 
 
-@action(lambda value: Ingredients({"value": value}))
+@action(lambda value: Ingredients({"value": getattr(value, "digest", value)}))
 def publish(work: Work, value: Any) -> str:
     raise AssertionError("looking acts on nothing")
 
 
 def publish_tokens(length: int) -> Any:
     """What a run of `tokenize` would have left."""
-    flat, _ = tokenize.flat_ingredients(length)
-    key = tokenize.key(flat)
-    with store.filling("tokenize", key) as aside:
-        (aside / "train.arrow").write_text(str(length))
-        ref = store.publish(aside, "tokenize", key, flat, {"tokens": length})
-    History("recipe").remember_key("tokenize", key)
+    return publish_output(tokenize, length)
+
+
+def publish_output(of: Stage[Any], *inputs: Any) -> Any:
+    flat, _ = of.flat_ingredients(*inputs)
+    key = of.key(flat)
+    with store.filling(of.name, key) as aside:
+        (aside / "train.arrow").write_text(str(inputs))
+        ref = store.publish(aside, of.name, key, flat, {"tokens": inputs[0]} if of is tokenize else {})
+    History("recipe").remember_key(of.name, key)
     return ref
 
 
@@ -112,6 +121,45 @@ def test_everything_below_a_stage_that_will_run_runs_too_and_says_so(home: Path)
         ("publish", "will run", True),
     ]
     assert looking.rows[1].reasons == ("tokenize runs before it",)
+
+
+def walk_after_a_run(length: int, rate: int = 1) -> dict[str, tuple[str, str]]:
+    """State and reason of each stage, where a run with length 128 and rate 1 has completed."""
+    publish_output(predict, publish_output(fit, publish_tokens(128)))
+    looking = Looking("recipe")
+    trained = looking(fit, looking(tokenize, length), rate)
+    looking(publish, looking(predict, trained))
+    assert all(row.key is None for row in looking.rows if row.state == "may run")
+    return {row.name: (row.state, "; ".join(row.reasons)) for row in looking.rows}
+
+
+def test_below_a_stage_that_may_give_the_same_again_a_stage_may_run_and_says_when(home: Path) -> None:
+    assert walk_after_a_run(256) == {
+        "tokenize": ("will run", "tokens.max_length 128 → 256"),
+        "fit": ("may run", "only if tokenize gives something else than last time"),
+        "predict": ("may run", "only if fit gives something else than last time"),
+        "publish": ("will run", "predict runs before it"),
+    }
+
+
+def test_below_such_a_stage_a_changed_setting_of_ones_own_is_a_reason_to_run(home: Path) -> None:
+    rows = walk_after_a_run(256, rate=2)
+    assert rows["fit"] == ("will run", "rate 1 → 2")
+    assert rows["predict"] == ("will run", "fit runs before it")
+
+
+def test_below_a_training_that_runs_everything_runs(home: Path) -> None:
+    rows = walk_after_a_run(128, rate=2)
+    assert rows["tokenize"][0] == "cached" and rows["predict"] == ("will run", "fit runs before it")
+
+
+def test_an_action_below_may_act_if_the_last_run_did_the_same(home: Path) -> None:
+    History("recipe").remember_key("publish", publish.key({"value": "x"}))
+    last = Perhaps("x")
+    looking = Looking("recipe")
+    looking(tokenize, 128)
+    assert isinstance(looking(publish, last), Perhaps) and looking(publish, UNKNOWN) is UNKNOWN
+    assert [row.state for row in looking.rows] == ["will run", "may run", "will run"]
 
 
 def test_a_foreseeable_action_is_called_without_a_run(home: Path) -> None:
