@@ -22,7 +22,7 @@ def planned(recipe: Recipe, looking: Looking, *, runs: bool) -> tuple[Finished, 
         finished = pipeline(looking, recipe)
     except UserError as error:
         problems += error.problems
-    trains = finished is None or any(row.name == "fit" and row.state == "will run" for row in looking.rows)
+    trains = finished is None or any(row.name == "fit" and row.state != "cached" for row in looking.rows)
     built_soon = runs and recipe.model.source == "scratch" and recipe.training.lora is None
     if trains and not built_soon:
         try:
