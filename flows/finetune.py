@@ -159,7 +159,7 @@ def _told_as_full_disk(error: BaseException) -> UserError | None:
 
 def _warnings(tracker: Tracker, away: bool) -> list[str]:
     """What the user should know although the run has ended as it has."""
-    said = []
+    said = [*tracker.warnings]
     if tracker.lost:
         said.append(
             "MLflow will never have everything of this run, nor how it ended: "

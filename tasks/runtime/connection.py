@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,9 @@ FLOW_RUN_TAG = "finetune.flow_run_id"
 # On a registered version: the digest of its model's folder, and the tokens after which it cuts a text.
 MODEL_TAG = "finetune.model_digest"
 MAX_LENGTH_TAG = "finetune.max_length"
+
+
+_logger = logging.getLogger(__name__)
 
 
 class MlflowFailed(Exception):
@@ -94,10 +97,13 @@ def environment() -> dict[str, str]:
     }
 
 
-def find_or_create_run(client: MlflowClient, experiment: str, run: str) -> str:
-    """The id of the MLflow run that belongs to the flow run."""
+def find_or_create_run(
+    client: MlflowClient, experiment: str, run: str, warn: Callable[[str], None] = _logger.warning
+) -> str:
+    """The id of the MLflow run that belongs to the flow run. An experiment that was deleted is restored, with a
+    warning."""
     with exclusive(f"mlflow-run-{run}"):
-        experiment_id = _experiment_id(client, experiment)
+        experiment_id = _experiment_id(client, experiment, warn)
         found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
@@ -105,10 +111,16 @@ def find_or_create_run(client: MlflowClient, experiment: str, run: str) -> str:
         return str(created.info.run_id)
 
 
-def _experiment_id(client: MlflowClient, name: str) -> str:
+def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None]) -> str:
     with exclusive(f"mlflow-experiment-{name}"):
         found = client.get_experiment_by_name(name)
         if found is not None:
+            if found.lifecycle_stage == "deleted":  # MLflow keeps the name, and takes no run under it
+                client.restore_experiment(found.experiment_id)
+                warn(
+                    f"The experiment {name!r} was deleted in MLflow, and is restored with its runs, for this recipe "
+                    "tracks its runs there. To begin an empty one, give the recipe another name."
+                )
             return str(found.experiment_id)
         place = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
         return str(client.create_experiment(name, artifact_location=place))

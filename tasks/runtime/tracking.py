@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Tracker:
         self.mlflow_run_id: str | None = None
         self.trouble: str | None = None
         """Why the last delivery failed; None while all is well."""
+        self.warnings: list[str] = []
+        """What was done in MLflow that the user should know."""
         self.lost = False
         """Whether the disk never took what was to be tracked; known at the end, which is then lost too."""
         self._curves: set[str] = set()
@@ -188,7 +190,7 @@ class Tracker:
         while True:
             last, delivered = self._ended.wait(RETRY_S if delivery or self.trouble else 0), False
             try:
-                delivery = delivery or Delivery()
+                delivery = delivery or Delivery(self.warnings.append)
                 with self._outbox.delivering() as mine:
                     if mine:
                         delivery.deliver(self._outbox)
@@ -207,8 +209,9 @@ class Tracker:
 class Delivery:
     """Carries entries from outboxes to MLflow. Raises what MLflow's client raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], None] = _logger.warning) -> None:
         self._client = connect()
+        self._warn = warn
         self._runs: dict[str, str] = {}  # flow run -> MLflow run
 
     def deliver(self, outbox: Outbox) -> None:
@@ -248,7 +251,9 @@ class Delivery:
     def run_of(self, outbox: Outbox) -> str:
         """The MLflow run's id."""
         if outbox.run not in self._runs:
-            self._runs[outbox.run] = find_or_create_run(self._client, outbox.start()["experiment"], outbox.run)
+            self._runs[outbox.run] = find_or_create_run(
+                self._client, outbox.start()["experiment"], outbox.run, self._warn
+            )
         return self._runs[outbox.run]
 
     def _deliver(self, entry: dict[str, Any], run_id: str) -> None:

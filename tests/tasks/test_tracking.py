@@ -206,16 +206,31 @@ def test_a_run_that_another_process_works_on_is_left_alone(tracked: Path) -> Non
 
 
 def test_a_run_that_cannot_be_delivered_does_not_hold_up_the_others(tracked: Path) -> None:
-    client = connect()
-    gone = client.create_experiment("gone")
-    client.delete_experiment(gone)
-    for name, experiment in (("a-dead", "gone"), ("b-dead", "recipe")):
+    for name, experiment in (("a-dead", ""), ("b-dead", "recipe")):  # MLflow takes no empty name
         Outbox(name).put("start", experiment=experiment)
     tracker = Tracker("recipe", "mine")
     wait_until(lambda: tracker.trouble is not None)
     tracker.end("FINISHED")
     assert {of(run): run.info.status for run in runs()} == {"b-dead": "KILLED", "mine": "FINISHED"}
-    assert tracker.trouble is not None and "active" in tracker.trouble
+    assert tracker.trouble is not None and "experiment name" in tracker.trouble
+
+
+def test_an_experiment_that_was_deleted_in_mlflow_is_restored_with_a_warning(tracked: Path) -> None:
+    Tracker("recipe", "before").end("FINISHED")
+    Outbox("dead").put("start", experiment="other-recipe")
+    client = connect()
+    for name in ("recipe", "other-recipe"):
+        found = client.get_experiment_by_name(name)
+        client.delete_experiment(found.experiment_id if found else client.create_experiment(name))
+    tracker = Tracker("recipe", "after")
+    wait_until(lambda: len(runs()) == 3)
+    tracker.end("FINISHED")
+    statuses = {"before": "FINISHED", "dead": "KILLED", "after": "FINISHED"}
+    assert tracker.trouble is None and {of(run): run.info.status for run in runs()} == statuses
+    assert [warning.partition(" was deleted")[0] for warning in tracker.warnings] == [
+        "The experiment 'recipe'",
+        "The experiment 'other-recipe'",
+    ]
 
 
 def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
