@@ -18,7 +18,7 @@ from tasks.runtime.pace import Pace
 from tasks.runtime.stage import Row
 from training.recipe import Recipe
 
-SOMETIMES = {"predict_champion", "compare", "publish"}
+SOMETIMES = {"predict_champion", "count_comparison", "compare", "publish"}
 """Stages that not every run has: listed once they begin."""
 STYLES = {"waiting": "dim", "at work": "bold", "failed": "red"}
 REFRESHES_PER_SECOND = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.champion import find_champion, predict_champion
+from tasks.champion import count_comparison, counted, find_champion, predict_champion
 from tasks.compare import compare
 from tasks.data import load_data
 from tasks.fit import fit
@@ -22,7 +22,7 @@ from training.recipe import Recipe
 
 STAGES = (
     *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion"),
-    *("predict_champion", "compare", "gate", "register", "publish", "promote"),
+    *("predict_champion", "count_comparison", "compare", "gate", "register", "publish", "promote"),
 )
 
 
@@ -56,7 +56,8 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     scores = walk(score, recipe, data, predictions)
     champion = walk(find_champion, recipe, trained, scores)
     rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
-    comparison = walk(compare, recipe, data, predictions, champion, rival) if champion else None
+    count = walk(count_comparison, recipe, data, trained, champion) if champion and counted(recipe) else None
+    comparison = walk(compare, recipe, data, predictions, champion, rival, count) if champion else None
     verdict = walk(gate, recipe, scores, comparison)
     publication = None
     with walk.together():

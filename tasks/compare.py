@@ -8,14 +8,16 @@ from typing import Any
 
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
-from tasks.runtime.refs import Champion, Ref
+from tasks.runtime.refs import Champion, Counted, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
 from training import kinds
 from training.metric_names import METRICS
 from training.recipe import Recipe
 
 
-def ingredients(recipe: Recipe, data: Ref, predictions: Ref, champion: Champion, rival: Ref) -> Ingredients:
+def ingredients(
+    recipe: Recipe, data: Ref, predictions: Ref, champion: Champion, rival: Ref, count: Counted | None
+) -> Ingredients:
     """Both models' predictions, and by what, by how much and how surely the new one must be better."""
     gate, split, metrics = recipe.release.gate, recipe.judged_split, _metrics(recipe)
     return Ingredients(
@@ -23,7 +25,10 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref, champion: Champion,
             "kind": recipe.kind,
             "options": kinds.load(**recipe.task).options_of("compare"),
             "evaluation": {"metrics": metrics},
-            "release": {"gate": {"compare": recipe.compared_by, "margin": gate.margin, "confidence": gate.confidence}},
+            "release": {
+                "gate": {"compare": recipe.compared_by, "margin": gate.margin, "confidence": _confidence(recipe, count)}
+            },
+            **({"comparison": count.comparison} if count else {}),
             "less_is_better": _less_is_better(recipe),
             "champion": f"{champion.name}/{champion.version}",
             "upstream": {
@@ -41,11 +46,17 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref, champion: Champion,
 
 @stage(ingredients, where="there is a champion")
 def compare(
-    work: Work, recipe: Recipe, data: Ref, predictions: Ref, champion: Champion, rival: Ref
+    work: Work,
+    recipe: Recipe,
+    data: Ref,
+    predictions: Ref,
+    champion: Champion,
+    rival: Ref,
+    count: Counted | None,
 ) -> Mapping[str, Any]:
     """Says whether the model is better than the champion, and shows rows in which they differ."""
     gate = recipe.release.gate
-    return run_child(
+    figures = run_child(
         work,
         "training.compare",
         python_argv("training.compare"),
@@ -57,12 +68,17 @@ def compare(
             "figure": recipe.compared_by,
             "less_is_better": _less_is_better(recipe),
             "margin": gate.margin,
-            "confidence": gate.confidence,
+            "confidence": _confidence(recipe, count),
             "champion": f"{champion.name}/{champion.version}",
             "warnings": list(_warnings(champion, rival)),
         },
         inputs={"predictions": predictions.path, "champion": rival.path, "data": data.path},
     )
+    return {**figures, "comparison": count.comparison} if count else figures
+
+
+def _confidence(recipe: Recipe, count: Counted | None) -> float:
+    return count.confidence if count else recipe.release.gate.confidence
 
 
 def _metrics(recipe: Recipe) -> list[str]:

@@ -166,7 +166,9 @@ def _told(beside: Comparison) -> str:
 
 
 def _meaning(beside: Comparison) -> str:
-    margin, sure = beside.margin, f"at {100 * beside.confidence:g}% confidence"
+    margin, sure, number = beside.margin, f"at {100 * beside.confidence:g}% confidence", beside.comparison
+    if number:
+        sure += f" (comparison {number:,} on these rows)"
     if not math.isfinite(beside.gain):
         return "one of these is no number, so nothing shows that it is better"
     if beside.better:
@@ -175,6 +177,8 @@ def _meaning(beside: Comparison) -> str:
     asked = f"{'worse' if margin < 0 else 'better'} by more than {abs(margin):g}" if margin else "better"
     if beside.gain > margin:
         chance = f"p = {beside.p_value:.2g}"
+        if number:
+            chance += f"; comparison {number:,} on these rows takes {1 - beside.confidence:.2g}"
         return f"it may be {asked} ({chance})" if margin < 0 else f"that it is {asked} may be chance ({chance})"
     return f"that is {asked}" if margin < 0 else f"that is not {asked}"
 

@@ -32,8 +32,10 @@ DRAWS_BEYOND = 50
 """Draws below the lower end of the interval, and permutations at which the permutation test stops: enough that another
 seed changes little."""
 MOST_DRAWS = 20_000
-MOST_PERMUTED_ROWS = 10**9
-"""Rows of all permutations together: their number is at least MOST_DRAWS, and more on few rows."""
+MOST_SLOW_DRAWS = 2_000
+MOST_PERMUTED_ROWS = 10**10
+"""Rows of all permutations together. A million permutations are made if they have no more rows than that, and at least
+MOST_DRAWS; only a clear gain at a very high confidence takes so many."""
 MOST_PERMUTATIONS = 1_000_000
 ROUNDING = 1e-12
 """The relative difference up to which two figures count as equal."""
@@ -92,7 +94,7 @@ def paired(
         margin: The gain must exceed it, in the figure's unit.
         confidence: 1 - the chance of a false promotion.
         less_is_better: Whether a lower figure is better. The gain is positive for a better model either way.
-        slow: Whether a draw may take seconds: no more than MOST_DRAWS permutations then.
+        slow: Whether a draw may take seconds: fewer draws are made then.
         tell: Called now and then with the number of finished draws, and the number of all.
 
     Draws with an undefined figure (a label has no row in them) are left out of the bootstrap and count against the
@@ -103,7 +105,7 @@ def paired(
     if not math.isfinite(gain):
         return Evidence(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
     wanted = math.ceil(DRAWS_BEYOND / level)
-    number = min(MOST_DRAWS, wanted)
+    number = min(MOST_SLOW_DRAWS if slow else MOST_DRAWS, wanted)
     most = MOST_DRAWS if slow else max(MOST_DRAWS, min(MOST_PERMUTATIONS, MOST_PERMUTED_ROWS // rows))
     permutations = min(most, wanted) if margin >= 0 else 0
     total = number + permutations

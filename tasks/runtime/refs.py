@@ -89,6 +89,17 @@ class Champion(BaseModel):
         return f"{self.name}/{self.version}"
 
 
+class Counted(BaseModel):
+    """A comparison among all on the same test rows."""
+
+    model_config = ConfigDict(frozen=True)
+
+    comparison: int
+    """Its number, from 1."""
+    confidence: float
+    """The confidence that it takes, so that all of them together keep that of the recipe."""
+
+
 class Pins(BaseModel):
     """What the recipe's names meant when the run began."""
 
@@ -177,6 +188,8 @@ class Comparison(BaseModel):
     p_value: Number
     """How likely a gain like this would be by chance, were the true one no more than the margin."""
     better: bool
+    comparison: int | None = None
+    """Its number among all comparisons on the same rows; None where each comparison stands alone."""
     warnings: list[str] = Field(default_factory=list)
     """What makes the two less comparable."""
 

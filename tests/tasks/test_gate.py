@@ -104,6 +104,15 @@ def test_a_model_is_promoted_or_kept_for_a_reason_in_one_sentence(
     assert (verdict.decision, verdict.reason) == (decision, FACTS + meaning)
 
 
+def test_a_comparison_among_others_on_the_same_rows_is_named_with_what_it_takes() -> None:
+    third = BETTER.model_copy(update={"comparison": 3, "confidence": 1 - 0.0038})
+    assert judge({}, third).reason.endswith("at 99.62% confidence (comparison 3 on these rows).")
+    found = judge({}, third.model_copy(update={"better": False}))
+    assert found.reason.endswith(
+        "that it is better may be chance (p = 0.019; comparison 3 on these rows takes 0.0038)."
+    )
+
+
 def test_a_better_model_is_kept_where_rows_are_too_few_and_the_reason_names_how_many_more() -> None:
     few = BETTER.model_copy(update={"rows": 12})
     verdict = judge({}, few)

@@ -333,6 +333,10 @@ class Gate(Section):
     compared by McNemar's exact test, everything else by a permutation test and a bootstrap interval."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """How sure that must be: at 0.95, at most one of twenty models that are no better is promoted by chance."""
+    control: Literal["each", "all"] = "each"
+    """What the confidence is of. `each`: of each comparison, so models that are no better are promoted again and again
+    on the same test rows, one in twenty. `all`: of all comparisons on the same rows together, as many as the registry
+    remembers. Each later comparison must be surer; new rows begin anew."""
     min_rows: int = Field(default=20, ge=1)
     """The fewest rows on which a comparison may promote a model."""
 
