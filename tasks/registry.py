@@ -154,7 +154,7 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             before, alias = model.aliases.get(names.champion), names.champion
             _need_compared(before, version.name, version.version, verdict)
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
-        work.take_back = partial(_put_back, version.name, held)
+        work.take_back = partial(_put_back, version.name, held, version.version)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
 
@@ -182,14 +182,18 @@ def _unregister(name: str, version: str) -> str:
     return f"{name} version {version} was removed again: a stage after it failed."
 
 
-def _put_back(name: str, before: Mapping[str, str | None]) -> str:
+def _put_back(name: str, before: Mapping[str, str | None], version: str) -> str:
+    """Has the aliases that the version got in this run where they were, but for those that moved on since."""
     with failures_told(), exclusive(f"registry-{name}"):
         client = connect()
-        for alias, version in before.items():
-            if version is None:
+        for alias, was in before.items():
+            now = need_model(client, name).aliases.get(alias)
+            if str(now) != version and not (now is None and was == version):
+                continue  # this run did not move it, or another one has since
+            if was is None:
                 client.delete_registered_model_alias(name, alias)
             else:
-                client.set_registered_model_alias(name, alias, version)
+                client.set_registered_model_alias(name, alias, was)
     return f"the aliases of {name} are where they were."
 
 

@@ -2,28 +2,44 @@
 
 Moves are numbered tags of the registered model. The tag is written before the alias moves: a move that a kill kept
 from happening is known by what came after it.
+
+Homes that share a registry share no lock, and MLflow cannot set an alias on condition that it is what it was. So a move
+is announced by its tag, of a name that no other has, then the model is read again: where another move was announced, or
+the alias has moved, this one is taken back. Of two that overlap at least one sees the other. After the alias has moved,
+the model is read once more, for this process may have been held up for so long that others took it for dead.
 """
 
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
+import random
 import re
+import secrets
 import socket
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tasks.runtime import settings
 from tasks.runtime.connection import connect, exclusive, failures_told
 from tasks.runtime.versions import ALIAS_TAGS, Aliases, aliases_of, need_model, need_version, problem, versions_of
+from training.problems import NETWORK, Problem, UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import RegisteredModel
 
 MOVE_TAG = "finetune.move."
+TRIES = 5
+PENDING_WAIT_S = 15.0
+"""How long a move that was announced may take until its process is taken for dead."""
+PENDING_S = 600.0
+"""Seconds after which an announced move is dead without waiting; the clocks of two machines may differ by less."""
 # MLflow's databases hold 5000 characters of a registered model's tag.
 LONGEST_WHY = 4000
 
@@ -43,6 +59,8 @@ class Move(BaseModel):
     flow_run: str | None = None
     user: str
     host: str
+    home: str = ""
+    """Digest of the home that made it: a home makes one move at a time, so one that did not happen is dead to it."""
     time: str
     """When, in UTC: 2026-01-31T12:00:00+00:00."""
     why: str = ""
@@ -50,17 +68,22 @@ class Move(BaseModel):
 
 def moves_of(model: RegisteredModel) -> list[Move]:
     """The moves that are kept of a registered model, oldest first."""
-    kept = {int(tag.removeprefix(MOVE_TAG)): text for tag, text in model.tags.items() if _NUMBERED.fullmatch(tag)}
-    moves = []
-    for _, text in sorted(kept.items()):
-        try:
-            moves.append(Move.model_validate_json(text))
-        except ValidationError:  # edited by hand, or of a later version of the project
-            continue
-    return moves
+    return [move for _, move in _numbered(model)]
 
 
-_NUMBERED = re.compile(re.escape(MOVE_TAG) + r"\d+")
+def _numbered(model: RegisteredModel) -> list[tuple[int, Move]]:
+    """The moves with their numbers, in order. Two of one number were announced at once; at most one happened."""
+    found = []
+    for tag, text in model.tags.items():
+        if named := _TAG.fullmatch(tag):
+            try:
+                found.append((int(named[1]), tag, Move.model_validate_json(text)))
+            except ValidationError:  # edited by hand, or of a later version of the project
+                continue
+    return [(number, move) for number, _, move in sorted(found, key=lambda one: (one[0], one[2].time, one[1]))]
+
+
+_TAG = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 
 
 def champions(moves: Sequence[Move], now: str | None) -> list[str]:
@@ -122,7 +145,10 @@ def crown(
     why: str,
     flow_run: str | None = None,
 ) -> Move | None:
-    """Makes the version the champion, and no challenger any more; gives the move, None where it is champion already."""
+    """Makes the version the champion, and no challenger any more; gives the move, None where it is champion already.
+
+    Raises UserError if another home moves the alias at the same time, or has moved it since `model` was read.
+    """
     before = model.aliases.get(names.champion)
     if before is not None and str(before) == version:
         return None
@@ -134,16 +160,83 @@ def crown(
         flow_run=flow_run,
         user=_user(),
         host=socket.gethostname(),
+        home=_home(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         why=why[:LONGEST_WHY],
     )
-    numbers = [int(tag.removeprefix(MOVE_TAG)) for tag in model.tags if _NUMBERED.fullmatch(tag)]
-    client.set_registered_model_tag(model.name, f"{MOVE_TAG}{max(numbers, default=0) + 1}", move.model_dump_json())
+    number, tag = _announced(client, model.name, move)
     if str(model.aliases.get(names.challenger)) == version:
         client.delete_registered_model_alias(model.name, names.challenger)
     # Last, and by one call: whoever asks for the champion meets the old one or the new one.
     client.set_registered_model_alias(model.name, names.champion, version)
+    now = need_model(client, model.name)
+    later = [other for n, other in _numbered(now) if n > number and other.alias == move.alias]
+    if later and later[0].before != version:  # made by somebody who took this process for dead
+        if _has(now, move.alias, version):
+            client.set_registered_model_alias(model.name, move.alias, later[-1].to)
+        client.delete_registered_model_tag(model.name, tag)
+        raise _beaten(model.name, move, later[-1].to)
     return move
+
+
+def _announced(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
+    """Writes the move's tag, and gives its number and name, once no other move of the alias is under way.
+
+    Raises UserError if the alias is not where the move is from.
+    """
+    for _ in range(TRIES):
+        model = _settled(client, name, move.alias)
+        if not _has(model, move.alias, move.before):
+            break
+        number = 1 + max((n for n, _ in _numbered(model)), default=0)
+        tag = f"{MOVE_TAG}{number}-{secrets.token_hex(4)}"
+        client.set_registered_model_tag(name, tag, move.model_dump_json())
+        now = need_model(client, name)
+        others = {one for one in now.tags.keys() - model.tags.keys() - {tag} if _TAG.fullmatch(one)}
+        if not others and _has(now, move.alias, move.before):
+            return number, tag
+        client.delete_registered_model_tag(name, tag)
+        time.sleep(random.uniform(0, 1))  # the other one has backed off, too
+    raise _beaten(name, move, need_model(client, name).aliases.get(move.alias))
+
+
+def _settled(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
+    """The registered model once no announced move of the alias is under way: all happened, or died."""
+    ends = time.monotonic() + PENDING_WAIT_S
+    while True:
+        model = need_model(client, name)
+        if time.monotonic() >= ends or not _is_moving(model, alias):
+            return model
+        time.sleep(0.2)
+
+
+def _is_moving(model: RegisteredModel, alias: str) -> bool:
+    """Whether another home announced the last move a short time ago, and it has not happened."""
+    moves = _numbered(model)
+    last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
+    earliest = datetime.now(UTC) - timedelta(seconds=PENDING_S)
+    return any(
+        _has(model, alias, move.before) and datetime.fromisoformat(move.time) > earliest
+        for move in last
+        if move.home != _home() and not _has(model, alias, move.to)
+    )
+
+
+def _home() -> str:
+    return hashlib.sha256(f"{socket.gethostname()} {settings.home_path()}".encode()).hexdigest()[:12]
+
+
+def _has(model: RegisteredModel, alias: str, version: str | None) -> bool:
+    at = model.aliases.get(alias)
+    return (None if at is None else str(at)) == version
+
+
+def _beaten(name: str, move: Move, now: object) -> UserError:
+    message = (
+        f"another run or person moved {move.alias!r} of {name!r} at the same time (it is at version {now} now), so "
+        f"version {move.to} did not get it: run the same command again."
+    )
+    return UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
 
 
 def promote(name: str, version: str, why: str = "", alias: str | None = None) -> str:

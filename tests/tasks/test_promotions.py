@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 
 from flows.commands.main import main
 from tasks.registry import promote
+from tasks.runtime import promotions
 from tasks.runtime.connection import connect
 from tasks.runtime.promotions import Move, champions, moves_of
 from tasks.runtime.refs import Comparison, Promotion, Verdict, Version
@@ -269,3 +270,65 @@ def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_kn
     assert reviews["versions"][0]["figures"] == figures and reviews["aliases"] == {"live": "5"}
     assert main(["models", "reviews"]) == 0
     assert re.search(r" UTC  version 5 by flow run run-\d+ of .+: it is better$", capsys.readouterr().out)
+
+
+CALLS = (
+    "get_registered_model",
+    "set_registered_model_tag",
+    "set_registered_model_alias",
+    "delete_registered_model_tag",
+)
+
+
+@pytest.mark.parametrize("call", range(8))
+def test_of_two_homes_that_promote_at_once_one_alone_does(
+    client: MlflowClient, tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """The other home promotes before each of the calls to MLflow that this one makes."""
+    monkeypatch.setattr(promotions, "PENDING_WAIT_S", 0.3)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tracked / 'mlflow.db'}")
+    run("1")
+    made, promoted = 0, []
+
+    def promoting(version: str, home: Path) -> None:
+        with monkeypatch.context() as own:
+            own.setenv("FINETUNE_HOME", str(home))
+            try:
+                run(version, champion="1")
+                promoted.append(version)
+            except UserError as error:
+                assert "run the same command again" in str(error)
+
+    def counted(name: str) -> Any:
+        method = getattr(MlflowClient, name)
+
+        def called(*arguments: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == call + 1:
+                promoting("3", tmp_path / "other")
+            return method(*arguments)
+
+        return called
+
+    for name in CALLS:
+        monkeypatch.setattr(MlflowClient, name, counted(name))
+    promoting("2", tracked)
+    if made <= call:
+        promoting("3", tmp_path / "other")
+    monkeypatch.undo()
+    assert len(promoted) == 1 and aliases(client)["live"] == promoted[0]
+    assert champions(kept(client), aliases(client)["live"]) == ["1", promoted[0]]
+
+
+def test_a_run_whose_promotion_is_taken_back_leaves_what_another_has_promoted_since(
+    client: MlflowClient, tracked: Path
+) -> None:
+    run("1")
+    verdict = Verdict.model_validate({"decision": "promote", "reason": "better", "comparison": compared_with("1")})
+    work = Work("k", Path(), "run")
+    promote.make(work, RECIPE, Version(name="reviews", version="2"), verdict)
+    run("3")
+    assert work.take_back is not None
+    work.take_back()
+    assert aliases(client)["live"] == "3"
