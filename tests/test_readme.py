@@ -179,6 +179,7 @@ def _unfitting(rows: Path, typed: str) -> tuple[Problem, ...]:
     """What a plan with these options refuses, of the demo's rows."""
     rows.mkdir()
     (rows / "labels.json").write_text(json.dumps(sorted(LIBRARIES)))
+    (rows / "validation.arrow").touch()
     (rows / "log").mkdir()
     counts = {"validation": dict.fromkeys(sorted(LIBRARIES), 1)}
     (rows / "log/report.json").write_text(json.dumps({"labels": counts}))

@@ -208,9 +208,6 @@ class Training(Section):
     """The folder of a checkpoint of another job, `…/checkpoint-40`, to begin with: its weights, optimizer and place in
     the epochs (null: the base model). A run that was stopped goes on by itself. To begin with weights alone, name the
     model's folder in model.path."""
-    trust_checkpoint: Annotated[bool, RunsCode()] = False
-    """Whether the checkpoint that resume_from_checkpoint names may execute code. Those of FSDP, of DeepSpeed and of an
-    engine of yours can, so one that this home did not write, or that was changed since, is refused without this."""
     report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
     """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
@@ -246,6 +243,9 @@ class Training(Section):
     """Seconds between two checkpoints; each evaluation makes one as well."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Any other field of TrainingArguments that the project does not set itself."""
+    trust_checkpoint: Annotated[bool, RunsCode()] = False
+    """Whether the checkpoint that resume_from_checkpoint names may execute code. Those of FSDP, of DeepSpeed and of an
+    engine of yours can, so one that this home did not write, or that was changed since, is refused without this."""
 
 
 class Compute(Section):
