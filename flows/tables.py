@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.runtime.refs import Verdict
-from tasks.runtime.reports import checks_table, comparison_table, counted, printable
+from tasks.runtime.reports import checks_table, comparison_table, counted, printable, score_told
 
 WIDTH = 100  # characters, where no terminal says how wide it is
 MOST_CHECKS = 20  # bounds: those of all rows, then those of groups that are missed, then the others
@@ -82,6 +82,12 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
         ]
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     return aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+
+
+def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """A line a split: each figure with its interval."""
+    told = {split: (f"{name} {score_told(one)}" for name, one in figures.items()) for split, figures in metrics.items()}
+    return [f"{split}: {', '.join(figures)}" for split, figures in told.items()]
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:

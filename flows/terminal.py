@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from flows.tables import metric_lines
 from tasks.runtime.figures import evaluation, figure
 from tasks.runtime.pace import Pace
 from tasks.runtime.refs import Ref
@@ -25,10 +26,10 @@ class Terminal:
     """Watches a run and prints it. The table goes to `out`, what is gone in a moment to `err`; the recipe says by what
     models are judged."""
 
-    def __init__(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr, recipe: Recipe | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None, recipe: Recipe | None = None) -> None:
         self.result: dict[str, Any] | None = None
-        self._out, self._err, self._recipe = out, err, recipe
-        self._live = draws(err)
+        self._out, self._err, self._recipe = out or sys.stdout, err or sys.stderr, recipe
+        self._live = draws(self._err)
         self._shown_at = 0.0
         self._pace = Pace()
 
@@ -117,7 +118,12 @@ class Terminal:
 
 
 class Quiet(Terminal):
-    """Shows nothing, and keeps the result."""
+    """Shows no stages. Prints the figures at the end, and keeps the result."""
+
+    def run_ended(self, result: dict[str, Any]) -> None:
+        """Prints the figures of each split, which the stages would have shown."""
+        super().run_ended(result)
+        self._print(metric_lines(result["metrics"]))
 
     def stage_started(self, stage: str, key: str) -> None:
         """Not shown."""

@@ -16,12 +16,13 @@ from tasks.runtime import settings
 from tasks.runtime.connection import MAX_LENGTH_TAG, connect, environment, failures_told
 from tasks.runtime.launch import python_argv, require_finished, run_job
 from tasks.runtime.versions import COLUMNS_TAG, KIND_TAG, aliases_of, need_model, need_version
-from training.kinds.names import KINDS
+from training import kinds
+from training.kinds import KINDS
 from training.problems import Problem, UserError
 from training.protocol import Job, fsync
 from training.rows.answered import READ, WRITTEN
 
-__all__ = ["READ", "WRITTEN", "Asked", "ask", "ask_of_file", "find"]
+__all__ = ["READ", "WRITTEN", "Asked", "ask", "ask_of_file", "find", "rows_of"]
 
 PROGRAM = "tasks.programs.answer"
 STALL_TIMEOUT_S = 600.0
@@ -64,6 +65,26 @@ def find(name: str, alias: str = "", version: str = "", own_kind: str = "") -> A
         raise UserError([Problem(kind="option", where="--kind", message=message)])
     length, columns = int(found.tags[MAX_LENGTH_TAG]), json.loads(found.tags[COLUMNS_TAG])
     return Asked(f"models:/{name}/{found.version}", length, task, columns)
+
+
+def rows_of(model: Asked, given: Sequence[str]) -> list[list[str]]:
+    """The values that a person gives, a row each: of all columns, or of those that no row may lack.
+
+    Raises UserError if they make no whole rows.
+    """
+    columns = kinds.class_of(model.task["kind"]).columns
+    all_of_them = list(model.columns)
+    needed = [name for name in all_of_them if not (columns[name].optional and columns[name].blank)]
+    for names in (all_of_them, needed):
+        if names and not len(given) % len(names):
+            starts = range(0, len(given), len(names))
+            rows = [dict(zip(names, given[start : start + len(names)], strict=True)) for start in starts]
+            return [[row.get(name, "") for name in all_of_them] for row in rows]
+    message = (
+        f"the model takes {len(all_of_them)} values at a time ({', '.join(model.columns.values())}), and there are "
+        f'{len(given)}. Write "" where a row may have nothing.'
+    )
+    raise UserError([Problem(kind="option", where="TEXT", message=message)])
 
 
 def ask(model: Asked, rows: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -11,8 +11,9 @@ from training.recipe import Recipe, load, parse_set
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE and --set."""
+    """FILE, --entry and --set."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a deployment file, such as deployments/demo.yaml")
+    parser.add_argument("--entry", metavar="NAME", help="the entry of the file, where it has several")
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
@@ -24,7 +25,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chosen_recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe that the arguments name. Raises UserError with all mistakes."""
-    return load(arguments.file, parse_set(arguments.set))
+    return load(arguments.file, parse_set(arguments.set), arguments.entry)
 
 
 def add_json_argument(parser: argparse.ArgumentParser, what: str) -> None:

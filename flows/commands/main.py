@@ -29,6 +29,7 @@ from flows.commands import (
     up,
 )
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
+from flows.commands.pipes import outlive_readers
 from flows.tables import problem_line
 from tasks.runtime import settings
 from tasks.runtime.connection import MlflowFailed
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.act(arguments))
     except UserError as error:
-        show_problems(error)
+        show_problems(_of_option(error) if arguments.home else error)
         return code_of(problem.kind for problem in error.problems if problem.level == "error")
     except (JobFailed, MlflowFailed, ServicesFailed) as error:
         print(error, file=sys.stderr)
@@ -94,6 +95,13 @@ def show_problems(error: UserError) -> None:
         print(problem_line(problem.model_dump()), file=sys.stderr)
 
 
+def _of_option(error: UserError) -> UserError:
+    """The problems with FINETUNE_HOME as those of --home, which set it."""
+    home = "FINETUNE_HOME"
+    return UserError(one.model_copy(update={"where": "--home"}) if one.where == home else one for one in error.problems)
+
+
 def start() -> None:
     """The console command."""
+    outlive_readers()
     sys.exit(main())

@@ -39,10 +39,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--file",
         metavar="IN",
         type=Path,
-        help="rows with the columns that the model is shown: .txt (a text a line), .csv, .jsonl, .parquet",
+        help="rows with the columns that the model is shown: .txt (a text a line), .csv, .tsv, .jsonl, .parquet",
     )
     parser.add_argument(
-        "--out", metavar="OUT", type=Path, help="the same rows with its answers: .csv, .jsonl or .parquet"
+        "--out", metavar="OUT", type=Path, help="the same rows with its answers: .csv, .tsv, .jsonl or .parquet"
     )
     return parser
 
@@ -111,16 +111,9 @@ def _problems(arguments: argparse.Namespace, read: Sequence[str], written: Seque
 
 
 def _print_answers(model: Asked, given: Sequence[str]) -> int:
-    from tasks.answers import ask
+    from tasks.answers import ask, rows_of
 
-    a_row, names = len(model.columns), ", ".join(model.columns.values())
-    if len(given) % a_row:
-        message = (
-            f'the model takes {a_row} values at a time ({names}), and there are {len(given)}. Write "" where a row '
-        )
-        message += "may have nothing."
-        raise UserError([Problem(kind="option", where="TEXT", message=message)])
-    rows = [given[start : start + a_row] for start in range(0, len(given), a_row)]
+    rows = rows_of(model, given)
     for row, lines in zip(rows, ask(model, rows), strict=True):
         print(*row, *(f"  {line}" for line in lines), sep="\n")
     return COMPLETED

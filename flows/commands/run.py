@@ -25,7 +25,7 @@ from flows.commands.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interr
 from flows.pipeline import STAGES
 from flows.planned import planned
 from flows.report import problems
-from flows.tables import problem_line, verdict_lines
+from flows.tables import metric_lines, problem_line, verdict_lines
 from flows.terminal import Quiet, Terminal, draws, line
 from tasks.runtime import settings
 from tasks.runtime.connection import MlflowFailed
@@ -89,6 +89,8 @@ def act(arguments: argparse.Namespace) -> int:
     for row in [] if arguments.quiet else looking.rows:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
+    for shown in metric_lines(done["metrics"]) if arguments.quiet else ():
+        print(shown)
     _say_next(recipe, done, require_promotion=False)
     done = cached_result(done)
     for warning in done["warnings"]:

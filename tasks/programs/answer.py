@@ -34,6 +34,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     kind = kinds.of(say)
     forms = {of: kind.columns[name].form for name, of in say["columns"].items()}
     blank = {of for name, of in say["columns"].items() if kind.columns[name].blank}
+    optional = {of for name, of in say["columns"].items() if kind.columns[name].optional} & blank
     if "rows" in say:
         rows = [_values(row, forms, blank) for row in say["rows"]]
         _need_right(kind, say["columns"], [(range(1, len(rows) + 1), rows)], "option", "TEXT")
@@ -41,13 +42,13 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         return {"answers": [kind.lines(answer) for answer in asker.answers(_batch(kind, say["columns"], rows))]}
     # All of it, before a model is loaded: what is wrong with a file is told within seconds.
     file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*kind.answer_types([])]
-    batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, blank))
+    batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, blank, optional))
     total = _need_right(kind, say["columns"], batches, "data", str(file))
     asker = _asker(kind, job_dir, say)
     done = unanswered = 0
     try:
         with Writer(aside, Path(say["out"]), kind.answer_types(asker.labels)) as writer:
-            for rows_of_file, inputs, _ in read(file, forms, added, blank):
+            for rows_of_file, inputs, _ in read(file, forms, added, blank, optional):
                 there = [place for place, values in enumerate(inputs) if values is not None]
                 answers: list[dict[str, Any] | None] = [None] * len(inputs)
                 given = asker.answers(_batch(kind, say["columns"], [inputs[place] or () for place in there]))

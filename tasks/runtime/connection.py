@@ -98,16 +98,23 @@ def environment() -> dict[str, str]:
 
 
 def find_or_create_run(
-    client: MlflowClient, experiment: str, run: str, warn: Callable[[str], None] = _logger.warning
+    client: MlflowClient,
+    experiment: str,
+    run: str,
+    warn: Callable[[str], None] = _logger.warning,
+    began_s: float | None = None,
 ) -> str:
-    """The id of the MLflow run that belongs to the flow run. An experiment that was deleted is restored, with a
-    warning."""
+    """The id of the MLflow run that belongs to the flow run, which began at this time of the clock (None: now). An
+    experiment that was deleted is restored, with a warning."""
     with exclusive(f"mlflow-run-{run}"):
         experiment_id = _experiment_id(client, experiment, warn)
         found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
-        created = client.create_run(experiment_id, tags={FLOW_RUN_TAG: run}, run_name=f"{experiment}-{run[-8:]}")
+        # MLflow may have been away since: a run that is delivered late did not begin late.
+        began_ms = None if began_s is None else int(began_s * 1000)
+        name = f"{experiment}-{run[-8:]}"
+        created = client.create_run(experiment_id, began_ms, tags={FLOW_RUN_TAG: run}, run_name=name)
         return str(created.info.run_id)
 
 

@@ -81,6 +81,8 @@ def home() -> Path:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.getuid(), 0):
         message = f"{folder} may be written by others, and what it holds is trusted: chmod 700 it, or name another"
         raise UserError([_home_problem(message)])
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError([_home_problem(f"{folder} cannot be written to: change its mode, or name another folder")])
     return folder
 
 

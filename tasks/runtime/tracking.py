@@ -251,8 +251,9 @@ class Delivery:
     def run_of(self, outbox: Outbox) -> str:
         """The MLflow run's id."""
         if outbox.run not in self._runs:
+            start = outbox.start()
             self._runs[outbox.run] = find_or_create_run(
-                self._client, outbox.start()["experiment"], outbox.run, self._warn
+                self._client, start["experiment"], outbox.run, self._warn, start["time"]
             )
         return self._runs[outbox.run]
 

@@ -113,6 +113,6 @@ def test_a_quiet_terminal_shows_nothing_and_keeps_the_result() -> None:
     shown.stage_started("fit", "k")
     shown.stage_events("fit", [{"kind": "warning", "message": "odd"}])
     shown.stage_ended(Row("fit", "k", "ran", 1.0), None)
-    shown.run_ended({"state": "completed"})
+    shown.run_ended(result := {"state": "completed", "metrics": {}})
     shown.close()
-    assert (out.getvalue(), err.getvalue(), shown.result) == ("", "", {"state": "completed"})
+    assert (out.getvalue(), err.getvalue(), shown.result) == ("", "", result)

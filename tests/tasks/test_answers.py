@@ -67,6 +67,14 @@ def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_
     assert not (tmp_path / "aside").exists()
 
 
+def test_values_are_rows_of_all_columns_or_of_those_that_no_row_may_lack() -> None:
+    model = Asked("models:/a/1", 32, {"kind": "sft"}, {"instruction": "ask", "input": "more"})
+    assert answers.rows_of(model, ["a"]) == [["a", ""]] and answers.rows_of(model, ["a", "b"]) == [["a", "b"]]
+    pairs = Asked("models:/a/1", 32, {"kind": "sequence-classification"}, {"text": "a", "text_pair": "b"})
+    with pytest.raises(UserError, match=r"takes 2 values at a time \(a, b\), and there are 3"):
+        answers.rows_of(pairs, ["x", "y", "z"])
+
+
 def test_texts_may_stand_behind_options_and_an_unknown_option_is_still_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,6 +196,16 @@ def of(run: Run) -> str:
     return str(run.data.tags[FLOW_RUN_TAG])
 
 
+def test_a_run_that_mlflow_hears_of_after_its_end_did_not_begin_after_it(tracked: Path) -> None:
+    outbox = Outbox("flow-1")
+    outbox.put("start", experiment="recipe")
+    outbox.put("end", status="FINISHED")
+    time.sleep(0.05)
+    assert deliver_left() is None
+    info = the_run().info
+    assert info.start_time == int(outbox.start()["time"] * 1000) <= info.end_time
+
+
 def test_a_run_that_another_process_works_on_is_left_alone(tracked: Path) -> None:
     other = Outbox("other")
     other.put("start", experiment="recipe")

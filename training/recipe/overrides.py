@@ -134,7 +134,8 @@ def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
     if not fitting:
         raise _problem(str(file), f"no entry with `entrypoint: {ENTRYPOINT}`; entries: {listed}.")
     if name is None and len(fitting) > 1:
-        raise _problem(str(file), f"several entries deploy {ENTRYPOINT}; name one of {', '.join(map(str, fitting))}.")
+        choices = ", ".join(map(str, fitting))
+        raise _problem(str(file), f"several entries deploy {ENTRYPOINT}: choose one by --entry, of {choices}.")
     if name is not None and name not in fitting:
         raise _problem(
             str(file),
@@ -155,6 +156,10 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
     """The entries of a deployment file. Raises UserError when it cannot be read, or is none."""
     document = read_yaml(file)
     entries = document.get("deployments") if isinstance(document, dict) else None
+    if entries is None and isinstance(document, dict) and len({"kind", "data", "model"} & document.keys()) > 1:
+        entry = f"- {{name: NAME, entrypoint: {ENTRYPOINT}, parameters: {{recipe: …}}}}"
+        message = f"is a recipe alone. Make it the recipe of an entry `{entry}` below `deployments:`, as in "
+        raise _problem(str(file), f"{message}deployments/demo.yaml.")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise _problem(str(file), "not a Prefect deployment file: it needs a list `deployments:`.")
     return entries

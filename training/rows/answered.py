@@ -3,11 +3,12 @@
 | format | its rows | with answers |
 |---|---|---|
 | .txt | a text a line | no: it has no columns |
-| .csv | a header, then as many fields a row; lists and objects as JSON | those that are no list and no object |
+| .csv, .tsv | a header, then as many fields a row; lists and objects as JSON | those that are no list and no object |
 | .jsonl | an object a line | all |
 | .parquet | as they are typed | all |
 
-All of them in UTF-8.
+All of them in UTF-8. An answer is called as in `Kind.answer_types`, or `predicted_label` where the first rows have a
+column `label` already.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from training.rows.columns import EXAMPLES, Form
 from training.rows.lists import as_json, from_json
 from training.rows.urls import told
 
-READ = (".txt", ".csv", ".jsonl", ".parquet")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+READ = (".txt", *DELIMITERS, ".jsonl", ".parquet")
 WRITTEN = READ[1:]
 BATCH_ROWS = 2048
 LONGEST_LINE = 2**26  # characters
@@ -53,21 +55,33 @@ class Batch(NamedTuple):
     """The number of each row, as messages name it."""
 
 
-def read(file: Path, columns: Mapping[str, Form], added: Iterable[str], blank: Collection[str] = ()) -> Iterator[Batch]:
+def read(
+    file: Path,
+    columns: Mapping[str, Form],
+    added: Iterable[str],
+    blank: Collection[str] = (),
+    optional: Collection[str] = (),
+) -> Iterator[Batch]:
     """The rows of the file in order, with what they have in these columns, which may be nothing in those that are
-    `blank`; in a .txt file there is only a text.
+    `blank`, and of which the `optional` ones may be absent; in a .txt file there is only a text.
 
-    Raises UserError for a file that cannot be read, lacks a column, has one that is called as what is added, or holds
+    Raises UserError for a file that cannot be read, lacks a column, has one that is called as an answer, or holds
     no rows; and for the first row that is not as the others.
     """
-    first = True
+    needed, answers = [name for name in columns if name not in optional], None
     with told(str(file)):
-        for numbers, rows in _READERS[file.suffix](file, [*columns]):
-            _need_columns(_names(rows), columns if first else (), added, file)
-            first = False
+        for numbers, rows in _READERS[file.suffix](file, needed):
+            first = answers is None
+            answers = answers or answer_names(_names(rows), added)
+            _need_columns(_names(rows), needed if first else (), answers.values(), file)
             yield Batch(rows, _inputs(numbers, rows, columns, blank, file), numbers)
-    if first:
+    if answers is None:
         raise _problem(file, "holds no rows.")
+
+
+def answer_names(there: Collection[str], added: Iterable[str]) -> dict[str, str]:
+    """What the column of each answer is called beside these columns of a file."""
+    return {name: f"predicted_{name}" if name in there else name for name in added}
 
 
 def _names(rows: Rows) -> list[str]:
@@ -80,7 +94,8 @@ def _inputs(
     numbers: Sequence[int], rows: Rows, columns: Mapping[str, Form], blank: Collection[str], file: Path
 ) -> list[Values | None]:
     if isinstance(rows, pa.RecordBatch):
-        by_column = [rows.column(name).to_pylist() for name in columns]
+        nothing = pa.nulls(rows.num_rows)
+        by_column = [(rows.column(name) if name in _names(rows) else nothing).to_pylist() for name in columns]
     else:
         by_column = [[row.get(name) for row in rows] for name in columns]
     found: list[Values | None] = []
@@ -157,7 +172,8 @@ def _text_lines(file: Path, columns: Sequence[str]) -> Numbered:
 def _csv(file: Path, columns: Sequence[str]) -> Numbered:
     def rows() -> Iterator[tuple[int, dict[str, Any]]]:
         before = csv.field_size_limit(LONGEST_LINE)  # it is the whole process's
-        reader = csv.reader((line for _, line in _lines(file, newline="")), strict=True)
+        lines = (line for _, line in _lines(file, newline=""))
+        reader = csv.reader(lines, delimiter=DELIMITERS[file.suffix], strict=True)
         header: list[str] = []
         try:
             for number, fields in enumerate(reader, 1):
@@ -218,7 +234,7 @@ def _batched(rows: Iterable[tuple[int, dict[str, Any]]]) -> Numbered:
 
 _READERS: dict[str, Callable[[Path, Sequence[str]], Numbered]] = {
     ".txt": _text_lines,
-    ".csv": _csv,
+    **dict.fromkeys(DELIMITERS, _csv),
     ".jsonl": _json_lines,
     ".parquet": _parquet,
 }
@@ -234,7 +250,10 @@ class Writer:
     def __init__(self, file: Path, out: Path, added: Mapping[str, pa.DataType]) -> None:
         self._file, self._final, self._added = file, out, added
         self._cells = [name for name, kind in added.items() if not pa.types.is_nested(kind)]
-        self._write = {".csv": self._csv, ".jsonl": self._json_lines, ".parquet": self._parquet}[out.suffix]
+        formats = dict.fromkeys(DELIMITERS, self._csv)
+        self._write = {**formats, ".jsonl": self._json_lines, ".parquet": self._parquet}[out.suffix]
+        self._called: dict[str, str] | None = None
+        """What the column of each answer is called."""
         self._stack = ExitStack()
         self._names: list[str] = []
         self._schema: pa.Schema | None = None
@@ -252,14 +271,16 @@ class Writer:
     def write(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
         """Appends rows, an answer for each, None for no answer. Raises UserError for a row that does not fit the first
         ones, in a format in which it must."""
+        self._called = self._called or answer_names(_names(rows), self._added)
         self._write(rows, answers)
 
     def _csv(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
         rows = _mappings(rows)
         if self._out is None:
-            self._out = csv.writer(self._opened_text(), lineterminator="\n")
+            delimiter = DELIMITERS[self._final.suffix]
+            self._out = csv.writer(self._opened_text(), delimiter=delimiter, lineterminator="\n")
             self._names = _names(rows)
-            self._out.writerow([*self._names, *self._cells])
+            self._out.writerow([*self._names, *(self._name(name) for name in self._cells)])
         self._need_names(rows)
         for row, answer in zip(rows, answers, strict=True):
             given = [_cell((answer or {}).get(name)) for name in self._cells]
@@ -274,7 +295,7 @@ class Writer:
         batch = rows if isinstance(rows, pa.RecordBatch) else self._typed(rows)
         for name, kind in self._added.items():
             values = [None if answer is None else answer[name] for answer in answers]
-            batch = batch.append_column(pa.field(name, kind), pa.array(values, kind))
+            batch = batch.append_column(pa.field(self._name(name), kind), pa.array(values, kind))
         if self._out is None:
             self._out = self._stack.enter_context(pq.ParquetWriter(self._file, batch.schema, compression="zstd"))
         self._out.write_batch(batch)
@@ -297,7 +318,10 @@ class Writer:
             raise _problem(self._final, f"{message}: write a .jsonl.")
 
     def _whole(self, answer: Answer | None) -> dict[str, Any]:
-        return dict.fromkeys(self._added) if answer is None else {name: answer[name] for name in self._added}
+        return {self._name(name): None if answer is None else answer[name] for name in self._added}
+
+    def _name(self, name: str) -> str:
+        return (self._called or {})[name]
 
     def _opened_text(self) -> Any:
         # Half a character is written as JSON escapes it.

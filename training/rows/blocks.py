@@ -105,9 +105,15 @@ def stored_names(asked: Asked, there: Sequence[str], where: str) -> dict[str, st
 
 def _other_way(asked: Asked, there: Collection[str]) -> str:
     """What to set where the columns of another of the kind's ways to have rows are there; else nothing."""
-    ways = ([name for name, column in one.items() if not column.optional] for one in asked.kind.column_sets())
-    way = next((names for names in ways if {*names} <= {*there} - OWN_FIELDS.keys()), None)
-    return "" if way is None else f" For rows of {' and '.join(way)}, set data.columns: {{{way[0]}: {way[0]}}}."
+    has = {*there} - OWN_FIELDS.keys()
+    for one in asked.kind.column_sets():
+        way = [name for name, column in one.items() if not column.optional]
+        if has.issuperset(way):
+            # Columns that may be left out are named, too: the recipe has to say whether they are taken.
+            named = [way[0], *(name for name, column in one.items() if column.optional and name in has)]
+            columns = ", ".join(f"{name}: {name}" for name in named)
+            return f" For rows of {' and '.join(way)}, set data.columns: {{{columns}}}."
+    return ""
 
 
 def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Problem]:

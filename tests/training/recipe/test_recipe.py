@@ -720,7 +720,10 @@ def test_a_file_gives_its_recipe_then_its_own_overrides_then_those_given(tmp_pat
 def test_of_several_entries_one_is_named(tmp_path: Path) -> None:
     file = deployment(tmp_path, f"deployments:{ENTRY.format(name='a')}{ENTRY.format(name='b')}")
     assert load(file, entry="b").name == "reviews"
-    assert file_problem(file) == ("FILE", "several entries deploy flows.finetune:finetune; name one of a, b.")
+    assert file_problem(file) == (
+        "FILE",
+        "several entries deploy flows.finetune:finetune: choose one by --entry, of a, b.",
+    )
     assert file_problem(file, "bb")[1].endswith("Did you mean 'b'?")
 
 

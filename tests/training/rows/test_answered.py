@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from training.problems import UserError
-from training.rows.answered import BATCH_ROWS, WRITTEN, Writer, read
+from training.rows.answered import BATCH_ROWS, DELIMITERS, WRITTEN, Writer, read
 
 LABELS = ["neg", "pos"]
 ADDED = {
@@ -44,9 +44,9 @@ def answered(file: Path, out: Path, columns: Iterable[str] = ("text",)) -> Path:
 
 
 def rows_in(file: Path) -> list[dict[str, Any]]:
-    if file.suffix == ".csv":
+    if file.suffix in DELIMITERS:
         with file.open(newline="") as lines:
-            return list(csv.DictReader(lines))
+            return list(csv.DictReader(lines, delimiter=DELIMITERS[file.suffix]))
     if file.suffix == ".jsonl":
         return [json.loads(line) for line in file.read_text().splitlines()]
     return pq.read_table(file).to_pylist()
@@ -59,7 +59,7 @@ def test_texts_of_a_text_file_get_their_answers_in_order(tmp_path: Path, suffix:
     assert [row["text"] for row in rows] == ["a good one, “really”", "", "bad\x0bone", "no end"]
     assert [row["label"] or None for row in rows] == ["pos", None, "neg", "neg"]
     assert [float(row["probability"] or 0) for row in rows] == [0.75, 0, 0.875, 0.875]
-    if suffix != ".csv":
+    if suffix not in DELIMITERS:
         assert rows[0]["probabilities"] == {"neg": 0.25, "pos": 0.75} and rows[1]["probabilities"] is None
 
 
@@ -102,7 +102,11 @@ def test_types_and_metadata_of_parquet_stay_what_they_are(tmp_path: Path) -> Non
     ("name", "content", "said"),
     [
         ("in.csv", "id,txt\n1,good\n", "has no column 'text': it has id, txt. Did you mean 'txt'?"),
-        ("in.csv", "text,label\ngood,1\n", "has a column 'label', which is what part of the answer is called"),
+        (
+            "in.csv",
+            "text,label,predicted_label\ngood,1,1\n",
+            "has a column 'predicted_label', which is what part of the answer is called",
+        ),
         ("in.csv", "text,text\na,b\n", "has two columns 'text': rename one."),
         ("in.csv", "text,n\na,1\nb\n", "row 3 has 1 fields, and its header 2."),
         ("in.csv", 'text\n"a\n', "is no CSV at line 2"),
@@ -151,6 +155,29 @@ def test_pairs_of_texts_are_taken_in_the_models_order_and_a_text_a_line_is_refus
         list(read(tmp_path / "in.txt", {"a": "text", "b": "text"}, ADDED))
 
 
+@pytest.mark.parametrize("suffix", WRITTEN)
+def test_rows_with_a_label_of_their_own_get_the_models_beside_it(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "in.tsv").write_text('text\tlabel\n"good, really"\tpos\nbad\tpos\n')
+    rows = rows_in(answered(tmp_path / "in.tsv", tmp_path / f"out{suffix}"))
+    assert [row["text"] for row in rows] == ["good, really", "bad"]
+    assert [(row["label"], row["predicted_label"]) for row in rows] == [("pos", "pos"), ("pos", "neg")]
+    assert {"probability", *(["probabilities"] if suffix not in DELIMITERS else [])} <= rows[0].keys()
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_column_that_is_optional_may_be_absent(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"in{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.table({"ask": ["a"]}), file)
+    else:
+        file.write_text('{"ask": "a"}\n' if suffix == ".jsonl" else "ask\na\n")
+    forms: dict[str, Any] = {"ask": "text", "more": "text"}
+    (batch,) = read(file, forms, ADDED, blank={"more"}, optional={"more"})
+    assert batch.inputs == [("a", "")]
+    with pytest.raises(UserError, match="has no column 'more'"):
+        list(read(file, forms, ADDED, blank={"more"}))
+
+
 def test_a_row_may_have_nothing_where_its_column_may_be_blank(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text('asked,more\na,\n"",b\nc,d\n')
@@ -161,8 +188,10 @@ def test_a_row_may_have_nothing_where_its_column_may_be_blank(tmp_path: Path) ->
 @pytest.mark.parametrize("suffix", WRITTEN)
 def test_lists_are_spelt_as_json_in_csv_and_are_lists_elsewhere(tmp_path: Path, suffix: str) -> None:
     words = [["EU", "rejects"], ["it"]]
-    with (tmp_path / "in.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["words"], *([json.dumps(row)] for row in words), ["[]"], [""]])
+    for name, delimiter in DELIMITERS.items():
+        with (tmp_path / f"in{name}").open("w", newline="") as file:
+            table = [["words"], *([json.dumps(row)] for row in words), ["[]"], [""]]
+            csv.writer(file, delimiter=delimiter).writerows(table)
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"words": row}) + "\n" for row in [*words, [], None]))
     pq.write_table(pa.table({"words": [*words, [], None]}), tmp_path / "in.parquet")
     (batch,) = read(tmp_path / f"in{suffix}", {"words": "texts"}, ())

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tests.training.rows.kinds import CLASSIFICATION, Chat, Rating, Tags
 from training.kinds.multi_label_classification import MultiLabelClassification
@@ -270,6 +271,16 @@ def test_where_the_columns_of_another_way_are_there_the_recipe_is_told_how_to_as
     rows = [{"instruction": "Add", "output": "3"}]
     with pytest.raises(UserError, match=r"For rows of instruction and output, set data\.columns: {instruction: inst"):
         run(Chat(), json_lines(tmp_path / "c.jsonl", rows), tmp_path)
+
+
+def test_what_is_advised_for_columns_of_another_way_is_accepted(tmp_path: Path) -> None:
+    rows = [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "You"}]
+    file = json_lines(tmp_path / "c.jsonl", rows)
+    with pytest.raises(UserError) as refused:
+        run(Chat(), file, tmp_path)
+    advised = yaml.safe_load(str(refused.value).rpartition("set data.columns: ")[2].rstrip("."))
+    assert advised == {"instruction": "instruction", "input": "input"}
+    run(Chat(), file, tmp_path, columns=advised)
 
 
 def test_columns_of_the_kind_are_no_slices(tmp_path: Path) -> None:

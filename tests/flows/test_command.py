@@ -1,0 +1,81 @@
+"""What holds for every subcommand: readers that go away, homes that cannot be used, files with several entries."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.commands.main import main
+from flows.terminal import Quiet
+from tests.flows.small import command, environment, write_project
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_goes_away_ends_nothing_and_leaves_no_traceback(home: Path, stream: str) -> None:
+    """As in `finetune … | head`: the command goes on to its end, with its own exit code."""
+    theirs, ours = os.pipe()
+    os.close(theirs)  # nobody will ever read
+    argv = ["status"] if stream == "stdout" else ["run", "none.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: ours}
+    run = subprocess.run(command(*argv), env=environment(home), timeout=120, **pipes)
+    whole = subprocess.run(command(*argv), env=environment(home), capture_output=True, timeout=120)
+    os.close(ours)
+    other = {"stdout": "stderr", "stderr": "stdout"}[stream]
+    assert getattr(whole, stream) != b"" and run.returncode == whole.returncode
+    assert getattr(run, other) == getattr(whole, other)
+
+
+def test_a_home_that_cannot_be_used_is_told_by_how_it_was_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, taken = write_project(tmp_path / "project"), tmp_path / "taken"
+    taken.write_text("a file")
+    home.mkdir(mode=0o700)
+    assert main(["plan", str(file), "--home", str(taken)]) == 2
+    assert capsys.readouterr().err.startswith(f"--home: {taken} cannot be used: File exists. Name another folder")
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home and real(path, mode))
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    for argv in (["plan", str(file)], ["check", str(file)], ["run", str(file)], ["runs"], ["show", "small"]):
+        assert main(argv) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"FINETUNE_HOME: {home} cannot be written to: change its mode") and told.count("\n") == 1
+
+
+def test_an_entry_of_a_file_with_several_is_chosen_by_name(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_unchecked: None
+) -> None:
+    file = write_project(tmp_path / "project")
+    (entry,) = yaml.safe_load(file.read_text())["deployments"]
+    other = {**entry, "name": "other", "parameters": {"recipe": {**entry["parameters"]["recipe"], "name": "second"}}}
+    file.write_text(yaml.safe_dump({"deployments": [entry, other]}))
+    assert main(["check", str(file)]) == 2
+    assert "choose one by --entry, of small, other." in capsys.readouterr().err
+    for name in ("small", "other"):
+        assert main(["check", str(file), "--entry", name]) == 0
+    assert main(["plan", str(file), "--entry", "othr"]) == 2
+    assert "Did you mean 'other'?" in capsys.readouterr().err
+
+
+def test_a_recipe_without_a_deployment_is_told_where_it_belongs(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_project(tmp_path / "project")
+    (entry,) = yaml.safe_load(file.read_text())["deployments"]
+    file.write_text(yaml.safe_dump(entry["parameters"]["recipe"]))
+    assert main(["plan", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"{file}: is a recipe alone. Make it the recipe of an entry `- {{name: NAME, entrypoint: ")
+    shown = told.partition("`")[2].partition("`")[0].replace("…", "x")
+    (advised,) = yaml.safe_load(shown)
+    assert advised["parameters"] == {"recipe": "x"} and advised["entrypoint"] == entry["entrypoint"]
+
+
+def test_a_quiet_run_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    score = {"value": 0.9, "low": 0.85, "high": 0.94}
+    Quiet().run_ended({"metrics": {"validation": {"accuracy": score, "f1": score}}})
+    assert capsys.readouterr().out == "validation: accuracy 0.9000 (0.850 to 0.940), f1 0.9000 (0.850 to 0.940)\n"
