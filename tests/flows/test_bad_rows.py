@@ -154,7 +154,21 @@ CASES: dict[str, Case] = {
         ("train.csv.gz",), gzip_of(TRAIN * 50)[:-12], suffix=".csv.gz", validation=gzip_of(VALID)
     ),
     "a name that says packed": Case(("train.csv.gz", "gz"), TRAIN, suffix=".csv.gz", validation=gzip_of(VALID)),
-    "a spreadsheet": Case(("train.csv", "export it as CSV"), b"PK\x03\x04" + b"\0" * 100),
+    "a spreadsheet": Case(
+        ("train.csv: is no text but a zip archive or a spreadsheet: unpack it, or save it as CSV (in Excel 'CSV ",),
+        b"PK\x03\x04" + b"\0" * 100,
+    ),
+    "a spreadsheet in another encoding": Case(
+        ("train.csv: is no text but a zip",), b"PK\x03\x04" + b"\0" * 100, data={"encoding": "cp1252"}
+    ),
+    "a spreadsheet by its name": Case(
+        ("rows.xlsx: is a spreadsheet: save it as CSV (in Excel",),
+        data={"splits": {"train": "rows.xlsx", "validation": "validation.csv"}},
+        more={"rows.xlsx": lambda path: path.write_bytes(b"PK\x03\x04" + b"\0" * 100) and None},
+    ),
+    "a source that is a spreadsheet": Case(
+        ("data.source: 'xlsx' is not read: save the spreadsheet as CSV, and set data.source: csv",), source="xlsx"
+    ),
     "a value that cannot be cast": Case(
         ("train.csv row 3: holds no int64 in column 'n': 'many'", "data.checks.type: warning"),
         "text,label,n\none,a,1\ntwo,b,many\n",
@@ -234,7 +248,16 @@ CASES: dict[str, Case] = {
         "row 1: holds float in column 'label' where a text or whole number belongs: 0.5",
     ),
     "half a character": lines(
-        LINES + '{"text": "\\ud800", "label": "a"}\n', "train.jsonl row 3: is not UTF-8 text (column 'text')"
+        LINES + '{"text": "\\ud800", "label": "a"}\n',
+        "train.jsonl row 3: holds half a character (such as \\ud83d without its other half) in column 'text'",
+    ),
+    "a key twice": lines(
+        LINES + '{"text": "x", "text": "y", "label": "a"}\n',
+        "train.jsonl row 3: has an object with one key twice ('text')",
+    ),
+    "a key twice in an array": lines(
+        '[{"text": "x", "label": "a"}, {"text": "y", "label": {"a": 1, "a": 2}}, {"text": "z", "label": "b"}]',
+        "train.jsonl row 2: has an object with one key twice ('a')",
     ),
     "null that is not NA": lines(
         LINES + '{"text": null, "label": "a"}\n', "train.jsonl row 3: has no text in column 'text'"

@@ -47,6 +47,7 @@ _NAMES = {
 
 # What follows the length that a field takes.
 _EXAMPLES = {"data.delimiter": ", such as ; or | (null: a comma, and in .tsv files a tab)"}
+_SPREADSHEETS = ("excel", "spreadsheet", "xlsx", "xls", "ods")
 # What else a field takes that takes a word.
 _OTHER_SIDE = {
     "training.class_weights": "weights by the labels' names",
@@ -153,6 +154,8 @@ def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
         return f"{value!r} is refused: {REFUSED[value]}."
     if advice := out_of_scope(str(value)):
         return f"{value!r} {advice}"
+    if where == "data.source" and str(value).lower() in _SPREADSHEETS:
+        return f"{value!r} is not read: save the spreadsheet as CSV, and set data.source: csv."
     allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
     allowed += [_OTHER_SIDE.get(where, "a whole number")] if error["loc"][-1] == WORD else []
     return f"{_shown(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"

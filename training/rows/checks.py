@@ -134,7 +134,12 @@ def unknown_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> It
 
 
 def single_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
-    """Training rows that all say the same teach nothing."""
+    """Training rows that all have one label, or one number to predict, teach nothing."""
+    for column, value in survey.only_number.items():
+        left_out = survey.corrected and survey.left_out  # rows that may have other numbers
+        if survey.split == "train" and survey.rows and value is not None and not left_out:
+            message = f"the train split has only the number {value:g}: it needs rows of at least two different numbers."
+            yield Found(column.field, message)
     labels = [label for label in survey.labels if label in places]
     if survey.asked.labels and survey.split == "train" and survey.rows and len(labels) < 2:
         has = f"only the label {labels[0]!r}" if labels else "no known label"
@@ -164,6 +169,23 @@ def mixed_labels(survey: Survey, places: Mapping[str, int], twins: Twins) -> Ite
             "of its own: write them all in one way."
         )
         yield Found(survey.first[odd], message)
+
+
+def similar_labels(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+    """Labels that differ only by case or spaces, such as `pos` and `Pos `: the model learns each as its own label."""
+    if survey.split != "train":
+        return
+    groups: dict[str, list[str]] = {}
+    for label in filter(places.__contains__, survey.labels):
+        groups.setdefault("".join(label.split()).casefold(), []).append(label)
+    for labels in groups.values():
+        if len(labels) > 1:
+            rarest = min(labels, key=survey.labels.__getitem__)
+            spelt = ", ".join(f"{label!r} ({_rows(survey.labels[label])})" for label in labels)
+            message = (
+                f"labels of train differ only by case or spaces: {spelt}; if they mean the same, write them alike."
+            )
+            yield Found(survey.first[rarest], message)
 
 
 def missing_word(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
@@ -251,6 +273,7 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
     "single_label": single_label,
     "absent_label": absent_label,
     "mixed_labels": mixed_labels,
+    "similar_labels": similar_labels,
     "missing_word": missing_word,
     "duplicates": duplicates,
     "conflicting_labels": conflicting_labels,
@@ -277,6 +300,7 @@ LEVELS: dict[str, Level] = {
     "single_label": "error",
     "absent_label": "warning",
     "mixed_labels": "warning",
+    "similar_labels": "warning",
     "missing_word": "warning",
     "duplicates": "warning",
     "conflicting_labels": "warning",

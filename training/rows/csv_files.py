@@ -225,7 +225,7 @@ class _Ragged:
         self._left_out += 1
         if self._left_out < MOST_RAGGED:
             quoted = self._data.quoting == "standard" and row.text.count('"') % 2
-            unclosed = " (is a quotation mark never closed?)" if quoted else ""
+            unclosed = " (is a quotation mark never closed? If it is text, set data.quoting: none)" if quoted else ""
             names = "the header has" if self._data.header is None else "data.header names"
             what = f"has {row.actual_columns} fields where {names} {row.expected_columns}{unclosed}"
             self._new.append(Fault(row.number, "ragged", what))

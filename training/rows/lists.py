@@ -147,7 +147,9 @@ def _fitted(value: Any, name: str, form: Form) -> Any:
             made = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_label, value))
             _text("".join(made))
             return made
-    except UnicodeError as error:  # half of a character, which JSON can write; or bytes that are no text
+    except UnicodeEncodeError as error:
+        raise _Misfit(*half_character(name)) from error
+    except UnicodeDecodeError as error:
         raise _Misfit(*_not_text(name)) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f" ({error})") from error
@@ -181,6 +183,11 @@ def _is_text(value: bytes | None) -> bool:
         return value is None or value.decode() is not None
     except UnicodeDecodeError:
         return False
+
+
+def half_character(name: str) -> tuple[str, str, str]:
+    """The fault of a text with one half of a surrogate pair, which JSON and Python can write, and no encoding can."""
+    return "malformed", f"holds half a character (such as \\ud83d without its other half) in column {name!r}", ""
 
 
 def _not_text(name: str) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from training.problems import Problem, UserError
-from training.rows.sources import PACKED
+from training.rows.sources import EXPORT, PACKED, SPREADSHEETS
 from training.rows.urls import PIECE_BYTES, is_url, name_of, open_url, shown, told
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ _MARKS = {
 _NO_TEXT = {
     b"\x1f\x8b": "packed by gzip: let its name end in .gz",
     b"\x28\xb5\x2f\xfd": "packed by zstd: let its name end in .zst",
-    b"PK\x03\x04": "a zip archive or a spreadsheet: unpack it, or export it as CSV",
+    b"PK\x03\x04": f"a zip archive or a spreadsheet: unpack it, or {EXPORT}",
+    b"\xd0\xcf\x11\xe0": f"a spreadsheet or document of older programs: {EXPORT}",
     b"PAR1": "a Parquet file: set data.source: parquet",
     b"ARROW1": "an Arrow file: set data.source: arrow",
 }
@@ -198,6 +199,7 @@ def _pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
     unpacked = iter(stored.read, b"") if packing is None else _unpacked(stored, packing)
     capped = _capped(unpacked, stored, data, packing)
     first = next(capped, b"")
+    _need_text(first, stored.file)
     encoding = codecs.lookup(data.encoding).name
     if encoding in ("utf-8", "utf-8-sig"):
         _need_utf8(first, stored.file)
@@ -238,13 +240,19 @@ def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str |
         yield piece
 
 
+def _need_text(start: bytes, file: str) -> None:
+    """Raises UserError where a file's first bytes show that it is of another format."""
+    for mark, what in _NO_TEXT.items():
+        if start.startswith(mark):
+            is_sheet = name_of(file).lower().endswith(SPREADSHEETS)
+            message = f"is a spreadsheet: {EXPORT}, and name that file" if is_sheet else f"is no text but {what}"
+            raise _problem(file, f"{message}.")
+
+
 def _need_utf8(start: bytes, file: str) -> None:
     """Raises UserError where a file's first bytes show that it is no UTF-8."""
     if encoding := _marked(start):
         raise _problem(file, f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}.")
-    for mark, what in _NO_TEXT.items():
-        if start.startswith(mark):
-            raise _problem(file, f"is no text but {what}.")
     sample = start[:_SAMPLE_BYTES]
     if sample.count(0) > _MANY_NULS * len(sample):
         odd, even = sample[1::2].count(0), sample[::2].count(0)

@@ -46,11 +46,16 @@ class QuotedFields:
         starts = re.escape(delimiter.encode())
         self._opening = re.compile(rb'"(?<=[' + starts + rb'\r\n]")')
         self._field = re.compile(rb'"([^"]*+(?:""[^"]*+)*+)"([^' + starts + rb"\r\n]*+)")
+        # All up to the next field that may be suspicious, in one call where a program quotes fields that need none.
+        ends = rb"[" + starts + rb"\r\n]"
+        plain = rb"(?<=" + ends + rb')"[^"\r\n]*+(?:""[^"\r\n]*+)*+"(?=' + ends + rb")"
+        self._unsuspicious = re.compile(rb'(?:[^"]++|' + plain + rb"|(?<!" + ends + rb')")*+')
         self._held = b"\n"  # the byte before what is looked at next, and what cannot be judged yet
         self._row = 1
         self._lines = 0
         self._longest = (0, 0)
         self._header_is_quoted = False
+        self._last: dict[str, int] = {}  # row by check, so that a row is told once
         self._found: deque[Fault] = deque()  # pyarrow reads from a thread of its own
 
     def read(self, size: int = -1) -> bytes:
@@ -88,7 +93,13 @@ class QuotedFields:
     def _look(self, data: bytes, end: bool) -> None:
         """Looks at all fields that are whole; `data` begins with a byte that was looked at before."""
         done = 1
-        while opening := self._opening.search(data, done):
+        while True:
+            skipped = done
+            if self._delimiter != b"\t" or self._header_is_quoted:
+                skipped = self._unsuspicious.match(data, done).end()  # type: ignore[union-attr]  # it matches nothing, too
+            opening = self._opening.search(data, skipped)
+            if opening is None:
+                break
             start = opening.start()
             self._pass(data, done, start)
             field = self._field.match(data, start)
@@ -142,6 +153,9 @@ class QuotedFields:
         self._held = b"\n"
 
     def _add(self, check: str, what: str, field: bytes, breaks: int = 0) -> None:
+        if self._last.get(check) == self._row:
+            return
+        self._last[check] = self._row
         lines = f"{breaks + 1:,} lines, " if breaks else ""
         value = f": {lines}{shortly(field[:200].decode(errors='replace'))}"
         self._found.append(Fault(self._row, check, what, value))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.rows.blocks import Block, Fault, refused
+from training.rows.blocks import Block, Fault, refused, shortly
 from training.rows.csv_files import read_csv
 from training.rows.hub import read_hub
 from training.rows.mappings import from_mappings
@@ -61,13 +61,32 @@ def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, 
 def _parsed(number: int, line: bytes) -> Any:
     """The value of one line, or what is wrong with it."""
     try:
-        return json.loads(line.decode())
+        return json.loads(line.decode(), object_pairs_hook=_unique)
+    except _KeyTwice as error:
+        return _twice(number, str(error))
     except UnicodeDecodeError as error:
         return Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
     except json.JSONDecodeError as error:
         return Fault(number, "malformed", "is not JSON", f" ({error.msg}, column {error.colno})")
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
         return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
+
+
+class _KeyTwice(ValueError):
+    """The key that an object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values. Raises _KeyTwice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _KeyTwice(next(name for name in names if names.count(name) > 1))
+    return made
+
+
+def _twice(number: int, key: str) -> Fault:
+    return Fault(number, "malformed", "has an object with one key twice", f" ({shortly(key)})")
 
 
 class _Array:
@@ -91,14 +110,38 @@ class _Array:
         self.row, self._of_row = row, 0
 
 
+class _Object(dict[str, Any]):
+    """An object of a JSON array, which knows a key that it has twice."""
+
+    twice: str | None = None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in self:
+            self.twice = key
+        super().__setitem__(key, value)
+
+
+_Object.__name__ = "dict"  # as messages name the type of a value
+
+
+def _key_twice(value: Any) -> str | None:
+    """A key that an object within the value has twice, if there is one."""
+    if isinstance(value, _Object) and value.twice is not None:
+        return value.twice
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = (_key_twice(one) for one in inside if isinstance(one, dict | list))
+    return next((key for key in found if key is not None), None)
+
+
 def _elements(array: _Array, where: str) -> Iterator[tuple[int, Any]]:
     import ijson
 
     number = 0
     try:
-        for number, row in enumerate(ijson.items(array, "item", use_float=True), 1):
+        for number, row in enumerate(ijson.items(array, "item", use_float=True, map_type=_Object), 1):
             array.has_given(number)
-            yield number, row
+            key = _key_twice(row)
+            yield number, row if key is None else _twice(number, key)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
         raise refused(where, f"is not a JSON array to its end: after row {number}, {said}") from error

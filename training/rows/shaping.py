@@ -16,7 +16,7 @@ from training.rows.asked import Asked, Stored
 from training.rows.blocks import Block, Fault, shortly
 from training.rows.columns import Form
 from training.rows.filters import Filter, parse_filter
-from training.rows.lists import NESTED, Wrong, from_arrow, from_json, split_at
+from training.rows.lists import NESTED, Wrong, from_arrow, from_json, half_character, split_at
 from training.rows.mappings import NUMBERS
 from training.rows.plain import is_list, plain, with_names
 
@@ -115,6 +115,8 @@ def _decoded(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[p
     if not any(check(column.type) for check in _BYTES):
         return column, {}
     decoded, bad = _converted(column, pa.string(), _undecodable)
+    if block.spelt and asked.data.source != "csv":  # texts of Python's by now, so their bytes were decoded
+        return decoded, dict.fromkeys(bad, half_character(name))
     return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
 
 

@@ -27,6 +27,9 @@ def _also_packed(*suffixes: str) -> tuple[str, ...]:
     return tuple(suffix + packed for packed in ("", *PACKED) for suffix in suffixes)
 
 
+SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
+EXPORT = "save it as CSV (in Excel 'CSV UTF-8', in LibreOffice 'Text CSV')"
+
 SUFFIXES = {
     "csv": _also_packed(".csv", ".tsv"),
     "json": _also_packed(".jsonl", ".ndjson", ".json"),
@@ -159,12 +162,21 @@ class _Search:
         looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
         if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
             looked += f" (also {' and '.join(PACKED)})"
-        have = ", ".join(file.name for file in self.there[:20]) or "nothing of the kind"
+        have = ", ".join(file.name for file in self.there[:20]) or f"nothing of the kind{self._of_other_kinds()}"
         near = nearest(names[0], [text for file in self.there for text in (file.name, _stem(file.name))])
         return (
             f"no {split} file in {shown(self._folder)}: looked for {looked}; there is {have}. "
             f"Name it in data.splits.{split}.{near}"
         )
+
+    def _of_other_kinds(self) -> str:
+        """The files of a local folder without any of the source's; nothing where there are none either."""
+        if is_url(self._folder) or not os.path.isdir(self._folder):
+            return ""
+        names = sorted(entry.name for entry in os.scandir(self._folder) if entry.is_file() and entry.name[0] != ".")
+        sheet = next((name for name in names if name.lower().endswith(SPREADSHEETS)), None)
+        advice = f" ({sheet} is a spreadsheet: {EXPORT})" if sheet else ""
+        return f", only {', '.join(names[:5])}{advice}" if names else ""
 
     def _tell(self, where: str, message: str) -> None:
         self.problems.append(Problem(kind="data", where=where, message=message))

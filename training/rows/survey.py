@@ -113,6 +113,8 @@ class Survey:
     """The first row of each label, as a message names it."""
     named: tuple[str, ...] = ()
     """All labels in order, where the source names them."""
+    only_number: dict[Stored, float | None] = field(default_factory=dict)
+    """For each column of numbers to predict: the number that all rows have; None where they differ."""
     characters: Spread = field(default_factory=Spread)
     missing_words: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     """Column and word: how many texts are that word, and the first row, as a message names it."""
@@ -124,6 +126,11 @@ class Survey:
         self.characters.add(_lengths(block.rows, self.asked.inputs))
         if self.asked.labels:
             self._count_labels(block, block.rows.column(self.asked.labels.name))
+        for column in self.asked.columns:
+            if column.form == "number" and column.is_label and block.rows.num_rows:
+                least, most = pc.min_max(block.rows.column(column.name)).as_py().values()
+                same = least == most == self.only_number.get(column, least)
+                self.only_number[column] = least if same else None
         for column in self.asked.contents:
             if column.form == "text":
                 self._count_missing_words(block, column)

@@ -188,3 +188,13 @@ def test_doubles_that_are_whole_can_be_labels_by_a_cast(tmp_path: Path) -> None:
         "text": ["7", "8"],
         "label": [1, 0],
     }
+
+
+def test_labels_that_differ_only_by_case_or_spaces_are_told_with_their_counts(tmp_path: Path) -> None:
+    rows = [(f"t{n}", "pos" if n % 2 else "neg") for n in range(20)]
+    odd = [("x", "Pos"), ("y", "pos "), ("z", " p os")]
+    problem = warnings(tmp_path, {"train": [*rows, *odd], "validation": rows[:2]}, checks={"shared_rows": "ignore"})[
+        "similar_labels"
+    ]
+    assert problem.where == "train.jsonl row 21" and "'pos' (10 rows), 'Pos' (1 row)" in problem.message
+    assert "similar_labels" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]})

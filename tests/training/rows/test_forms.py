@@ -15,6 +15,7 @@ import yaml
 
 from tests.training.rows.kinds import CLASSIFICATION, Chat, Rating, Tags
 from training.kinds.multi_label_classification import MultiLabelClassification
+from training.kinds.regression import Regression
 from training.kinds.seq2seq import Seq2Seq
 from training.pictures import draw_rows
 from training.problems import Problem, UserError
@@ -141,7 +142,7 @@ def test_what_is_wrong_with_lists_is_told_with_the_row(tmp_path: Path) -> None:
     ]
     found = told(Tags(), [*TAGS, *bad], tmp_path)
     assert found == [
-        "encoding row 12: is not UTF-8 text (column 'words')",
+        "malformed row 12: holds half a character (such as \\ud83d without its other half) in column 'words'",
         "type row 8: holds no list of texts in column 'words': 'a b' (2 rows like this: 8, 9)",
         "type row 10: holds no list of labels, which are texts or whole numbers, in column 'tags': [1.5]",
         "blank_text row 4: has no texts in column 'words'",
@@ -150,7 +151,7 @@ def test_what_is_wrong_with_lists_is_told_with_the_row(tmp_path: Path) -> None:
         "missing_label row 6: has an empty label in column 'tags'",
         "uneven row 11: has more or fewer tags than words",
     ]
-    checks = dict.fromkeys(["type", "encoding", "blank_text", "missing_label", "uneven"], "warning")
+    checks = dict.fromkeys(["type", "malformed", "blank_text", "missing_label", "uneven"], "warning")
     report = run(Tags(), str(tmp_path / "r.jsonl"), tmp_path / "out", checks=checks)
     assert report["left_out"] == {"train": 9, "validation": 9}
     assert stored(tmp_path / "out")["words"].to_pylist() == [row["words"] for row in TAGS]
@@ -337,3 +338,13 @@ def test_an_empty_cell_and_an_empty_label_among_others_are_told(tmp_path: Path) 
         "missing_label row 2",
         "missing_label row 3",
     ]
+
+
+def test_numbers_to_predict_that_are_all_alike_are_an_error(tmp_path: Path) -> None:
+    rows: list[Row] = [{"text": f"t{n}", "label": 3} for n in range(20_000)]
+    given = {"text": ["text"], "label": "label", "checks": {"duplicates": "ignore"}}
+    found = told(Regression(), rows, tmp_path, **given)
+    assert found == [
+        "single_label : the train split has only the number 3: it needs rows of at least two different numbers."
+    ]
+    assert told(Regression(), [*rows, {"text": "x", "label": 3.5}], tmp_path, **given) == []

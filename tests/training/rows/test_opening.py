@@ -22,6 +22,7 @@ import pytest
 from training.problems import NETWORK, UserError
 from training.recipe import Data
 from training.rows.opening import opened, seekable
+from training.rows.sources import EXPORT
 from training.rows.urls import told
 
 TEXT = "text,label\nnaïve café,1\n„gut“ 你好,0\n"
@@ -210,7 +211,7 @@ def test_a_damaged_file_never_looks_like_one_that_ended(tmp_path: Path) -> None:
         (TEXT.encode("utf-16-be"), "is UTF-16 by the many NUL bytes in it: set data.encoding: utf-16-be."),
         (bytes(100), "is no text: many of its first bytes are NUL."),
         (gzip.compress(b"a", mtime=0), "is no text but packed by gzip: let its name end in .gz."),
-        (b"PK\x03\x04rest", "is no text but a zip archive or a spreadsheet: unpack it, or export it as CSV."),
+        (b"PK\x03\x04rest", f"is no text but a zip archive or a spreadsheet: unpack it, or {EXPORT}."),
         (b"PAR1rest", "is no text but a Parquet file: set data.source: parquet."),
     ],
 )

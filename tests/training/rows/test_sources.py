@@ -115,6 +115,14 @@ def test_a_file_that_is_named_is_taken_whatever_it_is_called(tmp_path: Path, nam
     assert find_files(named) == {"train": [str(tmp_path / name)], "validation": [str(tmp_path / "other.csv")]}
 
 
+def test_a_folder_with_files_of_another_kind_alone_names_them(tmp_path: Path) -> None:
+    touch(tmp_path, "reviews.xlsx", "README.txt")
+    with pytest.raises(
+        UserError, match=r"nothing of the kind, only README.txt, reviews.xlsx \(reviews.xlsx is a spread"
+    ):
+        find_files(data(tmp_path))
+
+
 def test_a_held_out_file_alone_is_not_train(tmp_path: Path) -> None:
     touch(tmp_path, "dev.csv", "more.csv")
     with pytest.raises(UserError, match="no train file in"):
