@@ -22,6 +22,8 @@ os.environ.update(
     MLFLOW_DISABLE_TELEMETRY="true",
     PREFECT_HOME=f"{_scratch.name}/prefect",
     PREFECT_RESULTS_LOCAL_STORAGE_PATH=f"{_scratch.name}/results",
+    # One for all homes of the tests: making one takes seconds.
+    PREFECT_SERVER_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{_scratch.name}/prefect.db",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="60",
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class Machine:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {"PREFECT_HOME": f"{home}-prefect", "PYTHONPATH": str(ROOT), "PREFECT_API_URL": ""}
+        self.env["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = ""
         self.ports = ["--prefect-port", str(closed_port()), "--mlflow-port", str(closed_port())]
 
     def finetune(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,9 +85,9 @@ class Machine:
     def api(self, path: str, **body: Any) -> Any:
         """What the Prefect server answers, to a POST where there is a body."""
         sent = json.dumps(body).encode() if body else None
-        request = urllib.request.Request(
-            f"{self.env['PREFECT_API_URL']}/{path}", sent, {"Content-Type": "application/json"}
-        )
+        login = b64encode(self.env["PREFECT_API_AUTH_STRING"].encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}"}
+        request = urllib.request.Request(f"{self.env['PREFECT_API_URL']}/{path}", sent, headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 

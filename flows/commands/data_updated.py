@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from flows.commands.codes import COMPLETED
-from tasks.runtime import events, services
+from tasks.runtime import events
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -19,7 +19,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def act(arguments: argparse.Namespace) -> int:
     """Prints what it started. Raises UserError without a server or a deployment, ServicesFailed where one fails."""
-    services.use()
     for deployment, run in events.data_updated(arguments.name):
         print(f"{deployment}: {run.name} ({run.id}) is {run.state_name}")
     return COMPLETED

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.commands.codes import COMPLETED
-from tasks.runtime import deploying, services
+from tasks.runtime import deploying
 from training.problems import Problem, UserError
 
 FOLDER = Path("deployments")
@@ -27,7 +27,6 @@ def act(arguments: argparse.Namespace) -> int:
     if not files:
         message = f"there is none in {FOLDER}/ here: name one, or go to the folder that holds {FOLDER}/."
         raise UserError([Problem(kind="option", where="FILE", message=message)])
-    services.use()
     found = deploying.checked(files)
     url = deploying.need_server()
     deploying.need_pools(one.pool for one in found)

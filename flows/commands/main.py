@@ -31,7 +31,7 @@ from flows.commands import (
 from flows.commands.codes import FAILED, INTERRUPTED, code_of
 from flows.commands.pipes import outlive_readers
 from flows.tables import problem_line
-from tasks.runtime import settings
+from tasks.runtime import services, settings
 from tasks.runtime.connection import MlflowFailed
 from tasks.runtime.launch import JobFailed
 from tasks.runtime.services import ServicesFailed
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["FINETUNE_HOME"] = arguments.home
     settings.prepare_environment()
     try:
+        services.use()
         return int(arguments.act(arguments))
     except UserError as error:
         show_problems(_of_option(error) if arguments.home else error)

@@ -26,7 +26,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def act(arguments: argparse.Namespace) -> int:
     """Prints what is told through which block. Raises UserError without a server, and for an unknown block."""
-    services.use()
     url = need_server()
     if not services.answers(url):
         raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` says what runs.")

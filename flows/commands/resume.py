@@ -11,7 +11,6 @@ from flows.commands.arguments import add_json_argument, add_quiet_argument, need
 from flows.commands.codes import COMPLETED
 from flows.commands.run import go_on
 from tasks import consent
-from tasks.runtime import services
 from training.recipe import parse
 
 
@@ -34,7 +33,6 @@ def act(arguments: argparse.Namespace) -> int:
     Raises UserError without one, and for code that the server names, unless this home ran it or --run-code is given.
     """
     need_writable(arguments.json)
-    services.use()
     from tasks.runtime.embedded import ensure_prefect_server
     from tasks.runtime.flow_runs import find, schedule
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.commands.codes import COMPLETED
 from flows.tables import aligned
-from tasks.runtime import keeping, services, settings
+from tasks.runtime import keeping, settings
 from tasks.runtime.keeping import HALF_MADE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
 from tasks.runtime.reports import counted
 from training.problems import Problem, UserError
@@ -17,7 +17,7 @@ from training.problems import Problem, UserError
 # What is not a stage's comes after them.
 LAST = (JOBS, QUARANTINE, HALF_MADE, REMOVED, RECORDS)
 # Of the home's other folders, those that may grow.
-OTHERS = ("runs", "services", "mlartifacts", "mlflow.db")
+OTHERS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -48,7 +48,6 @@ def act(arguments: argparse.Namespace) -> int:
         return COMPLETED
     if arguments.remove:
         keeping.need_quiet()
-    services.use()  # it has the database open; before anything of MLflow's is imported
     pieces = keeping.look(arguments.give_up)
     sizes = Sizes()
     print(*_lines(pieces, sizes), sep="\n")

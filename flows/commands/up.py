@@ -11,6 +11,8 @@ from flows.commands.codes import COMPLETED, sigterm_interrupts
 from tasks.runtime import services
 from tasks.runtime.services import MLFLOW_PORT, PREFECT_PORT, State
 
+HOW_TO_LOG_IN = "Both pages ask for a password: finetune status --password"
+
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """The subcommand's arguments."""
@@ -25,14 +27,16 @@ def act(arguments: argparse.Namespace) -> int:
     """Starts them, or says that they run. Raises UserError for ports that are taken, ServicesFailed where one fails."""
     state = services.running()
     if state is not None:
-        print("They run already; `finetune down` stops them.")
+        print(f"They run already, {state.place}; `finetune down` stops them.")
         print(*addresses(state), sep="\n")
         return COMPLETED
     print("starting Prefect, MLflow and a worker: some 20 seconds", file=sys.stderr)
     with sigterm_interrupts():
-        state = services.up(arguments.prefect_port, arguments.mlflow_port, _say)
+        state = services.up(arguments.prefect_port, arguments.mlflow_port, arguments.detach, _say)
         try:
             print(*addresses(state), sep="\n", flush=True)
+            # A password belongs on a person's terminal, not in a log.
+            print(*(logins(state) if sys.stdout.isatty() else [HOW_TO_LOG_IN]), sep="\n", flush=True)
             if arguments.detach:
                 print('Point a shell at them: eval "$(finetune status --env)". Stop them: finetune down')
                 return COMPLETED
@@ -53,3 +57,13 @@ def addresses(state: State) -> list[str]:
     """A line a server."""
     found = {"Prefect": state.prefect, "MLflow": state.mlflow, "Worker": f"work pool {services.POOL!r}"}
     return [f"{f'{name}:':<9}{where}" for name, where in found.items() if where]
+
+
+def logins(state: State) -> list[str]:
+    """How a person logs in to the pages of the servers, a line each."""
+    found = []
+    if state.prefect:
+        found.append(f"Log in to Prefect: {services.auth_string()}")
+    if state.mlflow:
+        found.append(f"Log in to MLflow:  user {services.USER}, password {services.password()}")
+    return found

@@ -1,13 +1,20 @@
-"""The program that keeps the services of `finetune up` running: `python -m tasks.programs.keeper [NAME=PORT ...]`.
+"""The program that keeps the services of `finetune up` running:
+
+    python -m tasks.programs.keeper [--until-eof] [NAME=PORT ...]
 
 It starts each service when the one before answers, each under a supervisor (training/supervise.py) that lets none of
 its processes outlive it or this program, and starts one again that ends. On SIGTERM it stops all: the runs first,
-which save a checkpoint, then the worker, then the servers.
+which save a checkpoint, then the worker, then the servers; with `--until-eof` also when its standard input ends, which
+a foreground `finetune up` holds open.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
+import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -22,22 +29,31 @@ from tasks.runtime.services import (
     MLFLOW,
     POOL,
     PREFECT,
+    USER,
     WORKER,
     State,
     answers,
     folder,
     kept_alone,
+    one_server_starts,
+    password,
     tell,
     worker_name,
     works,
 )
-from training.processes import descendants, send, variable
+from training.processes import descendants, send, start_ticks, variable
 
 TICK_S = 0.2
 RUNS_STOP_S = 40.0
 SERVER_STOP_S = 10.0
 LONGEST_PAUSE_S = 30.0
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+# A password is compared with a slow hash, 50 ms each: an answer is kept for a minute.
+MLFLOW_AUTH = """[mlflow]
+default_permission = NO_PERMISSIONS
+database_uri = sqlite:///{database}
+auth_cache_ttl_seconds = 60
+"""
 
 
 @dataclass
@@ -46,7 +62,8 @@ class Service:
 
     name: str
     argv: list[str]
-    environment: dict[str, str]
+    environment: Callable[[], dict[str, str]]
+    """Made anew at each start."""
     ready: Callable[[], bool]
     supervisor: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -59,7 +76,7 @@ class Service:
         supervise = [sys.executable, "-m", "training.supervise", "--grace-s", str(SERVER_STOP_S), str(place), "--"]
         self.supervisor = subprocess.Popen(
             [*supervise, sys.executable, "-m", *self.argv],
-            env=os.environ | self.environment,
+            env=os.environ | self.environment(),
             stdin=subprocess.PIPE,  # held open by this program: its end is the end of the service
             start_new_session=True,
         )
@@ -85,10 +102,12 @@ class Service:
 class Keeper:
     """All services, from the first start to the last end."""
 
-    def __init__(self, ports: dict[str, int]) -> None:
+    def __init__(self, ports: dict[str, int], until_eof: bool) -> None:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-        self._state = State(pid=os.getpid(), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
+        pid = os.getpid()
+        self._state = State(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
         self._services = [service for service in _services(ports) if service.name in self._state.kept]
+        self._until_eof = until_eof
         self._stopping = False
 
     def run(self) -> None:
@@ -101,9 +120,10 @@ class Keeper:
             for service in self._services:
                 if service.name == WORKER:
                     _put_in_order(ours=self._state.prefect is not None)
-                service.start()
-                while not self._stopping and not service.ready():
-                    self._keep()
+                with one_server_starts() if service.name == PREFECT else contextlib.nullcontext():
+                    service.start()
+                    while not self._stopping and not service.ready():
+                        self._keep()
                 self._state = self._state.model_copy(update={"answering": (*self._state.answering, service.name)})
                 tell(self._state)
             while not self._stopping:
@@ -116,7 +136,10 @@ class Keeper:
     def _keep(self) -> None:
         for service in self._services:
             service.keep()
-        time.sleep(TICK_S)
+        if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # nobody writes: it is readable at its end
+            self._stopping = True
+        elif not self._until_eof:
+            time.sleep(TICK_S)
 
     def _stop(self, number: int, frame: object) -> None:
         self._stopping = True
@@ -124,30 +147,52 @@ class Keeper:
 
 def _services(ports: dict[str, int]) -> list[Service]:
     prefect, mlflow = ports.get(PREFECT, 0), ports.get(MLFLOW, 0)
-    loopback = ["--host", "127.0.0.1", "--port"]
-    store = ["--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
+    store = ["--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
     store += ["--artifacts-destination", str(settings.mlflow_artifacts())]
     worker = worker_name()
     return [
         Service(
             PREFECT,
-            ["prefect", "server", "start", *loopback, str(prefect)],
-            {},
+            ["tasks.programs.prefect_server", str(prefect)],
+            dict,
             partial(answers, f"http://127.0.0.1:{prefect}/api"),
         ),
         Service(
             MLFLOW,
-            ["mlflow", "server", "--workers", "1", *store, *loopback, str(mlflow)],
-            {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            ["mlflow", "server", "--app-name", "basic-auth", "--workers", "1", *store, "--port", str(mlflow)],
+            partial(_mlflow_environment, mlflow),
             partial(answers, f"http://127.0.0.1:{mlflow}"),
         ),
         Service(
             WORKER,
             ["prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker],
-            {"PREFECT_WORKER_QUERY_SECONDS": "2"},
+            lambda: {"PREFECT_WORKER_QUERY_SECONDS": "2"},
             partial(works, datetime.now(UTC)),
         ),
     ]
+
+
+def _mlflow_environment(port: int) -> dict[str, str]:
+    """The variables with which MLflow's server asks for the password and refuses foreign hosts and origins."""
+    place = folder() / MLFLOW
+    place.mkdir(exist_ok=True)
+    # MLflow keeps a hash of the password and never looks at a new one: its list of users is made anew each time.
+    for left in place.glob("users.db*"):
+        left.unlink()
+    (place / "users.db").touch(mode=0o600)
+    configuration = place / "auth.ini"
+    configuration.write_text(MLFLOW_AUTH.format(database=place / "users.db"))
+    hosts = ("127.0.0.1", "localhost")
+    return {
+        "MLFLOW_AUTH_CONFIG_PATH": str(configuration),
+        "MLFLOW_AUTH_ADMIN_USERNAME": USER,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": password(),
+        "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(24),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(name for host in hosts for name in (host, f"{host}:*")),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}:{port}" for host in hosts),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
 
 
 def _put_in_order(ours: bool) -> None:
@@ -187,8 +232,12 @@ def main() -> None:
     with kept_alone() as held:
         if not held:
             sys.exit("another `finetune up` runs over this home: stop it by `finetune down`.")
-        ports = dict(argument.split("=") for argument in sys.argv[1:])
-        Keeper({name: int(port) for name, port in ports.items()}).run()
+        parser = argparse.ArgumentParser(prog="python -m tasks.programs.keeper")
+        parser.add_argument("--until-eof", action="store_true")
+        parser.add_argument("port", nargs="*", metavar="NAME=PORT")
+        options = parser.parse_args()
+        ports = dict(argument.split("=") for argument in options.port)
+        Keeper({name: int(port) for name, port in ports.items()}, options.until_eof).run()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from tasks.runtime import connection, services, settings
+from tasks.runtime.embedded import database_url
 from tasks.runtime.hardware import gpus
 from tasks.runtime.locks import held
 from tasks.runtime.services import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
@@ -67,7 +68,6 @@ class Finding(NamedTuple):
 def examine() -> list[Finding]:
     """All findings. Takes seconds at most, the network's time-outs included."""
     state = services.told()
-    services.use()  # its servers are asked, not the files that they have open
     hub = _hub()
     found = [_python(), *_packages(), *_ports(state), *_disks(), _memory(), *_gpus()]
     found += [_home(), *_servers(), *_left(state), *_unheard()]
@@ -189,9 +189,9 @@ def _home() -> Finding:
 
 def _servers() -> list[Finding]:
     """Prefect's and MLflow's server where one is named, else their databases."""
-    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL
+    from prefect.settings import PREFECT_API_URL
 
-    prefect = PREFECT_API_URL.value() or PREFECT_API_DATABASE_CONNECTION_URL.value()
+    prefect = PREFECT_API_URL.value() or database_url()
     mlflow = os.environ.get(VARIABLES[MLFLOW]) or f"sqlite:///{settings.home_path() / 'mlflow.db'}"
     looks = [
         (_server if url.startswith(("http:", "https:")) else partial(partial, _database))(name, url)

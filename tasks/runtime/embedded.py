@@ -1,4 +1,4 @@
-"""The Prefect server of a run that has none: started for the run, gone with it."""
+"""The Prefect server of a run that has none, started for the run and gone with it, and the database of such servers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tasks.runtime.locks import FlockManager
+import tasks
+from tasks.runtime import services, settings
+from training.problems import Problem, UserError
 from training.processes import die_with_parent
 
 START_TIMEOUT_S = 90.0
@@ -27,39 +27,55 @@ _for_this_process = contextlib.ExitStack()
 
 
 def ensure_prefect_server() -> str:
-    """The URL of the server that the settings name, or of one on loopback that lives as long as this process.
+    """The URL of the server that the settings name, of `finetune up`, or of one that lives as long as this process.
 
     Prefect would start one itself, but in this process's group: a Ctrl-C would end it before the run could tell it
     anything, and a SIGKILL of this process would leave it running. This one is in a session of its own and dies
-    with this process. Its history is kept in Prefect's own database.
+    with this process. Its history is kept in the database of the home, and it asks for the password of the home.
     Call it from the main thread: the server is tied to the thread that starts it.
-    Raises RuntimeError where it does not start.
+    Raises RuntimeError where it does not start, and UserError where another machine has this home's server.
     """
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_ENABLED, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_ENABLED, temporary_settings
 
     named = PREFECT_API_URL.value()
     if named:
         return str(named)
-    with _one_at_a_time(PREFECT_HOME.value()):
-        port = _free_port()
-        server = _start(port)
-        atexit.register(_stop, server)
-        url = f"http://127.0.0.1:{port}/api"
-        _wait_for(url, server)
-    _for_this_process.enter_context(temporary_settings({PREFECT_API_URL: url, PREFECT_UI_ENABLED: False}))
+    if other := services.elsewhere():
+        message = f"`finetune up` over this home runs {other.place}: run there, or name a server that both reach."
+        raise UserError([Problem(kind="option", where="PREFECT_API_URL", message=message)])
+    login: dict[Any, Any] = {PREFECT_API_AUTH_STRING: services.auth_string()}
+    with services.one_server_starts():
+        state = services.running()
+        if state is not None and state.prefect and services.PREFECT in state.answering:
+            # `finetune up` was starting when this process looked for it first.
+            url = f"{state.prefect}/api"
+        else:
+            url = _started()
+            login |= {PREFECT_UI_ENABLED: False}
+    _for_this_process.enter_context(temporary_settings({PREFECT_API_URL: url, **login}))
     return url
 
 
-@contextlib.contextmanager
-def _one_at_a_time(prefect_home: Path) -> Iterator[None]:
-    """Two servers that set up a fresh database at once would get in each other's way, and one would end."""
-    locks, holder = FlockManager(prefect_home), str(os.getpid())
-    held = locks.acquire_lock("finetune-server", holder, acquire_timeout=START_TIMEOUT_S)
-    try:
-        yield
-    finally:
-        if held:
-            locks.release_lock("finetune-server", holder)
+def database_url() -> str:
+    """The database of the servers of this home: the one that the user's environment or Prefect profile names, else a
+    file in the home, so that no two homes see each other's runs."""
+    from prefect.settings import get_current_settings
+
+    database = get_current_settings().server.database
+    if database.model_fields_set & {"connection_url", "driver", "password"}:
+        assert database.connection_url is not None  # Prefect sets a default
+        return database.connection_url.get_secret_value()
+    return f"sqlite+aiosqlite:///{settings.home_path() / 'prefect' / 'prefect.db'}"
+
+
+def _started() -> str:
+    """The URL of a new server, once it answers."""
+    port = _free_port()
+    server = _start(port)
+    atexit.register(_stop, server)
+    url = f"http://127.0.0.1:{port}/api"
+    _wait_for(url, server)
+    return url
 
 
 def _free_port() -> int:
@@ -69,13 +85,13 @@ def _free_port() -> int:
 
 
 def _start(port: int) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
-    argv += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "critical", "--lifespan", "on"]
-    # What Prefect sets for a server of its own that serves one process and no UI.
-    env = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    # This project's root first, and no working directory: no `tasks` folder of the user's is taken for ours.
+    root = str(Path(tasks.__path__[0]).resolve().parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    found = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path}
     return subprocess.Popen(
-        argv,
-        env={**os.environ, **env},
+        [sys.executable, "-m", "tasks.programs.prefect_server", str(port), "--for-one-run"],
+        env={**os.environ, "FINETUNE_HOME": str(settings.home()), **found},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -87,7 +103,7 @@ def _start(port: int) -> subprocess.Popen[bytes]:
 def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+        if services.answers(url):
             return
         if server.poll() is not None:
             raise RuntimeError(

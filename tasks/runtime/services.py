@@ -6,14 +6,18 @@ One program, the keeper (tasks/programs/keeper.py), owns them: it starts them, s
     <home>/services/keeper.lock  held by the keeper
     <home>/services/state.json   what runs where (State)
     <home>/services/keeper.log   what the keeper prints; that of the services is in NAME/logs
+    <home>/services/password     the password of the servers of this home, mode 0600
 
-A server that PREFECT_API_URL or MLFLOW_TRACKING_URI names is somebody else's: it is used, and none is started.
+Every request to a server of this home needs the password: any local user, and any web page in a browser of this
+machine, can connect to a port on loopback. A server that PREFECT_API_URL or MLFLOW_TRACKING_URI names is somebody
+else's: it is used, and none is started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,7 +29,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.runtime import settings
 from tasks.runtime.locks import FlockManager, held
@@ -37,6 +41,8 @@ PREFECT, MLFLOW, WORKER = "prefect", "mlflow", "worker"
 VARIABLES = {PREFECT: "PREFECT_API_URL", MLFLOW: "MLFLOW_TRACKING_URI"}
 POOL = "finetune"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+USER = "finetune"
+"""The user name that goes with the password."""
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
 """For runs to save a checkpoint, then for the servers to end."""
@@ -54,6 +60,11 @@ class State(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     pid: int
+    host: str = Field(default_factory=socket.gethostname)
+    """The machine that the keeper runs on: several may see one home."""
+    started: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    ticks: int = 0
+    """When the process started, by the machine's own clock: a process id alone is used again."""
     prefect: str | None
     """http://127.0.0.1:4200"""
     mlflow: str | None
@@ -66,20 +77,37 @@ class State(BaseModel):
         return [*([PREFECT] if self.prefect else []), *([MLFLOW] if self.mlflow else []), WORKER]
 
     @property
+    def here(self) -> bool:
+        """Whether the keeper runs on this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def place(self) -> str:
+        """The machine and the start time, for messages."""
+        return f"on {self.host} since {self.started:%Y-%m-%d %H:%M} UTC"
+
+    @property
     def environment(self) -> dict[str, str]:
-        """What points a shell at them."""
+        """The variables that point a shell at the servers and log it in."""
         found = {"FINETUNE_HOME": str(settings.home())}
-        if self.prefect:
-            found[VARIABLES[PREFECT]] = f"{self.prefect}/api"
-        if self.mlflow:
-            found[VARIABLES[MLFLOW]] = self.mlflow
+        for name in (PREFECT, MLFLOW):
+            found |= self.variables(name)
         return found
+
+    def variables(self, name: str) -> dict[str, str]:
+        """The address of one server and what its clients log in with; empty for a server that is not kept."""
+        if name == PREFECT and self.prefect:
+            return {VARIABLES[PREFECT]: f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": auth_string()}
+        if name == MLFLOW and self.mlflow:
+            login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": password()}
+            return {VARIABLES[MLFLOW]: self.mlflow, **login}
+        return {}
 
 
 def folder() -> Path:
-    """<home>/services, made where missing."""
+    """<home>/services, made with mode 0700 where missing."""
     found = settings.home() / "services"
-    found.mkdir(exist_ok=True)
+    found.mkdir(mode=0o700, exist_ok=True)
     return found
 
 
@@ -89,13 +117,61 @@ def running() -> State | None:
 
 
 def use() -> None:
-    """Points this process at what runs over this home, but for what the environment names already.
+    """Points this process at the servers of this home and logs it in.
 
-    Call it before prefect or mlflow is imported.
+    A server that the environment names already is left alone, and never given the password of this home. Servers that
+    run on another machine, or do not answer yet, are not used. Call it before prefect or mlflow is imported.
     """
-    if (state := running()) is not None:
-        for name, value in state.environment.items():
-            os.environ.setdefault(name, value)
+    state = running()
+    if state is None or not state.here:
+        return
+    for name in (PREFECT, MLFLOW):
+        variables = state.variables(name) if name in state.answering else {}
+        if os.environ.get(VARIABLES[name]) in (None, "", variables.get(VARIABLES[name])):
+            os.environ.update(variables)
+
+
+def elsewhere() -> State | None:
+    """The services of this home, if they run on another machine."""
+    state = running()
+    return None if state is None or state.here else state
+
+
+def password() -> str:
+    """The password of the servers of this home, made at the first call. Delete its file for a new one."""
+    file = folder() / "password"
+    with _exclusive("password"):
+        if not file.exists():
+            aside = file.with_name(f".{file.name}-new")
+            aside.unlink(missing_ok=True)  # of a process that was killed
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "w") as opened:
+                opened.write(secrets.token_urlsafe(24))
+            aside.rename(file)
+        return file.read_text()
+
+
+def auth_string() -> str:
+    """User and password as Prefect takes them, in its settings and in the form of its UI."""
+    return f"{USER}:{password()}"
+
+
+@contextlib.contextmanager
+def one_server_starts() -> Iterator[None]:
+    """Keeps two Prefect servers from setting up the database of this home at once."""
+    with _exclusive("prefect-start", START_TIMEOUT_S):
+        yield
+
+
+@contextlib.contextmanager
+def _exclusive(name: str, timeout_s: float | None = None) -> Iterator[None]:
+    locks, holder = FlockManager(folder()), str(os.getpid())
+    held_now = locks.acquire_lock(name, holder, acquire_timeout=timeout_s)
+    try:
+        yield
+    finally:
+        if held_now:
+            locks.release_lock(name, holder)
 
 
 def told() -> State | None:
@@ -111,19 +187,25 @@ def tell(state: State) -> None:
     write_atomically(folder() / "state.json", state.model_dump_json(indent=1).encode())
 
 
-def up(prefect_port: int, mlflow_port: int, say: Callable[[str, State], None]) -> State:
+def up(prefect_port: int, mlflow_port: int, detach: bool, say: Callable[[str, State], None]) -> State:
     """Starts the keeper, and waits until each service answers; `say` hears of each that does.
 
+    Unless detached, the keeper stops when this process ends, however it ends.
     Raises UserError for ports that are taken, and ServicesFailed, with all stopped again, where one does not start.
     """
     ports = {name: port for name, port in ((PREFECT, prefect_port), (MLFLOW, mlflow_port)) if not _named(name)}
     _need_free(ports)
     log = folder() / "keeper.log"
     argv = [sys.executable, "-m", "tasks.programs.keeper", *(f"{name}={port}" for name, port in ports.items())]
-    with open(log, "wb") as out:
+    argv += [] if detach else ["--until-eof"]
+    # The end of this pipe stays open for as long as this process lives: also a closed terminal or SIGKILL ends it.
+    read_end, _ = os.pipe()
+    with open(log, "wb") as truncated, open(log, "ab") as out:
+        truncated.close()
         keeper = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_environment(), start_new_session=True
+            argv, stdin=read_end, stdout=out, stderr=out, env=_environment(), start_new_session=True
         )
+    os.close(read_end)
     try:
         return _all_answering(keeper, log, say)
     except BaseException:
@@ -153,16 +235,18 @@ def _all_answering(keeper: subprocess.Popen[bytes], log: Path, say: Callable[[st
 def down() -> bool:
     """Stops the keeper and all that it keeps; runs save a checkpoint first. False where none runs.
 
-    Raises ServicesFailed where it does not end.
+    Raises ServicesFailed where it does not end, or runs on another machine.
     """
     state = running()
     if state is None:
         return False
-    if start_ticks(state.pid):
+    if not state.here:
+        raise ServicesFailed(f"`finetune up` over this home runs {state.place}: run `finetune down` there.")
+    if start_ticks(state.pid) == state.ticks:
         send(state.pid, signal.SIGTERM)
     if not FlockManager(folder()).wait_for_lock("keeper", timeout=STOP_TIMEOUT_S):
         raise ServicesFailed(f"the services did not end within {STOP_TIMEOUT_S:g} s: see {folder() / 'keeper.log'}")
-    while start_ticks(state.pid):  # it lets go of the lock last but one
+    while state.ticks and start_ticks(state.pid) == state.ticks:  # it lets go of the lock last but one
         time.sleep(0.02)
     return True
 

@@ -31,11 +31,13 @@ def machine(tmp_path: Path, finished: FinishedRun, fresh_database: Path) -> Iter
 
 
 def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leaves_nothing(
-    machine: Machine, finished: FinishedRun
+    machine: Machine, finished: FinishedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
 
     machine.up()
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, machine.env[name])
     assert machine.env["PREFECT_API_URL"] == f"http://127.0.0.1:{machine.ports[1]}/api"
     again = machine.finetune("up", "--detach")
     assert again.returncode == 0 and "They run already" in again.stdout

@@ -27,8 +27,9 @@ sys.stdin.read()
 """
 
 
-def start(prefect_home: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PREFECT_HOME": str(prefect_home), "PYTHONPATH": ROOT}
+def start(home: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT}
+    del environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     return subprocess.Popen(
         [sys.executable, "-c", START], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -59,7 +60,8 @@ def url_of(process: subprocess.Popen[str]) -> str:
 @pytest.mark.skipif(not LINUX, reason="elsewhere nothing dies with its parent")
 @pytest.mark.drill
 def test_two_runs_start_a_server_each_on_a_fresh_database_and_neither_outlives_its_run(tmp_path: Path) -> None:
-    killed, ended = start(tmp_path), start(tmp_path)
+    home = tmp_path / "home"
+    killed, ended = start(home), start(home)
     try:
         urls = [url_of(process) for process in (killed, ended)]
         assert len(set(urls)) == 2 and all(answers(url) for url in urls)
@@ -72,6 +74,27 @@ def test_two_runs_start_a_server_each_on_a_fresh_database_and_neither_outlives_i
         for process in (killed, ended):
             process.kill()
             process.wait()
+
+
+def test_the_server_of_a_run_asks_for_the_password_of_the_home_and_keeps_its_database_there(tmp_path: Path) -> None:
+    import httpx2
+
+    home = tmp_path / "home"
+    process = start(home)
+    try:
+        url = url_of(process)
+        password = (home / "services" / "password").read_text()
+        body = {"name": "mine", "flow_id": "00000000-0000-0000-0000-000000000000"}
+        asked = {"/deployments/": body, "/block_documents/filter": {"include_secrets": True}, "/flows/count": {}}
+        for path, sent in asked.items():
+            assert httpx2.post(url + path, json=sent).status_code == 401
+        login = ("finetune", password)
+        assert httpx2.post(f"{url}/flows/count", auth=login, json={}).text == "0"
+        assert httpx2.post(f"{url}/flows/count", auth=login, json={}, headers={"Host": "evil.example"}).is_error
+        assert (home / "prefect" / "prefect.db").is_file()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_server_that_the_settings_name_is_used_and_none_is_started() -> None:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """The command line."""
+    from tasks.runtime import services
     from tests.servers import closed_port
     from tests.ui.browser import Missing
     from tests.ui.pages import look
@@ -32,7 +33,7 @@ def main() -> int:
             _finetune("up", "--detach", "--prefect-port", ports["prefect"], "--mlflow-port", ports["mlflow"])
             _finetune("deploy", "deployments/demo.yaml")
             prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports.values())
-            os.environ.update(PREFECT_API_URL=f"{prefect}/api", MLFLOW_TRACKING_URI=mlflow)
+            os.environ.update(services.told().environment)
             _run("-m", "prefect", "--no-prompt", "deployment", "run", "finetune/demo", "--watch")
             look(prefect, mlflow, Path(__file__).with_name("pictures"))
         except Missing as missing:
