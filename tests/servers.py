@@ -65,4 +65,5 @@ def mlflow_server(folder: Path) -> Server:
 
 def prefect_server(folder: Path) -> Server:
     argv = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "critical"]
-    return Server("/api/health", argv, {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_UI_ENABLED": "0"})
+    database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}"}
+    return Server("/api/health", argv, {"PREFECT_UI_ENABLED": "0", **database})

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from tasks.runtime import settings
 from tasks.runtime.services import (
@@ -48,6 +49,11 @@ RUNS_STOP_S = 40.0
 SERVER_STOP_S = 10.0
 LONGEST_PAUSE_S = 30.0
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+TRIM_EVERY_S = 60.0
+LOG_BYTES = 10_000_000
+"""A longer log is cut to its last half."""
+LOGS_KEPT = 5
+"""Of each service, one log a start."""
 # A password is compared with a slow hash, 50 ms each: an answer is kept for a minute.
 MLFLOW_AUTH = """[mlflow]
 default_permission = NO_PERMISSIONS
@@ -109,6 +115,7 @@ class Keeper:
         self._services = [service for service in _services(ports) if service.name in self._state.kept]
         self._until_eof = until_eof
         self._stopping = False
+        self._trim_at = 0.0
 
     def run(self) -> None:
         """Until it is asked to stop."""
@@ -124,6 +131,8 @@ class Keeper:
                     service.start()
                     while not self._stopping and not service.ready():
                         self._keep()
+                if self._stopping:
+                    return
                 self._state = self._state.model_copy(update={"answering": (*self._state.answering, service.name)})
                 tell(self._state)
             while not self._stopping:
@@ -136,6 +145,9 @@ class Keeper:
     def _keep(self) -> None:
         for service in self._services:
             service.keep()
+        if time.monotonic() > self._trim_at:
+            trim_logs(folder())
+            self._trim_at = time.monotonic() + TRIM_EVERY_S
         if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # nobody writes: it is readable at its end
             self._stopping = True
         elif not self._until_eof:
@@ -143,6 +155,22 @@ class Keeper:
 
     def _stop(self, number: int, frame: object) -> None:
         self._stopping = True
+
+
+def trim_logs(services: Path) -> None:
+    """Removes old logs of the services and cuts long ones."""
+    for logs in services.glob("*/logs"):
+        starts = sorted(logs.glob("*.log"), key=lambda log: int(log.stem))
+        for old in starts[:-LOGS_KEPT]:
+            old.unlink()
+    for log in (*services.glob("*/logs/*.log"), services / "keeper.log"):
+        if log.exists() and log.stat().st_size > LOG_BYTES:
+            with open(log, "r+b") as opened:
+                opened.seek(-LOG_BYTES // 2, os.SEEK_END)
+                last = opened.read()
+                opened.seek(0)
+                opened.write(last)
+                opened.truncate()  # the service appends: its next line comes behind this
 
 
 def _services(ports: dict[str, int]) -> list[Service]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.machine import Machine, of_home
+from tests.flows.small import command, environment
+from tests.machine import Machine, of_home, wait_until
 from training.processes import LINUX
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which processes belong to a home")
@@ -136,3 +139,17 @@ def test_commands_log_in_by_themselves_and_a_person_is_shown_how(machine: Machin
     shown = bare.finetune("status", "--password").stdout
     assert f"Log in to Prefect: finetune:{password(machine)}\n" in shown
     assert f"user finetune, password {password(machine)}\n" in shown
+
+
+def test_a_foreground_up_whose_terminal_is_closed_leaves_nothing_running(tmp_path: Path) -> None:
+    closed = Machine(tmp_path / "home")
+    env = environment(closed.home, **closed.env)
+    up = subprocess.Popen(command("up", *closed.ports), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until((closed.home / "services" / "prefect" / "logs").exists)
+        up.send_signal(signal.SIGHUP)
+        up.wait()
+        wait_until(lambda: of_home(closed.home) == [], 30)
+    finally:
+        up.kill()
+        closed.finetune("down")
