@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tasks.runtime import services
 from tests.ui.browser import Missing, Page, browser
 from training.recipe import Recipe
 
@@ -20,6 +22,9 @@ VISITED = """
 localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
 localStorage.setItem("mlflow.workflowType_v1", '"machine_learning"');
 """
+
+# Where the form of Prefect's UI keeps what a person types into it.
+LOGGED_IN = 'localStorage.setItem("prefect-password", %s);'
 
 
 def look(prefect: str, mlflow: str, pictures: Path) -> None:
@@ -35,7 +40,11 @@ def look(prefect: str, mlflow: str, pictures: Path) -> None:
     chosen = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
     artifacts = {artifact["key"]: artifact for artifact in _ask(prefect, "artifacts/filter", chosen)}
     with browser() as page:
-        page.do("Page.addScriptToEvaluateOnNewDocument", source=VISITED)
+        page.do("Page.addScriptToEvaluateOnNewDocument", source=VISITED + LOGGED_IN % json.dumps(_login()))
+        page.do("Network.enable")
+        page.do(
+            "Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {_login()}"}
+        )  # for MLflow
         _form(page, f"{prefect}/deployments/deployment/{run['deployment_id']}/run", pictures)
         _run(page, f"{prefect}/runs/flow-run/{run['id']}", pictures)
         for key, texts in _TABLES.items():
@@ -108,8 +117,12 @@ def _texts(section: type[BaseModel]) -> Iterator[str]:
                 yield from _texts(kind)
 
 
+def _login() -> str:
+    return base64.b64encode(services.auth_string().encode()).decode()
+
+
 def _ask(prefect: str, path: str, what: dict[str, Any]) -> list[Any]:
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {_login()}"}
     request = urllib.request.Request(f"{prefect}/api/{path}", json.dumps(what).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return list(json.load(answer))
