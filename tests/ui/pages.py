@@ -42,9 +42,7 @@ def look(prefect: str, mlflow: str, pictures: Path) -> None:
     with browser() as page:
         page.do("Page.addScriptToEvaluateOnNewDocument", source=VISITED + LOGGED_IN % json.dumps(_login()))
         page.do("Network.enable")
-        page.do(
-            "Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {_login()}"}
-        )  # for MLflow
+        page.do("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {_login()}"})  # for MLflow
         _form(page, f"{prefect}/deployments/deployment/{run['deployment_id']}/run", pictures)
         _run(page, f"{prefect}/runs/flow-run/{run['id']}", pictures)
         for key, texts in _TABLES.items():
