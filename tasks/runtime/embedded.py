@@ -62,9 +62,9 @@ def database_url() -> str:
     from prefect.settings import get_current_settings
 
     database = get_current_settings().server.database
-    if database.model_fields_set & {"connection_url", "driver", "password"}:
-        assert database.connection_url is not None  # Prefect sets a default
-        return database.connection_url.get_secret_value()
+    url = database.connection_url.get_secret_value() if database.connection_url else ""
+    if url and database.model_fields_set & {"connection_url", "driver", "password"}:
+        return url
     return f"sqlite+aiosqlite:///{settings.home_path() / 'prefect' / 'prefect.db'}"
 
 

@@ -30,8 +30,8 @@ ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # A cold machine needs more than the default 20 s to start the embedded server.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "60",
+    # For a client that knows no server Prefect would start one that asks for no password.
+    "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
     "TOKENIZERS_PARALLELISM": "true",
 }
 

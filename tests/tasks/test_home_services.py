@@ -123,6 +123,8 @@ def test_each_home_has_a_prefect_database_of_its_own_unless_the_user_names_one(
         assert embedded.database_url() == f"sqlite+aiosqlite:///{home}/prefect/prefect.db"
         monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "second"))
         assert embedded.database_url() == f"sqlite+aiosqlite:///{tmp_path}/second/prefect/prefect.db"
+    with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: ""}):
+        assert embedded.database_url().endswith("/second/prefect/prefect.db")
     mine = "postgresql+asyncpg://me@127.0.0.1/prefect"
     with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: mine}):
         assert embedded.database_url() == mine
