@@ -81,9 +81,9 @@ def _base(recipe: Recipe, pins: Pins) -> dict[str, Any]:
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    """Those that matter to training: where metrics do, also those that answers are made by."""
+    """The options that matter to training, and to its evaluations if their figures may change the weights."""
     kind = kinds.load(**recipe.task)
-    return kind.options_of("fit") | (kind.options_of("predict") if _metrics_matter(recipe) else {})
+    return kind.options_of("fit") | (kind.options_of("evaluate") if _metrics_matter(recipe) else {})
 
 
 def _metrics_matter(recipe: Recipe) -> bool:

@@ -42,7 +42,7 @@ class Kind(KindOfRows, ABC):
     for it. The recipe's metrics have to wait then."""
     option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
     """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
-    makes another."""
+    makes another. `evaluate` stands for the evaluations while training, in so far as their figures change weights."""
     by_template: ClassVar[Sequence[str]] = ()
     """The columns that become a text by the tokenizer's chat template alone."""
     learnt_options: ClassVar[Sequence[str]] = ()

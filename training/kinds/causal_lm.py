@@ -59,7 +59,7 @@ class CausalLM(LanguageModel):
     option_stages: ClassVar = {
         "tokenize": ("packing", "append_eos"),
         "fit": ("packing",),
-        **dict.fromkeys(("predict", "score", "compare"), ()),
+        **dict.fromkeys(("evaluate", "predict", "score", "compare"), ()),
     }
     auto_class = "AutoModelForCausalLM"
     task = "text-generation"

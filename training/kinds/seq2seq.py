@@ -63,6 +63,7 @@ class Seq2Seq(Kind):
     option_stages: ClassVar = {
         "tokenize": ("prefix", "max_target_length"),
         "fit": (),
+        "evaluate": (*Generation.model_fields, "generate_while_training"),
         "predict": tuple(Generation.model_fields),
         **dict.fromkeys(("score", "compare"), ()),
     }

@@ -1,0 +1,423 @@
+"""Which stages' keys hang on which field of the recipe: all fields, those that change nothing with the reason.
+
+A new field fails the first test here: add it to FIELDS with the stages that read it, or to NOTHING.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from flows.pipeline import pipeline
+from tasks import resolve as resolving
+from tasks.runtime import stage as stages
+from tasks.runtime.code import Code, Source
+from tasks.runtime.hub import Found
+from tasks.runtime.refs import Champion, HubPin, Verdict, Version
+from tasks.runtime.stage import Stage
+from training.kinds import KINDS, class_of
+from training.recipe import Recipe, parse
+
+CHAMPION = Champion(name="small", version="3", model="weights", max_length=64)
+
+
+class Change(NamedTuple):
+    """Another value of a field, and all stages that read the field themselves."""
+
+    value: Any
+    stages: str
+    given: Mapping[str, Any] = {}
+    """What else the recipe has, before and after."""
+
+
+class Nothing(NamedTuple):
+    """Another value of a field that changes no key, and why."""
+
+    value: Any
+    why: str
+    given: Mapping[str, Any] = {}
+
+
+def base(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "small",
+        "kind": "sequence-classification",
+        "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+        "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
+        "evaluation": {"splits": ["validation", "test"], "metrics": ["accuracy", "f1", "log_loss"]},
+        "release": {"registry": "small"},
+    } | more
+
+
+SHOWN = "it decides what is shown, and when"
+PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
+OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
+IN_FOLDER = {"model.source": "folder", "model.path": "me/small", "model.config": None}
+SHARED = {"compute.strategy": "fsdp", "compute.num_processes": 2}
+MACHINES = {"compute.machine_rank": 0, "compute.rendezvous": "a:1", "compute.num_processes": 2}
+TRANSLATION = {
+    "kind": "seq2seq",
+    "data": {"source": "csv", "path": "rows", "columns": {"source": "en", "target": "de"}},
+    "evaluation.metrics": ["chrf"],
+}
+CHAT = {
+    "kind": "sft",
+    "data": {"source": "csv", "path": "rows", "columns": {"messages": "said"}},
+    "evaluation.metrics": ["perplexity"],
+    "model.chat_template": "template.jinja",
+}
+TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
+
+FIELDS: dict[str, Change | Nothing] = {
+    "name": Nothing("other", "a name: what is made does not hang on what it is called"),
+    "kind": Change("mine:Kind", "tokenize fit predict score predict_champion compare"),
+    "options": Change({"prefix": "tag: "}, "tokenize predict_champion", TRANSLATION),
+    "data.source": Change("json", "load_data"),
+    "data.path": Change("others", "load_data"),
+    "data.config": Change("sst2", "load_data", OF_HUB),
+    "data.revision": Change("v2", "load_data", OF_HUB),
+    "data.splits": Change({"train": "train.csv", "validation": "test.csv", "test": "validation.csv"}, "load_data"),
+    "data.validation_size": Change(0.2, "load_data"),
+    "data.test_size": Change(0.2, "load_data"),
+    "data.delimiter": Change(";", "load_data"),
+    "data.quoting": Change("none", "load_data"),
+    "data.header": Change(["text", "label"], "load_data"),
+    "data.encoding": Change("latin-1", "load_data"),
+    "data.rename": Change({"a": "b"}, "load_data"),
+    "data.cast": Change({"label": "string"}, "load_data"),
+    "data.filter": Change("label == 'a'", "load_data"),
+    "data.limit": Change(5, "load_data"),
+    "data.text": Change(["text", "label"], "load_data load_model", {"data.label": "other"}),
+    "data.label": Change("other", "load_data"),
+    "data.columns": Change({"source": "en", "target": "fr"}, "load_data", TRANSLATION),
+    "data.label_separator": Change(
+        ",", "load_data", {"kind": "multi-label-classification", "evaluation.metrics": ["f1_micro"]}
+    ),
+    "data.label_names": Change(["a", "b"], "load_data"),
+    "data.max_file_gb": Nothing(2.0, "a limit: what it refuses is made into nothing"),
+    "data.checks": Change({"duplicates": "error"}, "load_data"),
+    "model.source": Change("folder", "load_model", {**IN_FOLDER, "model.source": "hub"}),
+    "model.path": Change("me/other", "load_model", IN_FOLDER),
+    "model.revision": Change("v2", "load_model", {**IN_FOLDER, "model.source": "hub"}),
+    "model.config": Change({"model_type": "bert", "vocab_size": 200}, "load_model"),
+    "model.seed": Change(1, "load_model"),
+    "model.chat_template": Change("another.jinja", "load_model", CHAT),
+    "model.start_from": Change("champion", "load_model"),
+    "tokens.max_length": Change(64, "tokenize"),
+    "training.num_train_epochs": Change(4.0, "fit"),
+    "training.max_steps": Change(50, "fit"),
+    "training.learning_rate": Change(1e-3, "fit"),
+    "training.per_device_train_batch_size": Change(8, "fit"),
+    "training.per_device_eval_batch_size": Change(8, "fit predict predict_champion"),
+    "training.gradient_accumulation_steps": Change(2, "fit"),
+    "training.weight_decay": Change(0.1, "fit"),
+    "training.warmup_steps": Change(5.0, "fit"),
+    "training.lr_scheduler_type": Change("cosine", "fit"),
+    "training.optim": Change("adafactor", "fit"),
+    "training.max_grad_norm": Change(2.0, "fit"),
+    "training.label_smoothing_factor": Change(0.1, "fit"),
+    "training.seed": Change(1, "fit"),
+    "training.logging_steps": Nothing(7, SHOWN),
+    "training.eval_strategy": Change("no", "fit", {"training.load_best_model_at_end": False}),
+    "training.eval_steps": Change(20, "fit", {"training.eval_strategy": "steps", "training.eval_steps": 10}),
+    "training.metric_for_best_model": Change("f1", "fit"),
+    "training.greater_is_better": Change(True, "fit"),
+    "training.load_best_model_at_end": Change(False, "fit"),
+    "training.resume_from_checkpoint": Change(
+        "checkpoint-8", "fit", {"training.resume_from_checkpoint": "checkpoint-4"}
+    ),
+    "training.trust_checkpoint": Nothing(True, "a permission: the checkpoint's content counts"),
+    "training.report_to": Nothing(["tensorboard"], SHOWN),
+    "training.loss": Change("focal", "fit"),
+    "training.focal_gamma": Change(1.0, "fit", {"training.loss": "focal"}),
+    "training.class_weights": Change("balanced", "fit"),
+    "training.lora.r": Change(4, "fit", {"training.lora": {}}),
+    "training.lora.lora_alpha": Change(4, "fit", {"training.lora": {}}),
+    "training.lora.lora_dropout": Change(0.1, "fit", {"training.lora": {}}),
+    "training.lora.target_modules": Change("all-linear", "fit", {"training.lora": {}}),
+    "training.lora.modules_to_save": Change(["head"], "fit", {"training.lora": {}}),
+    "training.lora.use_rslora": Change(True, "fit", {"training.lora": {}}),
+    "training.lora.use_dora": Change(True, "fit", {"training.lora": {}}),
+    "training.lora.quantization": Change("nf4", "fit", {"training.lora": {}}),
+    "training.engine": Change("accelerate", "fit"),
+    "training.collator": Change("mine:rows", "fit"),
+    "training.callbacks": Change(["mine:Kind"], "fit"),
+    "training.trainer": Change("mine:Kind", "fit"),
+    "training.inexact_resume": Nothing(True, "a permission: it says what a killed training may go on from"),
+    "training.early_stopping_patience": Change(2, "fit"),
+    "training.early_stopping_threshold": Change(0.1, "fit", {"training.early_stopping_patience": 2}),
+    "training.checkpoint_interval_s": Nothing(60.0, "checkpoints are not learnt from"),
+    "training.extra": Change({"adam_beta1": 0.8}, "fit"),
+    "compute.strategy": Change("fsdp", "fit", {"compute.num_processes": 2}),
+    "compute.offload": Change("all", "fit", SHARED),
+    "compute.fsdp_reshard_after_forward": Change(False, "fit", SHARED),
+    "compute.fsdp_wrap": Change(["BertLayer"], "fit", SHARED),
+    "compute.deepspeed": Change(
+        {"zero_optimization": {"overlap_comm": False}},
+        "fit",
+        {"compute.strategy": "deepspeed-zero2", "compute.num_processes": 2},
+    ),
+    "compute.accelerate": Nothing(
+        "accelerate.yaml", "its fields become those of the recipe, which count", {"compute.num_processes": 1}
+    ),
+    "compute.num_processes": Change(2, "fit"),
+    "compute.num_machines": Change(2, "fit", MACHINES),
+    "compute.machine_rank": Nothing(1, "a place: which machine this one is", {**MACHINES, "compute.num_machines": 2}),
+    "compute.rendezvous": Nothing("b:2", "a place: where machines meet", {**MACHINES, "compute.num_machines": 2}),
+    "compute.mixed_precision": Change("bf16", "fit predict predict_champion", {"compute.mixed_precision": "no"}),
+    "compute.stall_timeout_s": Nothing(900.0, "how long a silent job is waited for"),
+    "evaluation.splits": Change(["test"], "predict score"),
+    "evaluation.metrics": Change(["accuracy", "f1"], "score"),
+    "evaluation.slices": Change(["label"], "score"),
+    "evaluation.allow_remote_code": Nothing(True, "a permission: a metric of the Hub counts by its commit"),
+    "release.registry": Change("other", "find_champion register"),
+    "release.gate.split": Change("validation", "predict_champion compare gate"),
+    "release.gate.minimum": Change({"accuracy": 0.5}, "gate"),
+    "release.gate.maximum": Change({"log_loss": 0.5}, "gate"),
+    "release.gate.floors": Change({"label": {"accuracy": 0.5}}, "score gate", {"evaluation.slices": ["label"]}),
+    "release.gate.compare": Change("f1", "compare gate"),
+    "release.gate.margin": Change(0.1, "compare gate"),
+    "release.gate.confidence": Change(0.9, "compare gate"),
+    "release.gate.min_rows": Change(50, "gate"),
+    "release.hub.repo": Change("me/other", "publish", PUBLISHED),
+    "release.hub.license": Change("apache-2.0", "publish", PUBLISHED),
+    "release.hub.private": Change(False, "publish", PUBLISHED),
+    "release.hub.revision": Change("next", "publish", PUBLISHED),
+    "release.hub.pull_request": Change(True, "publish", PUBLISHED),
+    "release.hub.tags": Change(["small"], "publish", PUBLISHED),
+    "release.hub.checkpoints": Change("checkpoint", "publish", PUBLISHED),
+    "release.retrain.max_unreachable": Nothing(5, "when a nightly job fails that asks a Hub that is away"),
+    "release.champion": Change("best", "find_champion promote"),
+    "release.challenger": Change("next", "promote"),
+}
+"""Every field, in the order of the recipe."""
+
+ASKED_BY_A_PERSON = "it says how the model answers to a person, and no stage has it write"
+WRITES = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 2}
+BEAMS = {"options.num_beams": 2}
+OPTIONS: dict[str, dict[str, Change | Nothing]] = {
+    "sequence-classification": {},
+    "multi-label-classification": {},
+    "regression": {},
+    "token-classification": {},
+    "causal-lm": {
+        **{name: Nothing(value, ASKED_BY_A_PERSON, {**TEXTS, **BEAMS}) for name, value in WRITES.items()},
+        "packing": Change(False, "tokenize fit predict_champion", TEXTS),
+        "append_eos": Change(False, "tokenize predict_champion", TEXTS),
+    },
+    "masked-lm": {
+        "mlm_probability": Change(0.3, "tokenize fit predict predict_champion", TEXTS),
+        "whole_words": Change(True, "tokenize fit predict predict_champion", TEXTS),
+    },
+    "seq2seq": {
+        **{name: Change(value, "predict predict_champion", {**TRANSLATION, **BEAMS}) for name, value in WRITES.items()},
+        "prefix": Change("tag: ", "tokenize predict_champion", TRANSLATION),
+        "max_target_length": Change(64, "tokenize predict_champion", TRANSLATION),
+        "generate_while_training": Change(False, "fit", {**TRANSLATION, "training.callbacks": ["mine:rows"]}),
+    },
+    "sft": {
+        **{name: Nothing(value, ASKED_BY_A_PERSON, {**CHAT, **BEAMS}) for name, value in WRITES.items()},
+        "packing": Change(False, "tokenize fit predict_champion", CHAT),
+        "append_eos": Change(False, "tokenize predict_champion", CHAT),
+    },
+}
+"""The options of each task type."""
+
+
+def fields(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted names of all fields, section by section."""
+    for name, field in model.model_fields.items():
+        section = next(sections(field.annotation), None)
+        yield from fields(section, f"{above}{name}.") if section else [f"{above}{name}"]
+
+
+def sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from sections(inner)
+
+
+class Parts(dict[str, str]):
+    """The digests of an artifact that has every file; of one that is edited, or of all (an empty name), other ones."""
+
+    def __init__(self, stage: str, edited: str | None) -> None:
+        self._stage, self._edited = stage, edited
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __getitem__(self, name: str) -> str:
+        return f"{self._stage}/{name}{' edited' if self._edited in ('', name) else ''}"
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+
+class Keys:
+    """A walk that only computes keys. All artifacts are the same ones, so a key changes only by what its stage reads.
+
+    Args:
+        edited: what a stage made otherwise, such as `fit` or `tokenize/test.arrow`.
+    """
+
+    def __init__(self, edited: str = "") -> None:
+        self.keys: dict[str, str] = {}
+        self._stage, _, self._part = edited.partition("/")
+
+    def __call__(self, stage: Stage[Any], recipe: Recipe, *inputs: Any) -> Any:
+        if stage.name == "resolve":
+            return resolving.pin(recipe)
+        self.keys[stage.name] = stage.key(stage.flat_ingredients(recipe, *inputs)[0])
+        edited = stage.name == self._stage
+        digest = f"{stage.name} edited" if edited else stage.name
+        if stage.cached:
+            parts = Parts(stage.name, self._part if edited else None)
+            return SimpleNamespace(kind=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
+        made = {
+            "find_champion": CHAMPION.model_copy(update={"model": digest}),
+            "gate": Verdict(decision="reject" if edited else "promote", reason=""),
+            "register": Version(name="small", version=digest),
+        }
+        return made.get(stage.name)
+
+    def together(self) -> Any:
+        return nullcontext()
+
+
+def keys(values: Mapping[str, Any], edited: str = "") -> dict[str, str]:
+    walk = Keys(edited)
+    pipeline(walk, parse(values))
+    return walk.keys
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with these fields in place."""
+    spelling = json.loads(json.dumps(values))
+    for name, value in dotted.items():
+        *above, last = name.split(".")
+        section = spelling
+        for part in above:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return dict(spelling)
+
+
+@pytest.fixture(autouse=True)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """A working directory with what recipes name; no network, GPU or package that is not there for all."""
+    home.mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows", "others"):
+        (tmp_path / name).mkdir()
+        for split in ("train", "validation", "test"):
+            (tmp_path / name / f"{split}.csv").write_text(f"text,label\n{name},{split}\n")
+            (tmp_path / name / f"{split}.json").write_text(f"text,label\n{name},{split}\n")
+    for name in ("me/small", "me/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps({"of": name}))
+        for file in ("model.safetensors", "tokenizer.json"):
+            (tmp_path / name / file).write_text("{}")
+    for name in ("template", "another"):
+        (tmp_path / f"{name}.jinja").write_text(
+            f"{name} {{% for message in messages %}}{{{{ message.content }}}}{{% endfor %}}"
+        )
+    for name in ("checkpoint-4", "checkpoint-8"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(name)
+    (tmp_path / "accelerate.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nnum_processes: 1\n"
+    )
+    (tmp_path / "mine.py").write_text(
+        "from training.kinds.sequence_classification import SequenceClassification\n"
+        "class Kind(SequenceClassification): ...\n"
+        "def rows(split): ...\n"
+    )
+
+    def look_up(kind: str, path: str, revision: str | None, history: object) -> Found:
+        name = f"{path}@{revision or 'main'}"
+        return Found(HubPin(name=name, commit=hashlib.sha1(name.encode()).hexdigest()))
+
+    monkeypatch.setattr(resolving, "look_up", look_up)
+    monkeypatch.setattr(resolving, "visible_gpus", lambda: [])
+    monkeypatch.setattr(resolving, "_strategy_here", lambda *given: [])
+    monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
+    monkeypatch.setattr(resolving, "started_from", lambda *given: (CHAMPION, ""))
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))
+    monkeypatch.setattr("tasks.tokens._in_process", lambda model: True)
+    monkeypatch.setattr("tasks.fit.seal_key", lambda: tmp_path / "seal")
+    # The roots stand for all that they import: what that is, other tests tell, and it takes its time.
+    monkeypatch.setattr(stages, "code_behind", lambda roots: Code({root: Source(Path(root), "") for root in roots}, ()))
+    monkeypatch.setattr(stages, "library_versions", lambda names: dict.fromkeys(names, "1"))
+
+
+def stages_that_read(field: str, change: Change | Nothing, given: Mapping[str, Any]) -> set[str]:
+    before = spelt(base(), given)
+    return changed(keys(before), keys(spelt(before, {field: change.value})))
+
+
+def test_every_field_and_every_option_is_listed() -> None:
+    assert [*FIELDS] == [*fields(Recipe)]
+    assert {kind: {*options} for kind, options in OPTIONS.items()} == {
+        kind: {*class_of(kind).Options.model_fields} for kind in KINDS
+    }
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_changes_the_keys_of_the_stages_that_read_it(field: str) -> None:
+    change = FIELDS[field]
+    assert stages_that_read(field, change, change.given) == stages_of(change)
+
+
+@pytest.mark.parametrize(("kind", "option"), [(kind, option) for kind in OPTIONS for option in OPTIONS[kind]])
+def test_an_option_changes_the_keys_of_the_stages_that_read_it(kind: str, option: str) -> None:
+    change = OPTIONS[kind][option]
+    given = {name: value for name, value in change.given.items() if name != f"options.{option}"}
+    assert stages_that_read(f"options.{option}", change, given | {"kind": kind}) == stages_of(change)
+
+
+def stages_of(change: Change | Nothing) -> set[str]:
+    return set(change.stages.split()) if isinstance(change, Change) else set()
+
+
+# What is made otherwise, and the stages that read it.
+ARTIFACTS = {
+    "load_data/train.arrow": "load_model tokenize publish",
+    "load_data/validation.arrow": "tokenize score publish",
+    "load_data/test.arrow": "tokenize score predict_champion compare publish",
+    "load_data/labels.json": "fit score predict_champion compare publish",
+    "load_data/test.slices.arrow": "score publish",
+    "load_model": "tokenize fit",
+    "tokenize/train.arrow": "fit",
+    "tokenize/validation.arrow": "fit predict",
+    "tokenize/test.arrow": "predict",
+    "fit/model": "predict find_champion register publish",
+    "predict/test.parquet": "score compare publish",
+    "predict/validation.parquet": "score publish",
+    "score": "find_champion gate publish",
+    "find_champion": "predict_champion",
+    "predict_champion": "compare",
+    "compare": "gate",
+    "gate": "register publish promote",
+    "register": "promote",
+}
+
+
+@pytest.mark.parametrize("edited", ARTIFACTS)
+def test_what_a_stage_reads_of_another_is_in_its_key(edited: str) -> None:
+    values = spelt(base(), {**PUBLISHED, "evaluation.slices": ["genre"]})
+    assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
