@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.champion import count_comparison, counted, find_champion, predict_champion
-from tasks.compare import compare
+from tasks.compare import compare, has_rival
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
@@ -53,11 +53,13 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     require_fitting_lengths(recipe, tokens)
     trained = walk(fit, recipe, pins, data, model, tokens)
     predictions = walk(predict, recipe, pins, tokens, trained)
-    scores = walk(score, recipe, data, predictions)
+    scores = walk(score, recipe, data, tokens, trained, predictions)
     champion = walk(find_champion, recipe, trained, scores)
     rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
-    count = walk(count_comparison, recipe, data, trained, champion) if champion and counted(recipe) else None
-    comparison = walk(compare, recipe, data, predictions, champion, rival, count) if champion else None
+    count, comparison = None, None
+    if has_rival(recipe, champion):
+        count = walk(count_comparison, recipe, data, trained, champion) if counted(recipe) else None
+        comparison = walk(compare, recipe, data, tokens, trained, predictions, champion, rival, count)
     verdict = walk(gate, recipe, scores, comparison)
     publication = None
     with walk.together():

@@ -102,7 +102,7 @@ def verdict_event(recipe: Recipe, done: Mapping[str, Any], champion: str | None)
         "reason": verdict["reason"] if verdict else "; ".join(f"{one['where']}: {one['message']}" for one in problems),
         "split": split,
         "metric": metric,
-        **{part: score.get(part) if score else None for part in ("value", "low", "high")},
+        **{part: score.get(part) if score else None for part in ("value", "low", "high", "baseline")},
         "champion_before": champion,
         "version": model.get("registered"),
         "mlflow_run_id": done["mlflow_run_id"],

@@ -1,4 +1,4 @@
-"""Stage: the model and the champion, row by row on the split that is judged."""
+"""Stage: the model and the champion, row by row on the split that is judged; or the model and the baseline."""
 
 from __future__ import annotations
 
@@ -10,32 +10,51 @@ from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Champion, Counted, Ref
 from tasks.runtime.stage import Ingredients, Work, stage
+from tasks.score import baseline_upstream
 from training import kinds
 from training.metric_names import METRICS
 from training.recipe import Recipe
 
 
+def has_rival(recipe: Recipe, champion: Champion | None) -> bool:
+    """Whether there is anything to compare a model with: a champion, or else the baseline, unless the recipe wants none
+    or the task kind has none."""
+    return champion is not None or (recipe.release.gate.baseline and kinds.has_baseline(recipe.kind))
+
+
 def ingredients(
-    recipe: Recipe, data: Ref, predictions: Ref, champion: Champion, rival: Ref, count: Counted | None
+    recipe: Recipe,
+    data: Ref,
+    tokens: Ref,
+    trained: Ref,
+    predictions: Ref,
+    champion: Champion | None,
+    rival: Ref | None,
+    count: Counted | None,
 ) -> Ingredients:
-    """Both models' predictions, and by what, by how much and how surely the new one must be better."""
-    gate, split, metrics = recipe.release.gate, recipe.judged_split, _metrics(recipe)
+    """Both models' predictions, or what the baseline is made of, and by what, by how much and how surely the new model
+    must be better."""
+    split, metrics = recipe.judged_split, _metrics(recipe)
     return Ingredients(
         {
             "kind": recipe.kind,
             "options": kinds.load(**recipe.task).options_of("compare"),
             "evaluation": {"metrics": metrics},
             "release": {
-                "gate": {"compare": recipe.compared_by, "margin": gate.margin, "confidence": _confidence(recipe, count)}
+                "gate": {
+                    "compare": recipe.compared_by,
+                    "margin": _margin(recipe, champion),
+                    "confidence": _confidence(recipe, count),
+                }
             },
             **({"comparison": count.comparison} if count else {}),
             "less_is_better": _less_is_better(recipe),
-            "champion": f"{champion.name}/{champion.version}",
+            "champion": str(champion) if champion else None,
             "upstream": {
                 "load_data": data.parts[f"{split}.arrow"],
                 "labels": data.parts["labels.json"],
                 "predict": predictions.parts[f"{split}.parquet"],
-                "predict_champion": rival.digest,
+                **({"predict_champion": rival.digest} if rival else baseline_upstream([split], data, tokens, trained)),
             },
         },
         code=["training.compare", *kinds.code(recipe.kind)],
@@ -44,18 +63,20 @@ def ingredients(
     )
 
 
-@stage(ingredients, where="there is a champion")
+@stage(ingredients, where="there is a champion or a baseline")
 def compare(
     work: Work,
     recipe: Recipe,
     data: Ref,
+    tokens: Ref,
+    trained: Ref,
     predictions: Ref,
-    champion: Champion,
-    rival: Ref,
+    champion: Champion | None,
+    rival: Ref | None,
     count: Counted | None,
 ) -> Mapping[str, Any]:
-    """Says whether the model is better than the champion, and shows rows in which they differ."""
-    gate = recipe.release.gate
+    """Tests whether the model is better than the champion, or without one than the baseline, and shows rows in which
+    they differ."""
     figures = run_child(
         work,
         "training.compare",
@@ -67,18 +88,29 @@ def compare(
             "metrics": _metrics(recipe),
             "figure": recipe.compared_by,
             "less_is_better": _less_is_better(recipe),
-            "margin": gate.margin,
+            "margin": _margin(recipe, champion),
             "confidence": _confidence(recipe, count),
-            "champion": f"{champion.name}/{champion.version}",
-            "warnings": list(_warnings(champion, rival)),
+            "champion": str(champion) if champion else None,
+            "warnings": list(_warnings(champion, rival)) if champion and rival else [],
         },
-        inputs={"predictions": predictions.path, "champion": rival.path, "data": data.path},
+        inputs={
+            "predictions": predictions.path,
+            **({"champion": rival.path} if rival else {}),
+            "data": data.path,
+            "tokens": tokens.path,
+            "model": trained.path / "model",
+        },
     )
     return {**figures, "comparison": count.comparison} if count else figures
 
 
 def _confidence(recipe: Recipe, count: Counted | None) -> float:
     return count.confidence if count else recipe.release.gate.confidence
+
+
+def _margin(recipe: Recipe, champion: Champion | None) -> float:
+    """A new model may be worse than the champion where the recipe allows it, but never worse than the baseline."""
+    return recipe.release.gate.margin if champion else max(0.0, recipe.release.gate.margin)
 
 
 def _metrics(recipe: Recipe) -> list[str]:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 from tasks.runtime.refs import Check, Comparison, Ref, Verdict
 from tasks.runtime.reports import read_slices
 from tasks.runtime.stage import Ingredients, Work, action
+from training import kinds
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
+from training.recipe.release import MORE_IS_BETTER, most_of
 from training.recipe.slices import FEWEST_ROWS, slice_of, unfitting_floor
 
 MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have too few rows for one
@@ -24,13 +26,14 @@ def ingredients(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ingredie
 
 @action(ingredients, foreseeable=True)
 def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None) -> Verdict:
-    """Rejects what misses a bound of the recipe's, keeps what is no better than the champion, promotes the rest."""
+    """Rejects what misses a bound of the recipe's, keeps what is no better than the champion or the baseline, promotes
+    the rest."""
     checks = _checks(recipe, scores)
     floors, idle, unjudged = _floors(recipe, scores)
     checks += floors
     beside = Comparison.model_validate(comparison.figures) if comparison else None
     decision, reason = _decided(checks, idle, beside, recipe.release.gate.min_rows)
-    warnings = [*_warnings(recipe), *unjudged, *(beside.warnings if beside else [])]
+    warnings = [*_warnings(recipe, beside), *unjudged, *(beside.warnings if beside else [])]
     return Verdict(decision=decision, reason=reason, checks=checks, comparison=beside, warnings=warnings)
 
 
@@ -127,7 +130,18 @@ def _decided(
     if beside.rows < min_rows:
         more, rows = min_rows - beside.rows, f"fewer rows than release.gate.min_rows, {min_rows:,}"
         return "keep", f"{_told(beside)}, on {rows}: add {more:,} more to {beside.split}."
+    if beside.baseline and not beside.better:
+        rule = "without a champion to be compared with, it must be better than one answer for every row: "
+        return "keep", f"{rule}{_told(beside)}{_unbeatable(beside)}."
     return "promote" if beside.better else "keep", f"{_told(beside)}."
+
+
+def _unbeatable(beside: Comparison) -> str:
+    """The advice to compare by another metric, where a constant answer has the best value that there is."""
+    metric = beside.metric
+    if metric not in MORE_IS_BETTER or beside.champion_value < most_of(metric):
+        return ""
+    return f". No model can be better than that by {metric}: set release.gate.compare to another metric"
 
 
 def _missing(missed: Sequence[Check]) -> Iterator[str]:
@@ -183,8 +197,10 @@ def _meaning(beside: Comparison) -> str:
     return f"that is {asked}" if margin < 0 else f"that is not {asked}"
 
 
-def _warnings(recipe: Recipe) -> Iterator[str]:
+def _warnings(recipe: Recipe, beside: Comparison | None) -> Iterator[str]:
     training, split = recipe.training, recipe.judged_split
+    if beside is None and recipe.release.gate.baseline and not kinds.has_baseline(recipe.kind):
+        yield f"kind {recipe.kind} has no baseline, so a model without a champion is compared with nothing."
     chosen = training.load_best_model_at_end or training.early_stopping_patience is not None
     if split == "validation" and training.eval_strategy != "no" and chosen:
         yield (

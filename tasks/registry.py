@@ -107,7 +107,7 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
             version = _log_model(work, recipe, pins, run_id, tags, artifacts)
             work.take_back = partial(_unregister, name, version)
-        if str(now) == version and verdict.comparison is None:
+        if str(now) == version and (verdict.comparison is None or verdict.comparison.baseline):
             judged |= _verdict_of_then(client, name, version)
         data, trained, predicted, scored = (artifacts[name] for name in ("load_data", "fit", "predict", "score"))
         card = description(recipe, pins, data, trained, predicted, scored, verdict)

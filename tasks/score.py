@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from training.recipe.slices import (
 )
 
 
-def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
-    """The predictions, the rows they are of, and what is asked for, with its code where it is the user's. The columns
-    that were kept beside the rows count where a slice is one of them."""
+def ingredients(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Ingredients:
+    """The predictions, the rows they are of, what the baseline is made of, and what is asked for, with its code where
+    it is the user's. The columns that were kept beside the rows count where a slice is one of them."""
     metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
     read = {f"load_data/{split}": f"{split}.arrow" for split in splits} | {"labels": "labels.json"}
     read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _columns(recipe)}
@@ -42,6 +42,7 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
             "evaluation": {"metrics": list(metrics), **_slices(recipe)},
             "upstream": {
                 **{name: data.parts.get(file) for name, file in read.items()},
+                **baseline_upstream(splits, data, tokens, trained),
                 "predict": predictions.digest,
             },
         },
@@ -49,6 +50,15 @@ def ingredients(recipe: Recipe, data: Ref, predictions: Ref) -> Ingredients:
         named=kinds.named(recipe.kind) | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
     )
+
+
+def baseline_upstream(splits: Iterable[str], data: Ref, tokens: Ref, trained: Ref) -> dict[str, str | None]:
+    """Digests of all that a kind may make the baseline of these splits from."""
+    return {
+        "load_data/train": data.parts.get("train.arrow"),
+        **{f"tokenize/{split}": tokens.parts.get(f"{split}.arrow") for split in ("train", *splits)},
+        "fit": trained.parts.get("model"),
+    }
 
 
 def _slices(recipe: Recipe) -> dict[str, Any]:
@@ -137,9 +147,9 @@ def _lengths(file: Path) -> list[str]:
 
 
 @stage(ingredients)
-def score(work: Work, recipe: Recipe, data: Ref, predictions: Ref) -> Mapping[str, Any]:
-    """Computes every metric on every split, each with its interval, and on the groups of each slice, and draws what is
-    better looked at."""
+def score(work: Work, recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Mapping[str, Any]:
+    """Computes every metric on every split, each with its interval and the baseline, and on the groups of each slice,
+    and draws what is better looked at."""
     run_child(
         work,
         "training.score",
@@ -150,7 +160,12 @@ def score(work: Work, recipe: Recipe, data: Ref, predictions: Ref) -> Mapping[st
             "labels": json.loads((data.path / "labels.json").read_text()),
             **_slices(recipe),
         },
-        inputs={"predictions": predictions.path, "data": data.path},
+        inputs={
+            "predictions": predictions.path,
+            "data": data.path,
+            "tokens": tokens.path,
+            "model": trained.path / "model",
+        },
     )
     figures = json.loads((work.out / "metrics.json").read_text())
     return dict(figures)

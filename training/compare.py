@@ -1,10 +1,12 @@
-"""The program that compares a model with the champion, row by row: `python -m training.compare JOB`.
+"""The program that compares a model with the champion, row by row: `python -m training.compare JOB`. Without a champion
+the best constant answer takes its place: training/baseline.py.
 
-inputs     predictions, champion (each with SPLIT.parquet of training.predict), data (SPLIT.arrow)
+inputs     predictions, champion (each with SPLIT.parquet of training.predict; no champion: the baseline), data, tokens
+           (SPLIT.arrow), model (the trained model's folder; both for the baseline alone)
 settings   kind, options, split, labels (names, in the order of their indices), metrics, figure (by which they are
            compared: one of those that the metrics give, or a metric, for its first), less_is_better (figures of the
-           user's own of which it is, beside those of which that is known), margin, confidence, champion (NAME/VERSION),
-           warnings
+           user's own of which it is, beside those of which that is known), margin, confidence, champion (NAME/VERSION;
+           null: the baseline), warnings
 output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: those that are lost with
                                    the new model, then those that are gained, each the plainest first
@@ -14,13 +16,15 @@ figures    the fields of tasks.runtime.refs.Comparison
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from training.constant import is_constant
 from training.evidence import Evidence, mcnemar, paired
 from training.metric_names import more_is_better
 from training.predicted import Predicted
@@ -28,6 +32,10 @@ from training.problems import Problem, UserError, nearest
 from training.program import run_program
 from training.protocol import OUTPUT, Events, Job
 from training.score import inputs_of, read, write_samples
+
+if TYPE_CHECKING:
+    from training.constant import Constant
+    from training.kinds.base import Kind
 
 SHOWN_ROWS = 50
 FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
@@ -42,9 +50,16 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     say, split = job.settings, job.settings["split"]
     kind = kinds.of(say)
-    new, old = (
-        read(kind, Path(job.inputs[name], f"{split}.parquet"), say["labels"]) for name in ("predictions", "champion")
-    )
+    new = read(kind, Path(job.inputs["predictions"], f"{split}.parquet"), say["labels"])
+    if say["champion"] is None:
+        constant = _best_constant(kind, job)
+        old = constant.answered(new, split)
+        say = {**say, "champion": f"the constant answer {constant.name}", "baseline": True}
+        if is_constant(new):
+            warning = f"this model gives every row of {split} the same answer, so it is a constant answer, too."
+            say["warnings"] = [*say["warnings"], warning]
+    else:
+        old = read(kind, Path(job.inputs["champion"], f"{split}.parquet"), say["labels"])
 
     def tell(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)
@@ -56,6 +71,16 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     rows = disagreements(new, old, Path(job.inputs["data"]) / f"{split}.arrow")
     write_samples(rows, output / "log" / "disagreements.csv")
     return figures
+
+
+def _best_constant(kind: Kind, job: Job) -> Constant:
+    """The constant answer that is best by the compared metric."""
+    from training.baseline import best
+
+    data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
+    baseline = kind.baseline(data, tokens, model, job.settings["labels"])
+    assert baseline is not None  # such a kind's models are not compared without a champion
+    return best(baseline, job.settings["figure"])
 
 
 def compared(
@@ -91,7 +116,8 @@ def compared(
         "confidence": say["confidence"],
         "method": "mcnemar" if exact else "permutation" if say["margin"] >= 0 else "bootstrap",
         "p_value": found.p_value,
-        "better": found.better,
+        "better": found.better and not (say.get("baseline") and is_constant(new)),
+        "baseline": say.get("baseline", False),
         "warnings": [*say["warnings"], *([] if exact else heavy_tails(name, new, old))],
     }
     return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
@@ -101,6 +127,7 @@ def resampled(
     new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None]
 ) -> tuple[str, tuple[float, float], Evidence]:
     """The figure's name, both models' values, and the evidence of the paired test."""
+    from training import baseline
     from training.metrics import METRICS, compute
     from training.metrics.resampled import figures
 
@@ -113,8 +140,9 @@ def resampled(
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
     new_guards, old_guards = new.worst(old)
     pooled = new.joined(new_guards).joined(old).joined(old_guards)
+    figure = figures(metrics, pooled)[name]
     found = paired(
-        figures(metrics, pooled)[name],
+        baseline.defined(name, figure) if say.get("baseline") else figure,
         len(new),
         len(new_guards),
         margin=say["margin"],
@@ -123,7 +151,8 @@ def resampled(
         slow=name not in METRICS,
         tell=tell,
     )
-    return name, (values[name], compute(metrics, old)[name]), found
+    theirs = baseline.values(metrics, old) if say.get("baseline") else compute(metrics, old)
+    return name, (values[name], theirs.get(name, math.nan)), found
 
 
 def heavy_tails(metric: str, new: Predicted, old: Predicted) -> Iterator[str]:

@@ -56,6 +56,10 @@ class Generated(Predicted):
         chrf = Chrf(keep_in_memory=True)
         return chrf.of_sums(chrf.statistics(predictions=self.predictions.tolist(), references=self.references.tolist()))
 
+    @property
+    def codes(self) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
+        return self.references, self.predictions
+
     def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
             "label": self.references[row],

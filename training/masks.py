@@ -24,11 +24,13 @@ from training.drawing import Numbered
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
+    from training.batching import TokenRows
     from training.tokens import Encoder
 
 WORDS = "words"
 """The column that says which word of its row each token is of, -1 for those that the tokenizer adds; where words are
 masked as a whole."""
+BLOCK_ROWS = 10_000
 BECOME_MASK, BECOME_ANY = 0.8, 0.1
 
 Ids = npt.NDArray[np.int32]
@@ -59,6 +61,11 @@ class MaskedTokens(PadToLongest):
         batch["labels"] = torch.from_numpy(self.padded([labels for _, labels in found], width, IGNORED))
         return batch
 
+    def labels_of(self, row: dict[str, Any]) -> Ids:
+        """The labels of a row as an evaluation has them."""
+        (draw,) = _generators([row])
+        return self._masked(row, draw)[1]
+
     def _masked(self, row: dict[str, Any], draw: np.random.Generator) -> tuple[Ids, Ids]:
         """The ids of a row with some of them masked, and its labels."""
         ids = row["input_ids"].copy()
@@ -70,6 +77,15 @@ class MaskedTokens(PadToLongest):
         ids[places[become < BECOME_MASK + BECOME_ANY]] = anything[become < BECOME_MASK + BECOME_ANY]
         ids[places[become < BECOME_MASK]] = self.mask
         return ids, labels
+
+
+def hidden(rows: TokenRows, collate: MaskedTokens) -> Iterator[tuple[Ids, npt.NDArray[np.int64]]]:
+    """The ids of the tokens of these rows that an evaluation hides, and the row of each, BLOCK_ROWS rows at a time."""
+    for start in range(0, len(rows), BLOCK_ROWS):
+        places = range(start, min(start + BLOCK_ROWS, len(rows)))
+        labels = [collate.labels_of(rows[place]) for place in places]
+        there = [one[one != IGNORED] for one in labels]
+        yield np.concatenate(there), np.repeat(places, [len(one) for one in there])
 
 
 def filled(

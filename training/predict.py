@@ -33,6 +33,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predict every row of the splits; gives the figures."""
     from training import kinds, model, ranks
     from training.batching import TokenRows
+    from training.constant import advice, nearly_constant
     from training.evaluating import predict
 
     device = ranks.meet()
@@ -51,7 +52,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         tell = told_now_and_then(events, split, before, total)
         answers = predict(kind, network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
         if rank() == 0:
-            write(job_dir / OUTPUT / f"{split}.parquet", kind.worded(answers, tokenizer), rows)
+            answers = kind.worded(answers, tokenizer)
+            write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
+            if nearly_constant(kind.predicted(answers, kind.labels_of(network.config))):
+                events.warning(advice(split, weights="class_weights" in kind.loss_fields))
         before += len(rows)
     ranks.part()
     return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}

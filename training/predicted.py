@@ -69,6 +69,12 @@ class Predicted(ABC):
     of_right: ClassVar[str | None] = None
     """The metric that is the share of `right` rows, if one is."""
 
+    @property
+    def codes(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """What is true and what is predicted, of each row or word, equal where the answers are; None where there are no
+        answers to compare."""
+        return None
+
     def incomparable(self, other: Self) -> str | None:
         """Why what metrics say of these rows and of another model's are not alike, in words that follow the names of
         both; None where they are."""
@@ -165,6 +171,10 @@ class OneLabel(Predicted):
     def right(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.predictions == self.references)
 
+    @property
+    def codes(self) -> tuple[Rows, Rows]:
+        return self.references, self.predictions
+
     def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         prediction = self.predictions[row]
         return {
@@ -249,6 +259,12 @@ class ManyLabels(Predicted):
         """Where all of the row's labels are predicted, and no other."""
         return np.asarray((self.predictions == self.references).all(axis=1))
 
+    @property
+    def codes(self) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
+        """The sets of labels, as bits."""
+        truth, given = (np.packbits(has, axis=1) for has in (self.references, self.predictions))
+        return np.array([row.tobytes() for row in truth], object), np.array([row.tobytes() for row in given], object)
+
     def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
             "label": self._named(self.references[row]),
@@ -301,6 +317,10 @@ class Numbers(Predicted):
     def goodness(self) -> npt.NDArray[np.float64]:
         """The absolute error, less than zero."""
         return -np.abs(self.predictions - self.references)
+
+    @property
+    def codes(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        return self.references, self.predictions
 
     def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         label, prediction = float(self.references[row]), float(self.predictions[row])

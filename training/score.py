@@ -1,11 +1,13 @@
 """The program that scores: `python -m training.score JOB`. It reads stored predictions and needs no model.
 
-inputs     predictions (SPLIT.parquet of training.predict), data (SPLIT.arrow, SPLIT.slices.arrow)
+inputs     predictions (SPLIT.parquet of training.predict), data (SPLIT.arrow, SPLIT.slices.arrow);
+           tokens (SPLIT.arrow) and model (the trained model's folder) for the baseline alone
 settings   kind, options, metrics, labels (names, in the order of their indices), slices (columns, `label`,
            `length_bucket`), each (slices of which every group has figures), named (groups that are shown however small
            they are, by their slice), fewest_rows (of a group whose figures have intervals), most_groups (shown of a
            slice: drawn, and with intervals; of the others only those of slices in `each` have figures)
-output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9}}}
+output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9,
+                                            "baseline": 0.6}}}
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
            log/confusion_SPLIT.png          rows by true and predicted label (this and the next two: of one label a row)
@@ -17,7 +19,9 @@ figures    SPLIT.METRIC, each a number, or null where it has no value
 
 A value's `low` and `high` are the ends of its 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They
 are null where the metric has no value on any draw. Of groups, few rows have none, nor has a metric that is not the
-project's own and would have to be computed anew on each draw.
+project's own and would have to be computed anew on each draw. `baseline` is the figure of the best constant answer by
+that metric (training/baseline.py); it is missing where the task kind has none, and where a metric of the user's refuses
+constant predictions.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ SEED = 0
 ENDS = (0.025, 0.975)
 
 Scores = dict[str, dict[str, float | None]]
-"""By metric: value, low and high; null where there is none."""
+"""By metric: value, low and high, null where there is none; and of all rows of a split the baseline."""
 NOTHING: dict[str, float | None] = {"value": None, "low": None, "high": None}
 
 Slice = list[dict[str, Any]]
@@ -63,17 +67,24 @@ Slice = list[dict[str, Any]]
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Score every split that has predictions; gives the figures."""
     from training import kinds, pictures
+    from training.baseline import best, values
 
-    kind = kinds.of(job.settings)
+    kind, labels = kinds.of(job.settings), job.settings["labels"]
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
+    data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
+    baseline = kind.baseline(data, tokens, model, labels)
+    constants = {name: best(baseline, name) for name in job.settings["metrics"]} if baseline else {}
     found: dict[str, Scores] = {}
     sliced: dict[str, dict[str, Slice]] = {}
     samples: list[dict[str, Any]] = []
     for file in sorted(Path(job.inputs["predictions"]).glob("*.parquet")):
         split = file.stem
-        predicted = read(kind, file, job.settings["labels"])
+        predicted = read(kind, file, labels)
         found[split] = scores(job.settings["metrics"], predicted, partial(_tell, events, split))
+        for metric, constant in constants.items():
+            for name, value in values([metric], constant.answered(predicted, split)).items():
+                found[split][name]["baseline"] = _or_null(value)
         for name in (name for name, score in found[split].items() if score["value"] is None):
             events.warning(f"{name} has no value on {split}: training/README.md says when it has none.")
         if predicted.caveat:

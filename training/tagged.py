@@ -94,6 +94,11 @@ class Tagged(Predicted):
         return np.bincount(self.rows[~self._hits], minlength=len(self)) == 0
 
     @property
+    def codes(self) -> tuple[Rows, Rows]:
+        """Of the words."""
+        return self.references, self.predictions
+
+    @property
     def _hits(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.predictions == self.references)
 

@@ -161,12 +161,14 @@ class Check(BaseModel):
 
 
 class Comparison(BaseModel):
-    """A model beside the champion, on the same rows."""
+    """A model beside the champion, on the same rows; beside the baseline where there is no champion."""
 
     model_config = ConfigDict(frozen=True)
 
     champion: str
-    """`name/version`."""
+    """`name/version`, or the constant answer in words."""
+    baseline: bool = False
+    """Whether the model is compared with the best constant answer."""
     metric: str
     split: str
     rows: int

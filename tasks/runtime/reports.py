@@ -74,9 +74,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def score_told(score: Mapping[str, float | None]) -> str:
-    """`0.8312 (0.813 to 0.848)`: a metric's value and the ends of its interval, as training.score gives them."""
-    low, high = score.get("low"), score.get("high")
-    return value_told(score["value"]) + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
+    """`0.8312 (0.813 to 0.848; baseline 0.523)`: a metric's value, the ends of its interval, and the figure of the best
+    constant answer, as training.score gives them."""
+    low, high, baseline = (score.get(part) for part in ("low", "high", "baseline"))
+    beside = [] if low is None or high is None else [f"{low:.3f} to {high:.3f}"]
+    beside += [] if baseline is None else [f"baseline {baseline:.3f}"]
+    return value_told(score["value"]) + (f" ({'; '.join(beside)})" if beside else "")
 
 
 def value_told(value: float | None) -> str:
@@ -85,14 +88,15 @@ def value_told(value: float | None) -> str:
 
 
 def scores_table(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> list[dict[str, str]]:
-    """A row a figure of `score`: split, metric, value and the ends of its interval."""
+    """A row a figure of `score`: split, metric, value, the ends of its interval, and the baseline if there is one."""
     table = []
+    baselines = any("baseline" in score for metrics in figures.values() for score in metrics.values())
     for split, metrics in figures.items():
         for metric, score in metrics.items():
             low, high = score.get("low"), score.get("high")
             between = "-" if low is None or high is None else f"{low:.4f} to {high:.4f}"
             row = {"split": split, "metric": metric, "value": value_told(score["value"]), "95 % interval": between}
-            table.append(row)
+            table.append(row | ({"baseline": value_told(score.get("baseline"))} if baselines else {}))
     return table
 
 
@@ -218,7 +222,7 @@ def checks_table(verdict: Verdict) -> list[dict[str, str]]:
 
 
 def comparison_table(verdict: Verdict) -> list[dict[str, str]]:
-    """A row of the model beside the champion; none where there is no champion."""
+    """A row of the model beside the champion or the baseline; none where there is neither."""
     if (beside := verdict.comparison) is None:
         return []
     return [

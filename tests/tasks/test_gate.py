@@ -122,6 +122,24 @@ def test_a_better_model_is_kept_where_rows_are_too_few_and_the_reason_names_how_
     assert judge({"min_rows": 12}, few).decision == "promote"
 
 
+def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that_reason() -> None:
+    beside = BETTER.model_copy(update={"champion": "the constant answer 'bad'", "baseline": True})
+    assert judge({}, beside).decision == "promote"
+    chance = beside.model_copy(update={"better": False, "p_value": 0.3})
+    verdict = judge({}, chance)
+    assert (verdict.decision, verdict.reason) == (
+        "keep",
+        "without a champion to be compared with, it must be better than one answer for every row: "
+        "accuracy 0.8710 beside 0.8603 of the constant answer 'bad' on the same 1,872 rows of test: "
+        "52 rows better, 32 worse; that it is better may be chance (p = 0.3).",
+    )
+    unbeatable = judge({}, chance.model_copy(update={"metric": "recall", "champion_value": 1.0, "gain": -0.1}))
+    assert unbeatable.reason.endswith(
+        "No model can be better than that by recall: set release.gate.compare to another metric."
+    )
+    assert judge({"baseline": False}).decision == "promote"
+
+
 def test_a_figure_without_a_value_reaches_no_bound_and_is_told_as_one_that_is_not_there() -> None:
     verdict = judge({"minimum": {"precision": 0.0, "f1": 0.9}, **floors(war={"precision": 0.0})})
     assert verdict.decision == "reject" and verdict.reason == (

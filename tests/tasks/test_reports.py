@@ -92,6 +92,11 @@ def test_a_score_is_told_with_its_interval_and_without_one_where_there_is_none()
     assert score_told({"value": 0.83125, "low": 0.81331, "high": 0.84844}) == "0.8313 (0.813 to 0.848)"
     assert score_told({"value": 0.5, "low": None, "high": None}) == "0.5000"
     assert score_told({"value": None, "low": None, "high": None}) == "-"
+    assert (
+        score_told({"value": 0.5, "low": 0.4, "high": 0.6, "baseline": 0.45})
+        == "0.5000 (0.400 to 0.600; baseline 0.450)"
+    )
+    assert score_told({"value": 0.5, "low": None, "high": None, "baseline": 0.45}) == "0.5000 (baseline 0.450)"
 
 
 GROUPS = [

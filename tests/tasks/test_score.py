@@ -19,6 +19,11 @@ DATA = {
     name: name for name in ("validation.arrow", "test.arrow", "labels.json", "validation.slices.arrow", "train.arrow")
 }
 
+MADE = (
+    Ref(kind="load_data", key="k", digest="all of it", parts=DATA),
+    *(Ref(kind=stage, key="k", digest="d") for stage in ("tokenize", "fit", "predict")),
+)
+
 
 def recipe(
     *slices: str,
@@ -135,24 +140,22 @@ def test_a_floor_of_a_column_that_only_another_split_has_is_told(rows: Path) -> 
 
 
 def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowhere_else() -> None:
-    data = Ref(kind="load_data", key="k", digest="all of it", parts=DATA)
-    given = Ref(kind="predict", key="k", digest="d")
     plain, by_length, by_genre = (
-        score.flat_ingredients(recipe(*slices), data, given)[0] for slices in ((), ("length_bucket",), ("genre",))
+        score.flat_ingredients(recipe(*slices), *MADE)[0] for slices in ((), ("length_bucket",), ("genre",))
     )
     read = {name.removeprefix("upstream.") for name in plain if name.startswith("upstream.")}
-    assert read == {"load_data/validation", "labels", "predict"}
+    of_baseline = {"load_data/train", "tokenize/train", "tokenize/validation", "fit"}
+    assert read == {"load_data/validation", "labels", "predict", *of_baseline}
     assert {name for name in by_length if by_length[name] != plain.get(name)} == {"evaluation.slices"}
     assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices"}
 
 
 def test_which_groups_have_a_floor_counts_as_they_must_have_figures_and_its_height_does_not() -> None:
-    data, given = Ref(kind="load_data", key="k", digest="d", parts=DATA), Ref(kind="predict", key="k", digest="d")
     floors: list[dict[str, Any]] = [
         {},
         *({key: {"accuracy": at}} for key in ("genre", "genre=war") for at in (0.5, 0.6)),
     ]
     none, each, higher, one, one_higher = (
-        score.flat_ingredients(recipe("genre", floors=limits), data, given)[0] for limits in floors
+        score.flat_ingredients(recipe("genre", floors=limits), *MADE)[0] for limits in floors
     )
     assert none != each == higher != one == one_higher != none

@@ -33,6 +33,13 @@ class Blind(LabelMetric):
         return {"blind": math.nan}
 
 
+def write_labels(file: Path, labels: list[int]) -> None:
+    """Training rows, as far as the baseline reads them."""
+    table = pa.table({"label": labels})
+    with pa.ipc.new_file(str(file), table.schema) as writer:
+        writer.write_table(table)
+
+
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
     """The output folder and the figures for four rows, two of them right."""
@@ -52,7 +59,8 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
         "labels": ["neg", "pos"],
         **NO_SLICES,
     }
-    inputs = {name: str(home / name) for name in ("predictions", "data")}
+    write_labels(home / "data/train.arrow", [1, 1, 0])
+    inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
     job = Job(program="training.score", key="score", settings=settings, inputs=inputs)
     return home / "job/output", score.main(home / "job", job, Events(home / "job/events.jsonl"))
 
@@ -64,8 +72,9 @@ def test_each_metric_has_an_interval_and_what_has_no_value_is_null_and_warned_of
     written = json.loads((output / "metrics.json").read_text())["validation"]
     assert list(written) == ["accuracy", "recall", "roc_auc", "blind"]
     # of 4 rows each right with probability 1/2, all or none are in 1 draw of 16
-    assert written["accuracy"] == {"value": 0.5, "low": 0.0, "high": 1.0}
-    assert written["blind"] == dict.fromkeys(("value", "low", "high"))
+    assert written["accuracy"] == {"value": 0.5, "low": 0.0, "high": 1.0, "baseline": 0.5}
+    assert written["blind"] == dict.fromkeys(("value", "low", "high", "baseline"))
+    assert (written["recall"]["baseline"], written["roc_auc"]["baseline"]) == (1.0, 0.5)
     assert figures["validation.accuracy"] == 0.5 and figures["validation.blind"] is None
     told, _ = read_events(output.parent / "events.jsonl", 0)
     assert [event["message"].split(":")[0] for event in told if event["kind"] == "warning"] == [

@@ -110,7 +110,9 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fewest_rows": 10,
         "most_groups": 4,
     }
-    inputs = {name: str(home / name) for name in ("predictions", "data")}
+    with pa.ipc.new_file(str(home / "data/train.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
     job = Job(program="training.score", key="score", settings=settings, inputs=inputs)
     score.main(home / "job", job, Events(home / "job/events.jsonl"))
     return home / "job"

@@ -13,7 +13,7 @@ from training.kinds.names import KINDS
 from training.named import Place
 from training.problems import Problem, UserError, nearest
 
-__all__ = ["KINDS", "class_of", "code", "load", "named", "of"]
+__all__ = ["KINDS", "class_of", "code", "has_baseline", "load", "named", "of"]
 
 
 def load(kind: str, options: Mapping[str, Any] | None = None) -> Kind:
@@ -47,6 +47,11 @@ def class_of(name: str) -> type[Kind]:
             f"{name!r} does not say all of itself: give it {', '.join(f'`{said}`' for said in lacking)}."
         )
     return found
+
+
+def has_baseline(name: str) -> bool:
+    """Whether the kind offers constant answers, of which a first model must be better than the best."""
+    return class_of(name).baseline is not Kind.baseline
 
 
 def code(name: str) -> list[str]:

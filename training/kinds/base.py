@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching import PadToLongest, TokenRows
+    from training.constant import Baseline
     from training.evaluating import Batch
     from training.features import Features
     from training.losses import Loss
@@ -178,6 +179,14 @@ class Kind(KindOfRows, ABC):
     @abstractmethod
     def nobody(self, labels: Sequence[str]) -> Predicted:
         """No rows, as metrics want them."""
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline | None:
+        """The constant answers of which a first model must be better than the best, learned from the training rows.
+
+        `data` and `tokens` hold SPLIT.arrow as load_data and tokenize store it; `model` is the trained model's folder,
+        for its vocabulary and tokenizer alone. None, the default: a first model is compared with nothing.
+        """
+        return None
 
     def labels_of(self, config: PreTrainedConfig) -> list[str]:
         """The names of a trained model's labels, in the order of its outputs; none for a kind without."""

@@ -110,6 +110,27 @@ class CausalLM(LanguageModel):
         sums = {name: np.bincount(row, weights=answers[name].to_numpy()) for name in answers.column_names}
         return pa.table(sums).cast(answers.schema)
 
+    def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+        """All but the first of each document or window; where only answers are learnt, theirs."""
+        import numpy as np
+
+        from training.ipc import ipc_reader
+        from training.packing import OF_ANSWER, STARTS, flat
+
+        before = 0
+        with ipc_reader(file) as reader:
+            for block in (reader.get_batch(number) for number in range(reader.num_record_batches)):
+                lengths = block.column("length").to_numpy().astype(np.int64)
+                first, named = np.cumsum(lengths) - lengths, block.schema.names
+                asked = flat(block.column(OF_ANSWER)) == 1 if OF_ANSWER in named else np.ones(lengths.sum(), np.bool_)
+                if STARTS in named:
+                    starts = block.column(STARTS)
+                    first = np.repeat(first, starts.value_lengths().to_numpy()) + flat(starts)
+                asked[first[first < len(asked)]] = False
+                rows = block.column("row").to_numpy() if "row" in named else before + np.arange(len(lengths))
+                yield flat(block.column("input_ids"))[asked], np.repeat(rows, lengths)[asked]
+                before += len(lengths)
+
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadDocuments:
         from training.next_tokens import PadDocuments
 

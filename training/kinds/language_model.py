@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.kinds.base import Column, Kind
+from training.snapshot import read_json
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
+    from training.constant import Baseline
     from training.evaluating import Batch
     from training.losses import Loss
     from training.predicted import Likelihoods
@@ -72,6 +77,34 @@ class LanguageModel(Kind):
 
         return Likelihoods(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
 
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """The unigram distribution of the training tokens that are targets, with one added to the count of each token
+        of the vocabulary (Laplace): every target is predicted alike, whatever its context."""
+        import numpy as np
+
+        from training.constant import Baseline, Constant, smoothed
+        from training.predicted import Likelihoods
+
+        counts = np.zeros(_vocabulary(read_json(model / "config.json")), np.int64)
+        for ids, _ in self.target_tokens(tokens / "train.arrow", model):
+            counts += np.bincount(ids, minlength=len(counts))
+        losses, likeliest = -np.log(smoothed(counts)), int(counts.argmax())
+
+        def answered(rows: Likelihoods, split: str) -> Likelihoods:
+            loss, targets, hits = np.zeros((3, len(rows)))
+            for ids, row in self.target_tokens(tokens / f"{split}.arrow", model):
+                loss += np.bincount(row, losses[ids], len(rows))
+                targets += np.bincount(row, minlength=len(rows))
+                hits += np.bincount(row, ids == likeliest, len(rows))
+            return Likelihoods(loss, targets.astype(np.int64), hits.astype(np.int64), rows.tokens)
+
+        return Baseline([Constant("of the training tokens' frequencies", answered)])
+
+    @abstractmethod
+    def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+        """The (T,) ids of the tokens of a split's token features that the model is asked for, and the (T,) row of each,
+        block by block. `model` is the folder of a model with its tokenizer."""
+
     def labels_of(self, config: PreTrainedConfig) -> list[str]:
         return []
 
@@ -105,3 +138,9 @@ class LanguageModel(Kind):
         from training.likelihood import following
 
         return following(batch["labels"]) if self.causal else batch["labels"]
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    """The number of tokens that a model of this config knows."""
+    size: int = config["vocab_size"] if "vocab_size" in config else config["text_config"]["vocab_size"]
+    return size

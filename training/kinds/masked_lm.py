@@ -13,6 +13,8 @@ B rows of a batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -20,6 +22,8 @@ from pydantic import Field
 from training.kinds.language_model import LanguageModel
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -67,6 +71,14 @@ class MaskedLM(LanguageModel):
         return Features(
             features.append_column("targets", chosen_of(maskable, self.options.mlm_probability)), found.lost
         )
+
+    def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+        """Those that an evaluation hides; of training rows, too."""
+        from training.batching import TokenRows
+        from training.masks import hidden
+        from training.model import load_tokenizer
+
+        yield from hidden(TokenRows(file), self.collator(load_tokenizer(model), 1))
 
     def asked(
         self,

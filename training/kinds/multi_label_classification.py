@@ -23,6 +23,8 @@ from training.kinds.base import Column
 from training.kinds.of_texts import TEXTS, KindOfTexts, as_lists, logits_of, named_both_ways, replaced
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
+    from training.constant import Baseline
     from training.evaluating import Batch
     from training.losses import Loss
     from training.predicted import ManyLabels, Predicted
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 THRESHOLDS = "thresholds"
 """What they are called in the model's config, and in what is stored of predictions (the schema's metadata, as JSON)."""
 USUAL = 0.5
+FREQUENT_SETS = 5
+"""Sets of labels that are tried as constant answers."""
 
 
 class MultiLabelClassification(KindOfTexts):
@@ -84,6 +89,44 @@ class MultiLabelClassification(KindOfTexts):
 
         none = np.empty((0, len(labels)))
         return ManyLabels(none.astype(np.bool_), none, np.full(len(labels), USUAL), labels)
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """The same labels for every row, with the training labels' shares as probabilities: the most frequent sets of
+        labels; and the k most frequent labels, for small k, for those that more than half of the rows have, and all."""
+        from collections import Counter
+        from dataclasses import replace
+        from functools import partial
+
+        import numpy as np
+
+        from training.constant import MOST_CONSTANTS, Baseline, Constant, column, quoted
+        from training.predicted import ManyLabels
+
+        sets = Counter(tuple(sorted(row)) for row in column(data / "train.arrow", "label").to_pylist())
+        references, counts = np.zeros((len(sets), len(labels)), np.bool_), np.fromiter(sets.values(), np.int64)
+        for has, places in zip(references, sets, strict=True):
+            has[list(places)] = True
+        of_label = counts @ references
+        given = (of_label + 1) / (counts.sum() + 2)  # smoothed: a label is there or not
+
+        def answered(chosen: tuple[int, ...], rows: ManyLabels, split: str) -> ManyLabels:
+            thresholds = np.where(np.isin(np.arange(len(labels)), chosen), 0.0, 2.0)  # no probability is that large
+            return replace(rows, probabilities=np.broadcast_to(given, (len(rows), len(labels))), thresholds=thresholds)
+
+        order = np.argsort(-of_label, kind="stable").tolist()
+        sizes = [*range(min(MOST_CONSTANTS, len(labels))), int((of_label > counts.sum() / 2).sum()), len(labels)]
+        frequent = [labels_of_rows for labels_of_rows, _ in sets.most_common(FREQUENT_SETS)]
+        tried = dict.fromkeys([*frequent, *(tuple(sorted(order[:size])) for size in sizes)])
+        named = {
+            one: "no label"
+            if not one
+            else f"all {len(one)} labels"
+            if len(one) == len(labels)
+            else quoted([labels[place] for place in sorted(one, key=order.index)])
+            for one in tried
+        }
+        train = ManyLabels(references, references.astype(np.float64), np.full(len(labels), USUAL), labels)
+        return Baseline([Constant(name, partial(answered, one)) for one, name in named.items()], train, counts)
 
     def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`labels`, those that it has; and `probabilities`, of each label by itself."""

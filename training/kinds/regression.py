@@ -19,12 +19,15 @@ from training.kinds.base import Column
 from training.kinds.of_texts import TEXTS, KindOfTexts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
+    from training.constant import Baseline
     from training.evaluating import Batch
     from training.losses import Loss
     from training.predicted import Numbers
@@ -86,6 +89,25 @@ class Regression(KindOfTexts):
         from training.predicted import Numbers
 
         return Numbers(np.empty(0), np.empty(0))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """The mean of the training numbers, or their median."""
+        from functools import partial
+
+        import numpy as np
+
+        from training.constant import Baseline, Constant, column
+        from training.predicted import Numbers
+
+        numbers = column(data / "train.arrow", "label").to_numpy()
+
+        def answered(number: float, rows: Numbers, split: str) -> Numbers:
+            return Numbers(rows.references, np.full(len(rows), number))
+
+        middles = {"mean": float(numbers.mean()), "median": float(np.median(numbers))}
+        constants = [Constant(f"{value:.4g} (the {name})", partial(answered, value)) for name, value in middles.items()]
+        distinct, counts = np.unique(numbers, return_counts=True)
+        return Baseline(constants, Numbers(distinct, distinct), counts)
 
 
 def squared_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching import PadToLongest, TokenRows
+    from training.constant import Baseline
     from training.evaluating import Batch
     from training.features import Features
     from training.generated import Generated
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 _IN_SHARES = ("fsdp", "deepspeed-zero3")
 """The strategies by which a process holds only a share of each weight: a forward pass of all processes puts them
 together, and they generate texts of different lengths."""
+
+FREQUENT_TARGETS = 5
+"""Training targets that are tried as constant answers."""
+CHOOSING_ROWS = 200
+"""Training rows by which the best of them is chosen: metrics of texts are slow."""
 
 EXACT = 1e-2
 """The tolerance up to which answers are meant to be those of the same arithmetic."""
@@ -218,6 +224,25 @@ class Seq2Seq(Kind):
         from training.generated import Generated
 
         return Generated(np.empty(0, np.object_), np.empty(0, np.object_))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """One text for every row: one of the most frequent training targets, chosen on CHOOSING_ROWS rows at most."""
+        from collections import Counter
+        from functools import partial
+
+        import numpy as np
+
+        from training.constant import Baseline, Constant, column, evenly, shortened
+        from training.generated import Generated
+
+        targets = column(data / "train.arrow", "target")
+        texts = [text for text, _ in Counter(targets.to_pylist()).most_common(FREQUENT_TARGETS)]
+
+        def answered(text: str, rows: Generated, split: str) -> Generated:
+            return Generated(rows.references, np.full(len(rows), text, np.object_))
+
+        some = np.array(targets.take(evenly(len(targets), CHOOSING_ROWS)).to_pylist(), np.object_)
+        return Baseline([Constant(shortened(text), partial(answered, text)) for text in texts], Generated(some, some))
 
     def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`prediction`."""

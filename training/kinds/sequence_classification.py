@@ -17,6 +17,8 @@ from training.kinds.base import Column
 from training.kinds.of_texts import TEXTS, KindOfTexts, as_lists, logits_of, named_both_ways, replaced
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching import TokenRows
+    from training.constant import Baseline
     from training.evaluating import Batch
     from training.losses import Loss
     from training.predicted import OneLabel
@@ -70,6 +73,28 @@ class SequenceClassification(KindOfTexts):
         from training.predicted import OneLabel
 
         return OneLabel(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """One label for every row, with the training labels' shares as probabilities."""
+        from dataclasses import replace
+        from functools import partial
+
+        import numpy as np
+
+        from training.constant import Baseline, Constant, column, most_frequent, smoothed
+        from training.predicted import OneLabel
+
+        counts = np.bincount(column(data / "train.arrow", "label").to_numpy(), minlength=len(labels))
+        given = smoothed(counts)
+
+        def answered(label: int, rows: OneLabel, split: str) -> OneLabel:
+            probabilities = np.broadcast_to(given, (len(rows), len(labels)))
+            return replace(rows, predictions=np.full(len(rows), label), probabilities=probabilities)
+
+        chosen = dict.fromkeys([*most_frequent(counts), *([1] if len(labels) == 2 else [])])
+        every = np.arange(len(labels))
+        train = OneLabel(every, every, np.broadcast_to(given, (len(labels), len(labels))), labels)
+        return Baseline([Constant(repr(labels[label]), partial(answered, label)) for label in chosen], train, counts)
 
     def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`label`; its `probability`; and `probabilities`, by label."""

@@ -23,6 +23,8 @@ from training.kinds.base import Column, Kind
 from training.tags import OUTSIDE, is_iob2, of_row, spans, type_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
@@ -31,12 +33,17 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching import PadTags, TokenRows
+    from training.constant import Baseline
     from training.evaluating import Batch
     from training.features import Features
     from training.losses import Loss
     from training.rows.columns import Mask
     from training.tagged import Tagged
     from training.tokens import Encoded, Encoder
+
+
+CHOOSING_ROWS = 5_000
+"""Training rows by which the best constant tag is chosen."""
 
 
 class TokenClassification(Kind):
@@ -200,6 +207,31 @@ class TokenClassification(Kind):
 
         none = np.empty(0, np.int64)
         return Tagged(none, none, np.empty(0), np.zeros(1, np.int64), labels)
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """One tag for every word, with its share of the training words as probability. The best is chosen on
+        CHOOSING_ROWS training rows at most."""
+        from dataclasses import replace
+        from functools import partial
+
+        import numpy as np
+
+        from training.constant import Baseline, Constant, column, evenly, most_frequent, smoothed
+        from training.rows.lists import each
+        from training.tagged import Tagged
+
+        tags = column(data / "train.arrow", "label").combine_chunks()
+        counts = np.bincount(each(tags).to_numpy(), minlength=len(labels))
+        given = smoothed(counts)
+
+        def answered(tag: int, rows: Tagged, split: str) -> Tagged:
+            words = len(rows.references)
+            return replace(rows, predictions=np.full(words, tag), probabilities=np.full(words, given[tag]))
+
+        some = tags.take(evenly(len(tags), CHOOSING_ROWS))
+        words, starts = each(some).to_numpy(), np.concatenate([[0], np.cumsum(_lengths(some))])
+        train = Tagged(words, words, np.ones(len(words)), starts, labels)
+        return Baseline([Constant(repr(labels[tag]), partial(answered, tag)) for tag in most_frequent(counts)], train)
 
     def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`tags` of the words, null for one that the model did not see; their `probabilities`; and the `spans` that the

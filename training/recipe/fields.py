@@ -339,6 +339,10 @@ class Gate(Section):
     remembers. Each later comparison must be surer; new rows begin anew."""
     min_rows: int = Field(default=20, ge=1)
     """The fewest rows on which a comparison may promote a model."""
+    baseline: bool = True
+    """Whether a model without a champion to be compared with must be better than the best constant answer: by the same
+    test on the same rows, never by a margin below zero. One that may be no better is kept, not promoted (false: it is
+    promoted if it keeps to the bounds)."""
 
 
 class Hub(Section):

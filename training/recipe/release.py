@@ -131,7 +131,7 @@ def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
                 yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
             elif metric in MORE_IS_BETTER and most:
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
-            elif metric in MORE_IS_BETTER and limit > (most_of_it := _most(metric)):
+            elif metric in MORE_IS_BETTER and limit > (most_of_it := most_of(metric)):
                 yield where, f"{limit:g} is out of range: it must be at most {most_of_it}."
 
 
@@ -153,11 +153,12 @@ def _floors(written: Written) -> Iterator[tuple[str, str]]:
             elif found and not fits_slice(metric, found[0]):
                 message = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
                 yield f"{place}.{metric}", f"{metric} {message}"
-            elif metric in MORE_IS_BETTER and limit > (most := _most(metric)):
+            elif metric in MORE_IS_BETTER and limit > (most := most_of(metric)):
                 yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {most}."
 
 
-def _most(metric: str) -> int:
+def most_of(metric: str) -> int:
+    """The largest value of one of MORE_IS_BETTER."""
     return 100 if metric in OF_100 else 1
 
 

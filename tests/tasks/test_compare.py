@@ -1,0 +1,56 @@
+"""What a model is compared with, and by what the comparison is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.compare import compare, has_rival
+from tasks.runtime.refs import Champion, Ref
+from training.recipe import Recipe, parse
+
+CHAMPION = Champion(name="small", version="1", model="m", max_length=8)
+PARTS = {
+    "load_data": {"train.arrow": "1", "test.arrow": "2", "validation.arrow": "2", "labels.json": "3"},
+    "tokenize": {"train.arrow": "4", "validation.arrow": "5"},
+    "fit": {"model": "6"},
+    "predict": {"validation.parquet": "7"},
+}
+
+
+def recipe(kind: str = "sequence-classification", **gate: Any) -> Recipe:
+    return parse(
+        {
+            "name": "test",
+            "kind": kind,
+            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+            "model": {"source": "hub", "path": "me/model"},
+            "release": {"gate": gate},
+        }
+    )
+
+
+def flat(recipe: Recipe, champion: Champion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
+    refs = [Ref(kind=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
+    rival = Ref(kind="predict_champion", key="k", digest="r") if champion else None
+    return compare.flat_ingredients(recipe, *refs, champion, rival, None)[0]
+
+
+def test_a_model_without_a_champion_is_compared_with_the_baseline_unless_the_recipe_wants_none() -> None:
+    assert has_rival(recipe(), None) and has_rival(recipe(baseline=False), CHAMPION)
+    assert not has_rival(recipe(baseline=False), None)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"load_data": {"train.arrow": "x"}}, {"tokenize": {"train.arrow": "x"}}, {"fit": {"model": "x"}}]
+)
+def test_what_the_baseline_is_made_of_counts_where_there_is_no_champion_alone(changed: dict[str, Any]) -> None:
+    assert flat(recipe(), **changed) != flat(recipe())
+    assert flat(recipe(), CHAMPION, **changed) == flat(recipe(), CHAMPION)
+
+
+def test_a_model_may_be_worse_than_the_champion_where_the_recipe_allows_it_but_not_than_the_baseline() -> None:
+    allowed = recipe(margin=-0.02)
+    assert flat(allowed, CHAMPION)["release.gate.margin"] == -0.02
+    assert flat(allowed)["release.gate.margin"] == 0 and flat(recipe(margin=0.1))["release.gate.margin"] == 0.1
