@@ -30,10 +30,10 @@ from training.protocol import sha256
 from training.recipe import parse
 
 STAGES = [
-    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion", "gate"),
-    *("register", "promote"),
+    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion"),
+    *("compare", "gate", "register", "promote"),
 ]
-CACHED = STAGES[1:7]
+CACHED = [*STAGES[1:7], "compare"]
 
 
 def test_a_run_tells_its_stages_its_metrics_and_its_model(finished: FinishedRun) -> None:
@@ -46,12 +46,13 @@ def test_a_run_tells_its_stages_its_metrics_and_its_model(finished: FinishedRun)
         assert stage["artifact"] is None or (finished.home / stage["artifact"] / "manifest.json").is_file()
     accuracy = result["metrics"]["validation"]["accuracy"]
     assert 0.8 < accuracy["low"] <= accuracy["value"] <= accuracy["high"] <= 1
-    shown = "{value:.4f} ({low:.3f} to {high:.3f})".format(**accuracy)
+    shown = "{value:.4f} ({low:.3f} to {high:.3f}; baseline {baseline:.3f})".format(**accuracy)
     assert f"validation accuracy {shown}, f1 " in finished.printed
     assert set(result["metrics"]["validation"]) == {"accuracy", "f1", "precision", "recall"}
     model = Path(result["model"]["path"])
     assert sorted(p.name for p in model.iterdir()) >= ["config.json", "model.safetensors"]
     assert result["model"]["registered"] == "small/1"
+    assert result["verdict"]["comparison"]["champion"] == "the constant answer 'neg'"
     assert all(name in finished.printed for name in STAGES)
 
 

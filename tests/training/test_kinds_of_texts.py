@@ -124,7 +124,7 @@ def test_a_model_is_predicted_scored_and_compared(
     settings = {**ASKED[name], "metrics": figures, "slices": ["length_bucket"], "each": [], "named": {}}
     settings |= {"fewest_rows": 10, "most_groups": 50, "split": "validation", "figure": figures[0], "margin": 0.0}
     settings |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
-    inputs = {"predictions": str(said.parent), "data": str(rows / f"data-{name}")}
+    inputs = {"predictions": str(said.parent), "data": str(rows / f"data-{name}"), "tokens": "", "model": ""}
     events = Events(tmp_path / "events.jsonl")
     job = Job(program="training.score", key="s", settings=settings, inputs=inputs)
     scored = score.main(tmp_path / "score", job, events)
@@ -133,7 +133,7 @@ def test_a_model_is_predicted_scored_and_compared(
         assert scored["validation.mse"] == pytest.approx(curve(fitted[name])[last]["eval_loss"], rel=1e-5)
     found = json.loads((tmp_path / "score/output/metrics.json").read_text())["validation"]
     assert list(found) == list(figures)
-    assert all(one["low"] <= one["value"] <= one["high"] for one in found.values())
+    assert all(one["low"] <= one["value"] <= one["high"] and one["baseline"] is not None for one in found.values())
     log = tmp_path / "score/output/log"
     assert {file.name for file in log.iterdir()} == {
         f"{drawn}_validation.png",

@@ -15,7 +15,7 @@ from training import predict
 from training.batching import TokenRows
 from training.kinds import load
 from training.model import export, load_for_training, load_tokenizer, load_trained
-from training.protocol import Events, Job
+from training.protocol import Events, Job, read_events
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,22 @@ def test_rows_are_predicted_in_their_order_as_the_model_predicts_each(
         logits = np.array(table["logits"][number].as_py())
         assert logits == pytest.approx(expected, abs=1e-5)
         assert table["prediction"][number].as_py() == logits.argmax()
+
+
+def test_a_model_that_predicts_the_same_for_all_rows_is_warned_of(world: Path, trained: Path, tmp_path: Path) -> None:
+    model = load_trained(load("sequence-classification"), trained)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
+    export(model, trained, tmp_path / "constant")
+    run(world, tmp_path / "constant", tmp_path / "job", batch_size=64)
+    events, _ = read_events(tmp_path / "job/events.jsonl", 0)
+    found = [event["message"] for event in events if event["kind"] == "warning"]
+    assert [message.split(" are the same for (nearly) all rows")[0] for message in found] == [
+        "the predictions for train",
+        "the predictions for validation",
+    ]
+    assert "training.learning_rate" in found[0] and "training.class_weights: balanced" in found[0]
 
 
 def test_two_runs_write_the_same_bytes(world: Path, trained: Path, tmp_path: Path) -> None:
