@@ -19,6 +19,8 @@ MORE_IS_BETTER = (
 LESS_IS_BETTER = ("log_loss", "calibration_error", "hamming_loss", "mse", "rmse", "mae", "perplexity")
 METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
 """The metrics that recipes may name as they are; each task type has a list of those that fit it."""
+OF_100 = ("bleu", "chrf")
+"""Metrics that go up to 100, as they are told everywhere; of the others that are better with more, 1 is most."""
 OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
 """Those of them that take the labels' names as numbers, such as ratings."""
 
@@ -26,6 +28,11 @@ OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
 def more_is_better(figure: str) -> bool:
     """Whether a model with more of it is better; of a figure that the project does not know, unless it is a loss."""
     return figure not in LESS_IS_BETTER and not figure.endswith("loss")
+
+
+def most_of(metric: str) -> int:
+    """The largest value of one of MORE_IS_BETTER."""
+    return 100 if metric in OF_100 else 1
 
 
 def refusal_of_numbers(metric: str, labels: Iterable[str]) -> str | None:

@@ -38,7 +38,7 @@ def test_what_is_removed_frees_what_was_said_and_no_command_misses_it(
     removed, freed = capsys.readouterr().out.splitlines()[-1].split(": ")
     assert (removed, freed) == ("Removed 2 of 2", f"{size_told(before - bytes_on_disk([copied]))} freed.")
     assert told[-1] == f"{freed.removesuffix(' freed.')} can go: finetune store --remove"
-    assert any(line.split()[:2] == ["small@champion", "6"] for line in told), told
+    assert any(line.split()[:2] == ["small@champion", "7"] for line in told), told
     assert main(["run", str(finished.file)]) == 0
     assert "Nothing changed since flow run" in capsys.readouterr().out
     assert main(["show", "small@champion"]) == 0

@@ -19,10 +19,10 @@ from tests.training import tiny
 from training import baseline, compare, kinds
 from training.constant import Baseline, is_constant, nearly_constant
 from training.generated import Generated
+from training.metric_names import more_is_better
 from training.metrics import LabelMetric, compute
 from training.predicted import Likelihoods, ManyLabels, Numbers, OneLabel, Predicted
 from training.protocol import Events, Job
-from training.recipe.release import more_is_better
 from training.tagged import Tagged
 
 NOWHERE = Path("nowhere")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from training.kinds import KINDS, class_of
-from training.metric_names import LESS_IS_BETTER, METRICS, MORE_IS_BETTER, OF_NUMBERS, refusal_of_numbers
+from training.metric_names import LESS_IS_BETTER, METRICS, MORE_IS_BETTER, OF_NUMBERS, most_of, refusal_of_numbers
 from training.problems import nearest
 from training.recipe.columns import kind_of
 from training.recipe.data import DOTTED
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from training.recipe.fields import Data
     from training.recipe.rules import Written
 
-OF_100 = ("bleu", "chrf")
-"""Metrics that go up to 100, as they are told everywhere; of the others that are better with more, 1 is most."""
 OF_ONE_LABEL = (
     *("accuracy", "f1_micro", "precision_micro", "recall_micro", "recall_weighted"),
     *("log_loss", "mse", "mae"),
@@ -155,11 +153,6 @@ def _floors(written: Written) -> Iterator[tuple[str, str]]:
                 yield f"{place}.{metric}", f"{metric} {message}"
             elif metric in MORE_IS_BETTER and limit > (most := most_of(metric)):
                 yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {most}."
-
-
-def most_of(metric: str) -> int:
-    """The largest value of one of MORE_IS_BETTER."""
-    return 100 if metric in OF_100 else 1
 
 
 def _no_figure(metric: str, figures: list[str] | None) -> str | None:
