@@ -10,10 +10,9 @@ from tasks.runtime.refs import Check, Comparison, Ref, Verdict
 from tasks.runtime.reports import read_slices
 from tasks.runtime.stage import Ingredients, Work, action
 from training import kinds
-from training.metric_names import MORE_IS_BETTER
+from training.metric_names import MORE_IS_BETTER, most_of
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
-from training.recipe.release import most_of
 from training.recipe.slices import FEWEST_ROWS, slice_of, unfitting_floor
 
 MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have too few rows for one
