@@ -86,10 +86,10 @@ def test_the_champion_itself_is_not_counted(client: MlflowClient) -> None:
 
 def test_a_comparison_is_made_again_if_its_number_is_another() -> None:
     predictions = Ref(kind="predict", key="k", digest="d", parts={"validation.parquet": "p"})
-    rival = Ref(kind="predict_champion", key="k", digest="r")
+    tokens, trained, rival = (Ref(kind=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion"))
 
     def values(count: Counted | None) -> Any:
-        return ingredients(recipe(), rows("rows"), predictions, CHAMPION, rival, count).values
+        return ingredients(recipe(), rows("rows"), tokens, trained, predictions, CHAMPION, rival, count).values
 
     first, second = (Counted(comparison=n, confidence=0.99) for n in (1, 2))
     assert values(None) != values(first) != values(second) and values(first) == values(first)
