@@ -8,9 +8,8 @@ from typing import Any
 
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
-from tasks.runtime.refs import Champion, Counted, Ref
+from tasks.runtime.refs import Champion, Counted, Ref, baseline_upstream
 from tasks.runtime.stage import Ingredients, Work, stage
-from tasks.score import baseline_upstream
 from training import kinds
 from training.metric_names import METRICS
 from training.recipe import Recipe

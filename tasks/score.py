@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
-from tasks.runtime.refs import Ref
+from tasks.runtime.refs import Ref, baseline_upstream
 from tasks.runtime.reports import need_report
 from tasks.runtime.stage import Ingredients, Work, stage
 from training import kinds
@@ -50,15 +50,6 @@ def ingredients(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, prediction
         named=kinds.named(recipe.kind) | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
     )
-
-
-def baseline_upstream(splits: Iterable[str], data: Ref, tokens: Ref, trained: Ref) -> dict[str, str | None]:
-    """Digests of all that a kind may make the baseline of these splits from."""
-    return {
-        "load_data/train": data.parts.get("train.arrow"),
-        **{f"tokenize/{split}": tokens.parts.get(f"{split}.arrow") for split in ("train", *splits)},
-        "fit": trained.parts.get("model"),
-    }
 
 
 def _slices(recipe: Recipe) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,6 +44,15 @@ class Ref(BaseModel):
     def path(self) -> Path:
         """The artifact's folder, absolute."""
         return settings.home() / self.location
+
+
+def baseline_upstream(splits: Iterable[str], data: Ref, tokens: Ref, trained: Ref) -> dict[str, str | None]:
+    """Digests of all that a kind may make the baseline of these splits from."""
+    return {
+        "load_data/train": data.parts.get("train.arrow"),
+        **{f"tokenize/{split}": tokens.parts.get(f"{split}.arrow") for split in ("train", *splits)},
+        "fit": trained.parts.get("model"),
+    }
 
 
 class FilePin(BaseModel):
