@@ -43,8 +43,9 @@ def changes(recipe: str, foreseen: list[Foreseen]) -> list[str]:
     if done is None:
         return ["no run has completed before"]
     before = _keys(done)
-    others = [row for row in foreseen if row.name != RESOLVE]
-    return [f"{row.name}: it is given something else" for row in others if before.get(row.name) != row.key]
+    now = {row.name: row.key for row in foreseen if row.name != RESOLVE}
+    other = [f"{name}: it is given something else" for name, key in now.items() if before.get(name) != key]
+    return other + [f"{name}: it is no part of a run any more" for name in before.keys() - now.keys()]
 
 
 def _keys(done: dict[str, Any]) -> dict[str, str | None]:

@@ -22,7 +22,8 @@ from flows.changes import changes, nothing_changed
 from flows.commands.main import main
 from flows.pipeline import pipeline
 from tasks.resolve import pins_file
-from tasks.runtime.looking import Looking
+from tasks.runtime.history import History
+from tasks.runtime.looking import Foreseen, Looking
 from tasks.runtime.refs import Pins
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
@@ -124,6 +125,14 @@ def test_a_hub_that_does_not_answer_is_reported_and_counted_and_then_fails_the_r
     name, message, result = night()
     assert (name, result and result["warnings"]) == ("Unchanged", [])
     assert night("me/rows")[0] == "HubUnreachable"
+
+
+def test_a_stage_that_no_run_needs_any_more_is_a_change_with_a_reason(home: Path) -> None:
+    stages = [{"name": name, "key": name} for name in ("fit", "compare")]
+    History("small").remember_completed({"stages": stages, "model": {}})
+    foreseen = [Foreseen("resolve", "ran", "another"), Foreseen("fit", "cached", "fit")]
+    assert nothing_changed("small", foreseen) is None
+    assert changes("small", foreseen) == ["compare: it is no part of a run any more"]
 
 
 def test_an_event_starts_the_deployment_that_waits_for_it_and_while_one_goes_on_the_next_is_cancelled(
