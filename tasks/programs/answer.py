@@ -116,12 +116,23 @@ def _asker(kind: Kind, job_dir: Path, say: Mapping[str, Any]) -> Asker:
 
 def logged(uri: str, into: Path) -> Path:
     """The folder of a logged model: where it lies, if that is on this machine, else fetched into the folder `into`.
-    Raises MlflowFailed."""
+    Raises MlflowFailed, and UserError if its files are gone."""
     from mlflow.artifacts import download_artifacts
 
-    with failures_told():
-        into.mkdir(parents=True, exist_ok=True)
-        return Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
+    try:
+        with failures_told():
+            into.mkdir(parents=True, exist_ok=True)
+            found = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
+    except FileNotFoundError as error:
+        raise _gone(uri, str(error)) from error
+    if not any((part / "config.json").is_file() for part in parts_of(found)):
+        raise _gone(uri, f"{found} holds no model")
+    return found
+
+
+def _gone(uri: str, why: str) -> UserError:
+    message = f"the files of {uri} are not there any more ({why}): put them back, or run the recipe again."
+    return UserError([Problem(kind="registry", where="NAME", message=message)])
 
 
 def parts_of(folder: Path) -> tuple[Path, Path]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from tasks.runtime import settings
 from tasks.runtime.locks import FlockManager
@@ -45,6 +47,7 @@ def connect() -> MlflowClient:
     with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
             _make_database(_database())
+            _follow_home(_database())
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
@@ -69,6 +72,35 @@ def _make_database(final: Path) -> None:
             left.unlink()
         MlflowClient(tracking_uri=f"sqlite:///{aside}").search_experiments(max_results=1)
         aside.rename(final)
+
+
+_PLACES = {
+    "experiments": ("artifact_location",),
+    "runs": ("artifact_uri",),
+    "logged_models": ("artifact_location",),
+    "model_versions": ("source", "storage_location"),
+}
+"""The columns in which MLflow keeps absolute places of files, by table."""
+
+
+def _follow_home(database: Path) -> None:
+    """Has the database of a home that was moved or copied name the files where they are now."""
+    here = settings.mlflow_artifacts()
+    with contextlib.closing(sqlite3.connect(database, timeout=60)) as found, found:
+        places = found.execute("SELECT artifact_location FROM experiments").fetchall()
+        named = {place for (place,) in places if place and place.startswith("file:///")}
+        roots = {root for root, folder, _ in (place.rpartition(f"/{here.name}/") for place in named) if folder}
+        for root in roots:
+            before = Path(unquote(urlsplit(root).path)) / here.name
+            if before == here or (before.exists() and before.samefile(here)):
+                continue
+            for old, new in ((before.as_uri(), here.as_uri()), (str(before), str(here))):
+                for table, columns in _PLACES.items():
+                    for column in columns:
+                        found.execute(
+                            f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                            (f"{new}/", len(old) + 2, len(old) + 1, f"{old}/"),
+                        )
 
 
 @contextlib.contextmanager

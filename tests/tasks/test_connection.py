@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import tasks
 from tasks.runtime.connection import connect, find_or_create_run
 
@@ -28,3 +30,26 @@ def test_a_process_killed_while_it_makes_the_database_leaves_none_and_the_next_m
     run = client.get_run(find_or_create_run(client, "recipe", "flow"))
     assert run.info.status == "RUNNING"
     assert not list(home.glob(".mlflow.db-new*"))
+
+
+def test_in_a_home_that_was_moved_mlflow_names_the_files_where_they_are_now(
+    tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.artifacts import download_artifacts
+
+    elsewhere = (tmp_path / "other").as_uri()
+    client = connect()
+    run = find_or_create_run(client, "my recipe", "flow")
+    client.log_text(run, "here", "note.txt")
+    client.create_registered_model("small")
+    client.create_model_version("small", client.get_run(run).info.artifact_uri, run)
+    client.create_experiment("elsewhere", artifact_location=elsewhere)
+    moved = tmp_path / "moved home"
+    tracked.rename(moved)
+    monkeypatch.setenv("FINETUNE_HOME", str(moved))
+    client, uri = connect(), f"sqlite:///{moved / 'mlflow.db'}"
+    for place in (f"runs:/{run}/note.txt", f"{client.get_model_version_download_uri('small', '1')}/note.txt"):
+        assert Path(download_artifacts(artifact_uri=place, tracking_uri=uri)).read_text() == "here"
+    later = client.get_run(find_or_create_run(client, "my recipe", "later")).info.artifact_uri
+    assert later.startswith((moved / "mlartifacts").as_uri()) and not tracked.exists()
+    assert client.get_experiment_by_name("elsewhere").artifact_location == elsewhere
