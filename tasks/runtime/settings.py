@@ -4,7 +4,7 @@
 |---|---|---|
 | FINETUNE_HOME | the store, jobs, locks, and the default tracking database | `.finetune` in the working directory |
 | MLFLOW_TRACKING_URI | where runs and models are tracked | `sqlite:///<home>/mlflow.db` |
-| PREFECT_API_URL | the Prefect server | the active profile's, else one embedded for the run |
+| PREFECT_API_URL | the Prefect server | `finetune up`, the active profile, or one for the run |
 """
 
 from __future__ import annotations
