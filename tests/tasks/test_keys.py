@@ -22,7 +22,7 @@ from tasks import resolve as resolving
 from tasks.runtime import stage as stages
 from tasks.runtime.code import Code, Source
 from tasks.runtime.hub import Found
-from tasks.runtime.refs import Champion, HubPin, Verdict, Version
+from tasks.runtime.refs import Champion, Counted, HubPin, Verdict, Version
 from tasks.runtime.stage import Stage
 from training.kinds import KINDS, class_of
 from training.recipe import Recipe, parse
@@ -187,7 +187,9 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.gate.compare": Change("f1", "compare gate"),
     "release.gate.margin": Change(0.1, "compare gate"),
     "release.gate.confidence": Change(0.9, "compare gate"),
+    "release.gate.control": Change("all", "count_comparison compare gate"),
     "release.gate.min_rows": Change(50, "gate"),
+    "release.gate.baseline": Change(False, "gate"),
     "release.hub.repo": Change("me/other", "publish", PUBLISHED),
     "release.hub.license": Change("apache-2.0", "publish", PUBLISHED),
     "release.hub.private": Change(False, "publish", PUBLISHED),
@@ -284,6 +286,7 @@ class Keys:
             parts = Parts(stage.name, self._part if edited else None)
             return SimpleNamespace(kind=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
         made = {
+            "count_comparison": Counted(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),
             "gate": Verdict(decision="reject" if edited else "promote", reason=""),
             "register": Version(name="small", version=digest),
@@ -371,7 +374,7 @@ def stages_that_read(field: str, change: Change | Nothing, given: Mapping[str, A
 
 
 def test_every_field_and_every_option_is_listed() -> None:
-    assert [*FIELDS] == [*fields(Recipe)]
+    assert {*FIELDS} == {*fields(Recipe)}
     assert {kind: {*options} for kind, options in OPTIONS.items()} == {
         kind: {*class_of(kind).Options.model_fields} for kind in KINDS
     }
@@ -396,21 +399,22 @@ def stages_of(change: Change | Nothing) -> set[str]:
 
 # What is made otherwise, and the stages that read it.
 ARTIFACTS = {
-    "load_data/train.arrow": "load_model tokenize publish",
+    "load_data/train.arrow": "load_model tokenize score publish",
     "load_data/validation.arrow": "tokenize score publish",
-    "load_data/test.arrow": "tokenize score predict_champion compare publish",
+    "load_data/test.arrow": "tokenize score predict_champion count_comparison compare publish",
     "load_data/labels.json": "fit score predict_champion compare publish",
     "load_data/test.slices.arrow": "score publish",
     "load_model": "tokenize fit",
-    "tokenize/train.arrow": "fit",
-    "tokenize/validation.arrow": "fit predict",
-    "tokenize/test.arrow": "predict",
-    "fit/model": "predict find_champion register publish",
+    "tokenize/train.arrow": "fit score",
+    "tokenize/validation.arrow": "fit predict score",
+    "tokenize/test.arrow": "predict score",
+    "fit/model": "predict score find_champion count_comparison register publish",
     "predict/test.parquet": "score compare publish",
     "predict/validation.parquet": "score publish",
     "score": "find_champion gate publish",
-    "find_champion": "predict_champion",
+    "find_champion": "predict_champion count_comparison",
     "predict_champion": "compare",
+    "count_comparison": "compare",
     "compare": "gate",
     "gate": "register publish promote",
     "register": "promote",
@@ -419,5 +423,5 @@ ARTIFACTS = {
 
 @pytest.mark.parametrize("edited", ARTIFACTS)
 def test_what_a_stage_reads_of_another_is_in_its_key(edited: str) -> None:
-    values = spelt(base(), {**PUBLISHED, "evaluation.slices": ["genre"]})
+    values = spelt(base(), {**PUBLISHED, "evaluation.slices": ["genre"], "release.gate.control": "all"})
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
