@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,3 +33,24 @@ def test_code_of_a_kind_names_rows_only_where_it_looks_at_them() -> None:
     usual = ingredients("sequence-classification", text=["text"], label="label")
     assert [name for name in looks if "kinds" in name and name.startswith("code.")] != []
     assert [name for one in (blind, usual) for name in one if "kinds" in name or "batching" in name] == []
+
+
+@pytest.mark.parametrize("read", [{"quoting": "none"}, {"header": ["text", "label"]}, {"label_separator": ","}])
+def test_how_a_table_is_read_is_in_the_key_of_its_rows(read: dict[str, Any]) -> None:
+    plain = {"source": "csv", "text": ["text"], "label": "label"}
+    kind = "multi-label-classification"
+    before, after = (ingredients(kind, **plain), ingredients(kind, **plain, **read))
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert changed and all(name.startswith(f"data.{field}") for name in changed for field in read)
+
+
+def test_names_of_labels_are_in_the_key_by_what_their_file_says(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("bad\ngood\n")
+    (tmp_path / "same.json").write_text('["bad", "good"]')
+    (tmp_path / "other.txt").write_text("bad\nbest\n")
+    plain = {"text": ["text"], "label": "label"}
+    names, same, other = (
+        ingredients("sequence-classification", **plain, label_names=str(tmp_path / file))
+        for file in ("names.txt", "same.json", "other.txt")
+    )
+    assert names == same != other

@@ -167,7 +167,10 @@ def _head(file: str, data: Data) -> _Head:
         rest = lines(io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "replace", newline=""))
         start = next(rest, "")
         hint = re.fullmatch(r'"?sep=([^"\r\n])"?\s*', start, re.IGNORECASE)  # which Excel writes and obeys
-        delimiter = data.delimiter or (hint[1] if hint else delimiter_of(file, data))
+        if hint and data.delimiter not in (None, hint[1]):  # the rows' key takes null for the delimiter that is usual
+            message = f"{data.delimiter!r} contradicts the first line of {where}, {start.strip()!r}: set it to null."
+            raise UserError([Problem(kind="data", where="data.delimiter", message=message)])
+        delimiter = hint[1] if hint else delimiter_of(file, data)
         skipped = int(hint is not None)
         if data.header is not None:
             return _Head(data.header, delimiter, skipped, first=skipped + 1)

@@ -229,3 +229,10 @@ def test_the_delimiter_of_excels_first_line_is_taken(tmp_path: Path, hint: str) 
     row = 3 + text[: text.index("text")].count("\n")
     assert told(tmp_path)["blank_text"].where == f"train.csv row {row}"
     assert run(tmp_path, f"{hint}one, two;pos\nthree;neg\n", header=["text", "label"]) == ["one, two", "three"]
+
+
+def test_a_delimiter_that_contradicts_the_first_line_is_told(tmp_path: Path) -> None:
+    text = "sep=;\ntext;label\none;pos\ntwo;neg\n"
+    assert run(tmp_path, text, delimiter=";") == ["one", "two"]
+    (found,) = errors(tmp_path, text, delimiter=",")
+    assert found == "data.delimiter: ',' contradicts the first line of train.csv, 'sep=;': set it to null."
