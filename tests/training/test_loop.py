@@ -266,7 +266,12 @@ def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_pat
     job_dir = tiny.fit_job(world, tmp_path / "read", **asked)
     assert finish(job_dir, program=recording).state == "finished"
     read = set((job_dir / "read.txt").read_text().split())
-    before = {"collator", "resume_from_checkpoint", "inexact_resume"}  # or where there is a checkpoint
+    before = {
+        "collator",
+        "resume_from_checkpoint",
+        "trust_checkpoint",
+        "inexact_resume",
+    }  # or where there is a checkpoint
     assert read | before == set(TRAINING)
 
 
