@@ -97,7 +97,8 @@ class Looking:
 
     def _look_ahead(self, stage: Stage[Any], inputs: tuple[Any, ...], perhaps: bool) -> tuple[Any, Foreseen]:
         """A stage below one that has to run first; `perhaps` if all such may give again what they gave last."""
-        above = [row.name for row in self.rows if row.state in ("will run", "may run")][-1]
+        states = ("will run", "may run") if perhaps else ("will run",)
+        above = [row.name for row in self.rows if row.state in states][-1]
         if stage.where:
             return Perhaps() if perhaps else UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
         if not perhaps:
