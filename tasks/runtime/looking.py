@@ -98,7 +98,8 @@ class Looking:
     def _look_ahead(self, stage: Stage[Any], inputs: tuple[Any, ...], perhaps: bool) -> tuple[Any, Foreseen]:
         """A stage below one that has to run first; `perhaps` if all such may give again what they gave last."""
         states = ("will run", "may run") if perhaps else ("will run",)
-        above = [row.name for row in self.rows if row.state in states][-1]
+        # The result of an action that is done already may be lost, and then nothing above has to run.
+        above = next((row.name for row in reversed(self.rows) if row.state in states), "an earlier stage")
         if stage.where:
             return Perhaps() if perhaps else UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
         if not perhaps:
