@@ -166,7 +166,11 @@ def stage(
 
 
 def action(
-    ingredients: Callable[..., Ingredients], *, foreseeable: bool = False, gives: type[BaseModel] | None = None
+    ingredients: Callable[..., Ingredients],
+    *,
+    foreseeable: bool = False,
+    gives: type[BaseModel] | None = None,
+    where: str = "",
 ) -> Callable[[Callable[..., Result]], Stage[Result]]:
     """A stage that is not cached: it looks at the outside world or acts on it, and can be repeated without harm.
 
@@ -174,7 +178,7 @@ def action(
     """
 
     def decorate(make: Callable[..., Result]) -> Stage[Result]:
-        return Stage(make.__name__, make, ingredients, cached=False, foreseeable=foreseeable, gives=gives)
+        return Stage(make.__name__, make, ingredients, cached=False, foreseeable=foreseeable, gives=gives, where=where)
 
     return decorate
 
