@@ -65,7 +65,7 @@ def count_ingredients(recipe: Recipe, data: Ref, trained: Ref, champion: Champio
     )
 
 
-@action(count_ingredients, gives=Counted, where="there is a champion")
+@action(count_ingredients, gives=Counted, where="there is a champion or a baseline")
 def count_comparison(work: Work, recipe: Recipe, data: Ref, trained: Ref, champion: Champion | None) -> Counted | None:
     """Numbers the comparison among all on the same rows, and gives the confidence that it takes. None if the model is
     the champion itself."""
