@@ -288,7 +288,6 @@ class Keys:
         made = {
             "count_comparison": Counted(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),
-            "count_comparison": Counted(comparison=1, confidence=0.99),
             "gate": Verdict(decision="reject" if edited else "promote", reason=""),
             "register": Version(name="small", version=digest),
         }
