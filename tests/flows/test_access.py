@@ -144,11 +144,17 @@ def test_commands_log_in_by_themselves_and_a_person_is_shown_how(machine: Machin
 def test_a_foreground_up_whose_terminal_is_closed_leaves_nothing_running(tmp_path: Path) -> None:
     closed = Machine(tmp_path / "home")
     env = environment(closed.home, **closed.env)
-    up = subprocess.Popen(command("up", *closed.ports), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    up = subprocess.Popen(
+        command("up", *closed.ports),
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which nohup has ignored
+    )
     try:
         wait_until((closed.home / "services" / "prefect" / "logs").exists)
         up.send_signal(signal.SIGHUP)
-        up.wait()
+        up.wait(30)
         wait_until(lambda: of_home(closed.home) == [], 30)
     finally:
         up.kill()
