@@ -16,7 +16,6 @@ from training.metric_names import more_is_better
 from training.metrics import compute, known
 from training.metrics.resampled import figures
 from training.predicted import Predicted
-from training.problems import UserError
 from training.resampling import Figure
 
 CORRELATIONS = ("pearson", "spearman")
@@ -42,11 +41,11 @@ def best(baseline: Baseline, metric: str) -> Constant:
 
 
 def values(metrics: Sequence[str], answered: Predicted) -> dict[str, float]:
-    """The figures of these metrics for a constant answer, without those of a user's metric that refuses such
+    """The figures of these metrics for a constant answer, without those of a user's metric that fails on such
     predictions."""
     found: dict[str, float] = {}
     for metric in metrics:
-        with contextlib.suppress(ValueError, ArithmeticError, UserError):
+        with contextlib.suppress(Exception):  # whatever a user's metric raises
             found |= compute([metric], answered)
     return {name: 0.0 if name in CORRELATIONS and np.isnan(value) else value for name, value in found.items()}
 

@@ -84,7 +84,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         found[split] = scores(job.settings["metrics"], predicted, partial(_tell, events, split))
         for metric, constant in constants.items():
             for name, value in values([metric], constant.answered(predicted, split)).items():
-                found[split][name]["baseline"] = _or_null(value)
+                if name in found[split]:  # a user's metric may name its figures by what was predicted
+                    found[split][name]["baseline"] = _or_null(value)
         for name in (name for name, score in found[split].items() if score["value"] is None):
             events.warning(f"{name} has no value on {split}: training/README.md says when it has none.")
         if predicted.caveat:

@@ -86,6 +86,8 @@ _PLACES = {
 def _follow_home(database: Path) -> None:
     """Has the database of a home that was moved or copied name the files where they are now."""
     here = settings.mlflow_artifacts()
+    if not here.is_dir():  # the database alone was copied: its files are where they were
+        return
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as found, found:
         places = found.execute("SELECT artifact_location FROM experiments").fetchall()
         named = {place for (place,) in places if place and place.startswith("file:///")}
