@@ -56,7 +56,8 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
 @stage(ingredients, may_repeat=True)
 def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order; of validation and test it keeps
-    what slices can be made of, whether any is asked for or not. Whoever reads the rows keys by the files that it reads.
+    what slices can be made of, whether any is asked for or not. Later stages take the digests of only those files that
+    they read into their keys.
     """
     from training.pictures import draw_rows
 

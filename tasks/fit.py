@@ -129,7 +129,9 @@ def launch(recipe: Recipe, pins: Pins, key: str) -> Launch:
 
 
 def _named(recipe: Recipe) -> dict[str, str]:
-    """What of the user's may train, by the field that names it; metrics only where they may."""
+    """User code that can change the weights, by recipe field. Metrics are included only if they choose the best
+    checkpoint.
+    """
     training = recipe.training
     named = kinds.named(recipe.kind)
     named |= {

@@ -290,7 +290,7 @@ LEVELS: dict[str, Level] = {
     "header_row": "warning",  # a first row of CSV that looks like data rather than column names
     "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
     "line_breaks": "warning",  # line breaks within a quoted field of CSV: a text of several lines, or swallowed rows
-    "merged_rows": "error",  # whole rows of CSV within a quoted field, or a quotation mark that is never closed
+    "merged_rows": "error",  # rows of CSV that a stray or unclosed quotation mark swallows
     # Found here:
     "blank_text": "error",
     "long_text": "error",

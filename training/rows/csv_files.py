@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from training.rows.asked import Asked
     from training.rows.slices import Slices
 
-MOST_RAGGED = 10_000  # with more rows than this that do not fit the header, it is the file that is not as thought
+MOST_RAGGED = 10_000  # With more misfitting rows than this, the delimiter is probably wrong.
 LONGEST_NAME = 100  # characters; questions of surveys are shorter column names than most texts are texts
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}

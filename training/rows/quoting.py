@@ -46,7 +46,7 @@ class QuotedFields:
         starts = re.escape(delimiter.encode())
         self._opening = re.compile(rb'"(?<=[' + starts + rb'\r\n]")')
         self._field = re.compile(rb'"([^"]*+(?:""[^"]*+)*+)"([^' + starts + rb"\r\n]*+)")
-        # All up to the next field that may be suspicious, in one call where a program quotes fields that need none.
+        # Skips all fields that need no look in one match: fast for files in which every field is quoted.
         ends = rb"[" + starts + rb"\r\n]"
         plain = rb"(?<=" + ends + rb')"[^"\r\n]*+(?:""[^"\r\n]*+)*+"(?=' + ends + rb")"
         self._unsuspicious = re.compile(rb'(?:[^"]++|' + plain + rb"|(?<!" + ends + rb')")*+')
@@ -95,7 +95,7 @@ class QuotedFields:
         done = 1
         while True:
             skipped = done
-            if self._delimiter != b"\t" or self._header_is_quoted:
+            if not self._quoting_is_unusual():
                 skipped = self._unsuspicious.match(data, done).end()  # type: ignore[union-attr]  # it matches nothing, too
             opening = self._opening.search(data, skipped)
             if opening is None:
@@ -134,15 +134,23 @@ class QuotedFields:
             return
         if breaks:
             self._longest = max(self._longest, (breaks + 1, self._row))
-            whole = _BREAK.split(body)[1:-1]
-            like_rows = sum(line.count(self._delimiter) == self._columns - 1 for line in whole)
-            if self._columns > 1 and like_rows >= max(FEWEST_MERGED, MERGED_SHARE * len(whole)):
+            # A quoted letter may have one comma in each of its lines. Only a second sign makes it an error.
+            if (rest or self._quoting_is_unusual()) and self._holds_rows(body):
                 self._add("merged_rows", "has a quoted field that holds what look like whole rows", field, breaks)
                 return
             self._add("line_breaks", "has line breaks within a quoted field", field, breaks)
         needed = breaks or b'""' in body or self._delimiter in body
-        if rest or not (needed or self._delimiter != b"\t" or self._header_is_quoted):
+        if rest or (not needed and self._quoting_is_unusual()):
             self._add("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
+
+    def _quoting_is_unusual(self) -> bool:
+        return self._delimiter == b"\t" and not self._header_is_quoted
+
+    def _holds_rows(self, body: bytes) -> bool:
+        """Whether the whole lines within a field look like rows of the file."""
+        whole = _BREAK.split(body)[1:-1]
+        like_rows = sum(line.count(self._delimiter) == self._columns - 1 for line in whole)
+        return self._columns > 1 and like_rows >= max(FEWEST_MERGED, MERGED_SHARE * len(whole))
 
     def _unclosed(self, field: bytes) -> None:
         """The rest of the file, which is one row."""

@@ -91,6 +91,24 @@ def test_rows_that_a_quotation_mark_swallows_are_an_error(tmp_path: Path, end: s
     assert told(tmp_path)["line_breaks"].message.startswith("spans 501 lines; the file has 521 lines, and only 21 rows")
 
 
+def test_a_stray_mark_that_swallows_rows_of_a_comma_separated_file_is_an_error(tmp_path: Path) -> None:
+    lines = [f"line {n},{'pos' if n % 2 else 'neg'}" for n in range(520)]
+    lines[19] = '"' + lines[19]
+    lines[519] = '"' + lines[519]
+    (found,) = errors(tmp_path, "\n".join(["text,label", *lines]))
+    assert found.startswith("train.csv row 21: has a quoted field that holds what look like whole rows: 501 lines, ")
+
+
+@pytest.mark.parametrize(("name", "mark"), [("train.csv", ""), ("train.tsv", '"')])
+def test_a_quoted_letter_with_one_delimiter_in_each_line_is_no_error(tmp_path: Path, name: str, mark: str) -> None:
+    delimiter = "," if name == "train.csv" else "\t"
+    letter = "Dear Ms Smith,\n" + f"thank you{delimiter} and so on\n" * 8 + "Yours"
+    header = f"{mark}text{mark}{delimiter}{mark}label{mark}"
+    text = f'{header}\n"{letter}"{delimiter}pos\ntwo{delimiter}neg\n'
+    assert run(tmp_path, text, name) == [letter, "two"]
+    assert {check: problem.level for check, problem in told(tmp_path).items()} == {"line_breaks": "warning"}
+
+
 def test_a_quotation_mark_that_is_never_closed_is_an_error_where_all_fits(tmp_path: Path) -> None:
     text = 'label,text\npos,one\nneg,"two\npos,three\nneg,four\n'
     found = errors(tmp_path, text)
