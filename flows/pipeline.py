@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.champion import count_comparison, counted, find_champion, predict_champion
-from tasks.compare import compare, has_rival
+from tasks.champion import find_champion, predict_champion
+from tasks.compare import compare, count_comparison, counted, has_rival
 from tasks.data import load_data
 from tasks.fit import fit
 from tasks.gate import gate
@@ -58,7 +58,7 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
     count, comparison = None, None
     if has_rival(recipe, champion):
-        count = walk(count_comparison, recipe, data, trained, champion) if counted(recipe) else None
+        count = walk(count_comparison, recipe, data, trained, predictions, rival) if counted(recipe) else None
         comparison = walk(compare, recipe, data, tokens, trained, predictions, champion, rival, count)
     verdict = walk(gate, recipe, scores, comparison)
     publication = None

@@ -8,16 +8,13 @@ from typing import Any
 
 from tasks.runtime import settings
 from tasks.runtime.champions import folders_of, present
-from tasks.runtime.comparisons import count_of
-from tasks.runtime.digests import digest_of
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import predicting
 from tasks.runtime.memory import Fits
-from tasks.runtime.refs import Champion, Counted, Pins, Ref
+from tasks.runtime.refs import Champion, Pins, Ref
 from tasks.runtime.stage import Ingredients, Work, action, stage
 from training import kinds
 from training.recipe import Recipe
-from training.spending import level_of
 
 
 def ingredients(recipe: Recipe, trained: Ref, scores: Ref) -> Ingredients:
@@ -39,43 +36,6 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
         return None
     found = present(recipe)
     return None if found is None or found.champion.model == trained.parts["model"] else found.champion
-
-
-def counted(recipe: Recipe) -> bool:
-    """Whether comparisons on the same rows share one error level. Without a registry nothing is promoted."""
-    return recipe.release.gate.control == "all" and recipe.release.registry is not None
-
-
-def count_ingredients(recipe: Recipe, data: Ref, trained: Ref, champion: Champion | None) -> Ingredients:
-    """Both models, the rows, and the figure that they are compared by."""
-    gate = recipe.release.gate
-    return Ingredients(
-        {
-            "release": {
-                "registry": recipe.release.registry,
-                "gate": {"compare": recipe.compared_by, "margin": gate.margin, "confidence": gate.confidence},
-            },
-            "registry": settings.registry_place(),
-            "upstream": {
-                "load_data": data.parts[f"{recipe.judged_split}.arrow"],
-                "fit": trained.parts["model"],
-                "champion": champion.model if champion else None,
-            },
-        }
-    )
-
-
-@action(count_ingredients, gives=Counted, where="there is a champion or a baseline")
-def count_comparison(work: Work, recipe: Recipe, data: Ref, trained: Ref, champion: Champion | None) -> Counted | None:
-    """Numbers the comparison among all on the same rows, and gives the confidence that it takes. None if the model is
-    the champion itself."""
-    name, gate = str(recipe.release.registry), recipe.release.gate
-    if champion is None and (found := present(recipe)) and found.champion.model == trained.parts["model"]:
-        work.state = "skipped"
-        return None
-    pair = [trained.parts["model"], champion.model if champion else None, recipe.compared_by, gate.margin]
-    number = count_of(name, data.parts[f"{recipe.judged_split}.arrow"], digest_of(pair))
-    return Counted(comparison=number, confidence=1 - level_of(number, 1 - gate.confidence))
 
 
 def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Ingredients:

@@ -1,4 +1,5 @@
-"""Stage: the model and the champion, row by row on the split that is judged; or the model and the baseline."""
+"""Stages: the model and the champion, row by row on the split that is judged, or the model and the baseline; and the
+number of that comparison among all on the same rows."""
 
 from __future__ import annotations
 
@@ -6,19 +7,80 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tasks.runtime import settings
+from tasks.runtime.champions import present
+from tasks.runtime.code import code_behind, library_versions, users_code
+from tasks.runtime.comparisons import count_of
+from tasks.runtime.digests import digest_of
 from tasks.runtime.jobs import run_child
 from tasks.runtime.launch import python_argv
 from tasks.runtime.refs import Champion, Counted, Ref, baseline_upstream
-from tasks.runtime.stage import Ingredients, Work, stage
+from tasks.runtime.stage import Ingredients, Work, action, stage
 from training import kinds
 from training.metric_names import METRICS
 from training.recipe import Recipe
+from training.spending import level_of
 
 
 def has_rival(recipe: Recipe, champion: Champion | None) -> bool:
     """Whether there is anything to compare a model with: a champion, or else the baseline, unless the recipe wants none
     or the task kind has none."""
     return champion is not None or (recipe.release.gate.baseline and kinds.has_baseline(recipe.kind))
+
+
+def counted(recipe: Recipe) -> bool:
+    """Whether comparisons on the same rows share one error level. Without a registry nothing is promoted."""
+    return recipe.release.gate.control == "all" and recipe.release.registry is not None
+
+
+def count_ingredients(recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, rival: Ref | None) -> Ingredients:
+    """The registry, the rows and the test. The trained model is one, because the champion itself is not counted."""
+    return Ingredients(
+        {
+            "release": {"registry": recipe.release.registry, "gate": {"confidence": recipe.release.gate.confidence}},
+            "registry": settings.registry_place(),
+            "upstream": {"load_data": data.parts[f"{recipe.judged_split}.arrow"], "fit": trained.parts["model"]},
+            "test": _test(recipe, predictions, rival),
+        }
+    )
+
+
+@action(count_ingredients, gives=Counted, where="there is a champion or a baseline")
+def count_comparison(
+    work: Work, recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, rival: Ref | None
+) -> Counted | None:
+    """Numbers the comparison among all on the same rows, and gives the confidence that it takes. None if the model is
+    the champion itself."""
+    name, gate = str(recipe.release.registry), recipe.release.gate
+    if rival is None and (found := present(recipe)) and found.champion.model == trained.parts["model"]:
+        work.state = "skipped"
+        return None
+    rows = data.parts[f"{recipe.judged_split}.arrow"]
+    number = count_of(name, rows, digest_of(_test(recipe, predictions, rival)))
+    return Counted(comparison=number, confidence=1 - level_of(number, 1 - gate.confidence))
+
+
+def _test(recipe: Recipe, predictions: Ref, rival: Ref | None) -> dict[str, Any]:
+    """Everything that can change the p-value of a comparison on given rows: two comparisons that are equal in this are
+    one test, all others are another chance of a false promotion."""
+    file = f"{recipe.judged_split}.parquet"
+    own, installed = users_code(_named(recipe))
+    return {
+        "predictions": predictions.parts[file],
+        "rival": rival.parts[file] if rival else None,
+        "compare": recipe.compared_by,
+        "metrics": _metrics(recipe),
+        "less_is_better": _less_is_better(recipe),
+        "margin": recipe.release.gate.margin,
+        "code": code_behind(own).digests,
+        "library": library_versions(installed) if installed else {},
+    }
+
+
+def _named(recipe: Recipe) -> dict[str, str]:
+    """The user's code that a comparison runs, by recipe field."""
+    metrics = {f"evaluation.metrics[{index}]": name for index, name in enumerate(_metrics(recipe))}
+    return kinds.named(recipe.kind) | metrics
 
 
 def ingredients(
@@ -33,12 +95,12 @@ def ingredients(
 ) -> Ingredients:
     """Both models' predictions, or what the baseline is made of, and by what, by how much and how surely the new model
     must be better."""
-    split, metrics = recipe.judged_split, _metrics(recipe)
+    split = recipe.judged_split
     return Ingredients(
         {
             "kind": recipe.kind,
             "options": kinds.load(**recipe.task).options_of("compare"),
-            "evaluation": {"metrics": metrics},
+            "evaluation": {"metrics": _metrics(recipe)},
             "release": {
                 "gate": {
                     "compare": recipe.compared_by,
@@ -57,7 +119,7 @@ def ingredients(
             },
         },
         code=["training.compare", *kinds.code(recipe.kind)],
-        named=kinds.named(recipe.kind) | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        named=_named(recipe),
         libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
     )
 

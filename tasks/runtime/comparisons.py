@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 COMPARISON_TAG = "finetune.comparison."
+CLAIM = "claimed "
 DIGITS = 16
 
 
@@ -20,28 +21,35 @@ def count_of(name: str, rows: str, pair: str) -> int:
     Args:
         name: The registered model, which is created if there is none.
         rows: Digest of the test rows.
-        pair: Digest of both models and of the metric.
+        pair: Digest of both models' predictions and of the metric.
 
-    Two homes may count at the same time. Each has a tag of its own, so no comparison is lost; if both take one number,
-    the second to look moves on to the next.
+    Two homes may count at the same time. Each claims a number in a tag of its own, reads the others' tags, and settles
+    on the number if nobody else has it. Of two that claim one number at least one reads the other's claim, and whoever
+    does moves on, so no number is settled twice. A settled number never moves.
     """
     rows_tag = f"{COMPARISON_TAG}{rows[:DIGITS]}."
     own = f"{rows_tag}{pair[:DIGITS]}"
     with failures_told(), exclusive(f"registry-{name}"):
         client = connect()
-        numbers = _numbers(client, name, rows_tag)
-        while own not in numbers or _taken_twice(numbers, own):
-            number = max(numbers.values(), default=0) + 1
-            client.set_registered_model_tag(name, own, str(number))
-            numbers = _numbers(client, name, rows_tag)
-    return numbers[own]
+        settled, claimed = _numbers(client, name, rows_tag)
+        while own not in settled:
+            mine = claimed.get(own)
+            claimants = sorted(tag for tag, number in claimed.items() if number == mine)
+            if claimants == [own] and mine not in settled.values():
+                value = str(mine)
+            else:
+                # All claimants may move at once: each to a number of its own.
+                place = claimants.index(own) if claimants else 0
+                value = f"{CLAIM}{max([*settled.values(), *claimed.values()], default=0) + 1 + place}"
+            client.set_registered_model_tag(name, own, value)
+            settled, claimed = _numbers(client, name, rows_tag)
+    return settled[own]
 
 
-def _taken_twice(numbers: dict[str, int], own: str) -> bool:
-    return any(number == numbers[own] and tag != own for tag, number in numbers.items())
-
-
-def _numbers(client: MlflowClient, name: str, rows_tag: str) -> dict[str, int]:
-    """Number by tag."""
+def _numbers(client: MlflowClient, name: str, rows_tag: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Settled and claimed numbers, by tag."""
     model = find_model(client, name) or client.create_registered_model(name)
-    return {tag: int(number) for tag, number in model.tags.items() if tag.startswith(rows_tag) and number.isdecimal()}
+    tags = {tag: value for tag, value in model.tags.items() if tag.startswith(rows_tag)}
+    settled = {tag: int(value) for tag, value in tags.items() if value.isdecimal()}
+    claims = {tag: value.removeprefix(CLAIM) for tag, value in tags.items() if value.startswith(CLAIM)}
+    return settled, {tag: int(number) for tag, number in claims.items() if number.isdecimal()}

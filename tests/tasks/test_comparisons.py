@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Barrier, current_thread
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
-from tasks.champion import count_comparison
-from tasks.compare import ingredients
-from tasks.runtime.comparisons import COMPARISON_TAG, count_of
+from tasks.compare import count_comparison, ingredients
+from tasks.runtime import comparisons
+from tasks.runtime.comparisons import CLAIM, COMPARISON_TAG, count_of
 from tasks.runtime.connection import MODEL_TAG, connect
 from tasks.runtime.refs import Champion, Counted, Ref
 from tasks.runtime.stage import Work
@@ -20,14 +25,14 @@ from training.spending import level_of
 CHAMPION = Champion(name="reviews", version="1", model="champion", max_length=32)
 
 
-def recipe(**gate: Any) -> Recipe:
+def recipe(metrics: Sequence[str] = ("accuracy", "f1"), **gate: Any) -> Recipe:
     return parse(
         {
             "name": "test",
             "kind": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": "me/model"},
-            "evaluation": {"metrics": ["accuracy", "f1"]},
+            "evaluation": {"metrics": [*metrics]},
             "release": {"registry": "reviews", "gate": {"control": "all", **gate}},
         }
     )
@@ -37,10 +42,17 @@ def rows(digest: str) -> Ref:
     return Ref(kind="load_data", key="k", digest="d", parts={"validation.arrow": digest, "labels.json": "l"})
 
 
-def count(model: str, champion: Champion | None = CHAMPION, data: str = "rows", **gate: Any) -> Counted | None:
-    """What a run counts that has trained this model."""
+def count(
+    model: str, rival: str | None = "theirs", data: str = "rows", predicted: str = "", **gate: Any
+) -> Counted | None:
+    """The number of a run that has trained this model. Its predictions are named like it by default."""
     trained = Ref(kind="fit", key="k", digest="d", parts={"model": model})
-    found = count_comparison.make(Work("k", Path(), "run"), recipe(**gate), rows(data), trained, champion)
+    new, old = (
+        Ref(kind=stage, key="k", digest="d", parts={"validation.parquet": str(digest)})
+        for stage, digest in (("predict", predicted or model), ("predict_champion", rival))
+    )
+    inputs = (recipe(**gate), rows(data), trained, new, old if rival else None)
+    found = count_comparison.make(Work("k", Path(), "run"), *inputs)
     assert found is None or isinstance(found, Counted)
     return found
 
@@ -65,22 +77,62 @@ def test_each_comparison_on_the_same_rows_takes_more_confidence_and_a_known_one_
     assert found and 1 - found.confidence == pytest.approx(level_of(2, 0.05))
 
 
+def test_other_predictions_of_one_model_or_of_its_rival_are_another_comparison(client: MlflowClient) -> None:
+    assert [number("a"), number("a", predicted="beams"), number("a", rival="beams")] == [1, 2, 3]
+    assert [number("b", predicted="a"), number("a", predicted="beams")] == [1, 2]  # the same tests
+
+
+def test_an_edited_metric_of_the_users_is_another_comparison(
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"metrics": ["accuracy", "mine:Errors"], "compare": "errors"}
+    found = []
+    for code in ("class Errors: share = 1", "class Errors: share = 2", "class Errors: share = 1  # as before"):
+        (tmp_path / "mine.py").write_text(code)
+        found.append(number("a", **asked))
+    assert [*found, number("a", **asked, maximum={"errors": 9.0})] == [1, 2, 1, 3]  # less of it is better
+
+
 def test_new_rows_begin_anew(client: MlflowClient) -> None:
     assert [number("a"), number("b"), number("b", data="new"), number("b")] == [1, 2, 1, 2]
 
 
-def test_two_homes_that_took_one_number_share_no_level(client: MlflowClient) -> None:
+def test_a_settled_number_never_moves_and_no_other_home_gets_it(client: MlflowClient) -> None:
     assert count_of("reviews", "rows", "ours") == 1
-    client.set_registered_model_tag("reviews", f"{COMPARISON_TAG}rows.theirs", "1")
-    assert count_of("reviews", "rows", "ours") == 2
+    client.set_registered_model_tag("reviews", f"{COMPARISON_TAG}rows.theirs", f"{CLAIM}1")
+    assert count_of("reviews", "rows", "ours") == 1
+    assert count_of("reviews", "rows", "theirs") == 2
     assert count_of("reviews", "rows", "third") == 3
+
+
+def test_homes_that_count_in_step_settle_on_different_numbers(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_registered_model("reviews")
+    both, rounds, read = Barrier(2, timeout=20), Counter[str](), comparisons._numbers
+
+    def in_step(*given: Any) -> Any:
+        rounds[current_thread().name] += 1
+        if rounds[current_thread().name] > 9:
+            both.abort()
+        both.wait()
+        found = read(*given)
+        both.wait()
+        return found
+
+    monkeypatch.setattr(comparisons, "_numbers", in_step)
+    monkeypatch.setattr(comparisons, "exclusive", lambda name: nullcontext())  # a lock of one home
+    with ThreadPoolExecutor(2) as homes:
+        found = [*homes.map(lambda home: count_of("reviews", "rows", home), ["ours", "theirs"])]
+    assert len(set(found)) == 2
 
 
 def test_the_champion_itself_is_not_counted(client: MlflowClient) -> None:
     client.create_registered_model("reviews")
     client.create_model_version("reviews", "file:///nowhere", tags={MODEL_TAG: "a"})
     client.set_registered_model_alias("reviews", "champion", "1")
-    assert count("a", champion=None) is None
+    assert count("a", rival=None) is None
     assert number("b") == 1
 
 
