@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 
+HEADER_READ = "has the names of the columns, and is read as a row because of data.header"
+REPEATED_HEADER = "repeats the header"
+"""Faults of the check `header_row` with advice of their own."""
+
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 

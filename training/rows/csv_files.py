@@ -19,7 +19,17 @@ import pyarrow.csv
 
 from training.ipc import BLOCK_ROWS
 from training.problems import Problem, UserError
-from training.rows.blocks import Block, Fault, Numbers, refused, shortly, stored_names, wanted
+from training.rows.blocks import (
+    HEADER_READ,
+    REPEATED_HEADER,
+    Block,
+    Fault,
+    Numbers,
+    refused,
+    shortly,
+    stored_names,
+    wanted,
+)
 from training.rows.opening import LONGEST_ROW_BYTES, Opened, opened
 from training.rows.quoting import QuotedFields
 from training.rows.sources import delimiter_of
@@ -28,11 +38,14 @@ from training.rows.urls import shown
 if TYPE_CHECKING:
     from training.recipe import Data
     from training.rows.asked import Asked
+    from training.rows.columns import Mask
     from training.rows.slices import Slices
 
 MOST_RAGGED = 10_000  # With more misfitting rows than this, the delimiter is probably wrong.
 LONGEST_NAME = 100  # characters; questions of surveys are shorter column names than most texts are texts
+WORDS_OF_TEXT = 3  # a name of this many words may be a text
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+_YEAR = re.compile(r"(19|20)\d\d")
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
 
@@ -52,11 +65,12 @@ class _CsvFile:
         self._named = _columns_of(self._head, asked, self._where)
         self._others = slices.of_file(self._head.names)
         self._read = list(dict.fromkeys([*self._named.values(), *self._others.values()]))
+        self._header_read: int | None = None  # the number of a header that is read as a row, despite data.header
         self._ragged = _Ragged(self._where, self._head, asked.data, list(self._named.values()))
 
     def blocks(self) -> Iterator[Block]:
         """Its rows."""
-        header_seen = self._asked.data.header is not None
+        header_checked = False
         ragged = self._ragged
         with opened(self._file, self._asked.data) as raw:
             fields = QuotedFields(raw, self._head.delimiter, len(self._head.names), self._head.first - 1)
@@ -64,12 +78,12 @@ class _CsvFile:
             try:
                 with pyarrow.csv.open_csv(pa.PythonFile(source, "r"), **self._options()) as batches:
                     for batch in batches:
-                        if batch.num_rows and not header_seen:
-                            header_seen = True
-                            yield self._remarks(self._header_remarks(batch))
                         for start in range(0, batch.num_rows, BLOCK_ROWS):
                             part = batch.slice(start, BLOCK_ROWS)
                             rows, numbers = ragged.with_short(part, ragged.numbers(part.num_rows))
+                            if rows.num_rows and not header_checked:
+                                header_checked = True
+                                yield self._remarks(self._header_remarks(batch, rows, numbers))
                             yield from self._in_blocks(rows, numbers, fields, raw.share)
             except pa.ArrowInvalid as error:
                 raise refused(self._where, _csv_trouble(error, ragged.last)) from error
@@ -116,24 +130,72 @@ class _CsvFile:
             empty = _empty(named)
             if empty.any():
                 block = block.taken(~empty)
-            yield replace(block, faults=self._ragged.faults(), remarks=fields.found(int(at[-1])))
+            repeated = at[self._equal_the_header(part)].tolist()
+            remarks = [Fault(row, "header_row", REPEATED_HEADER) for row in repeated if row != self._header_read]
+            remarks = sorted([*remarks, *fields.found(int(at[-1]))], key=lambda fault: fault.row)
+            yield replace(block, faults=self._ragged.faults(), remarks=tuple(remarks))
 
     def _remarks(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
         """A block without rows."""
         none = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in self._named})
         return Block(self._where, none, self._ragged.numbers(0), faults=faults, share=1.0, spelt=True, remarks=remarks)
 
-    def _header_remarks(self, batch: pa.RecordBatch) -> tuple[Fault, ...]:
-        """That the header is most likely a row of data, if so."""
-        why = None
-        if (column := self._asked.labels) and column.form == "label":
-            name = self._named[column.of]
-            if pc.any(pc.equal(batch.column(name), name.encode())).as_py():
-                why = f"{name!r}, the name of its column {self._head.names.index(name) + 1}, is a label of rows below"
-        why = why or _no_names(self._named.values(), self._head.names)
+    def _header_remarks(self, batch: pa.RecordBatch, rows: pa.RecordBatch, numbers: Numbers) -> tuple[Fault, ...]:
+        """A header that looks like data, or, with `data.header`, a first row that looks like a header.
+
+        `rows` are the first of the file, with their `numbers`; `batch` holds as many as pyarrow reads at once.
+        """
+        if self._asked.data.header is not None:
+            filled = np.flatnonzero(~_empty(rows))[:1]
+            if len(filled) == 0 or not self._is_header(batch, rows.take(pa.array(filled))):
+                return ()
+            self._header_read = int(numbers[filled[0]])
+            return (Fault(self._header_read, "header_row", HEADER_READ),)
+        why = self._label_as_name(batch) or _no_names(self._named.values(), self._head.names)
         if why is None:
             return ()
         return (Fault(self._head.first - 1, "header_row", "looks like data, not like names", f" ({why})"),)
+
+    def _is_header(self, batch: pa.RecordBatch, first: pa.RecordBatch) -> bool:
+        """Whether the first row holds the columns' names, or a label that is its column's name and no other row's."""
+        if all(first.column(name)[0].as_py() == name.encode() for name in self._read):
+            return True
+        name = self._label_column()
+        return name is not None and first.column(name)[0].as_py() == name.encode() and _count(batch, name, name) == 1
+
+    def _label_as_name(self, batch: pa.RecordBatch) -> str | None:
+        """Why the name of the label column is most likely a label; None without a second sign in another name.
+
+        A column `spam` with the labels spam and ham is usual.
+        """
+        name, header = self._label_column(), self._head.names
+        rows = batch.filter(pa.array(~self._equal_the_header(batch)))
+        if name is None or not _count(rows, name, name):
+            return None
+        others = [other for other in header if other != name]
+        if not (
+            _no_names(others, header)
+            or any(len(other.split()) >= WORDS_OF_TEXT for other in others)
+            or any(_count(rows, other, other) for other in others if other in self._read)
+        ):
+            return None
+        return f"{name!r}, the name of its column {header.index(name) + 1}, is a label of rows below"
+
+    def _label_column(self) -> str | None:
+        """The file's name of the column with one label a row."""
+        column = self._asked.labels
+        return self._named[column.of] if column and column.form == "label" else None
+
+    def _equal_the_header(self, rows: pa.RecordBatch) -> Mask:
+        """The rows that hold the names of the columns. One column of several is not enough to say so."""
+        if len(self._read) < min(2, len(self._head.names)):
+            return np.zeros(rows.num_rows, bool)
+        same = [pc.equal(rows.column(name), name.encode()).to_numpy(zero_copy_only=False) for name in self._read]
+        return np.logical_and.reduce(same)
+
+
+def _count(rows: pa.RecordBatch, column: str, value: str) -> int:
+    return pc.sum(pc.equal(rows.column(column), value.encode())).as_py() or 0
 
 
 def _empty(rows: pa.RecordBatch) -> Any:
@@ -194,8 +256,11 @@ def _no_names(names: Iterable[str], header: list[str]) -> str | None:
     """Why one of these, of the header's, is most likely a value rather than the name of a column; None if none is."""
     numbers = [name for name in header if _NUMBER.fullmatch(name)]
     numbered = len(numbers) > 1 and numbers == list(map(str, range(len(numbers))))  # of a data frame without names
+    # Years are usual names, as in a table with a column for each, unless another name is a number or a text.
+    others = [name for name in header if name and not _YEAR.fullmatch(name)]
+    years = bool(others) and not any(name in numbers or len(name) > LONGEST_NAME for name in others)
     for name in names:
-        if name in numbers and not numbered:
+        if name in numbers and not numbered and not (years and _YEAR.fullmatch(name)):
             return f"{name!r} is a number"
         if len(name) > LONGEST_NAME:
             return f"{shortly(name)} has {len(name):,} characters"

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from training.ipc import Spread
 from training.problems import Problem
 from training.rows.asked import Asked, Stored
-from training.rows.blocks import Block
+from training.rows.blocks import HEADER_READ, REPEATED_HEADER, Block
 from training.rows.checks import MISSING_WORDS, ROW_CHECKS, level_of
 from training.rows.lists import any_of, each, sums
 from training.rows.plain import is_list
@@ -39,8 +39,13 @@ ADVICE = {
         "if the table has no header, name its columns in data.header; if these are names, data.checks.header_row: "
         "ignore."
     ),
+    HEADER_READ: (
+        "if it is a header, remove data.header, and name columns anew in data.rename; if it is a row of data, "
+        "data.checks.header_row: ignore."
+    ),
+    REPEATED_HEADER: "if it is no row of data, remove it from the file; if it is one, data.checks.header_row: ignore.",
 }
-"""The next step for rows that are kept, by check."""
+"""The next step for rows that are kept, by check, or by fault where one check has several."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Faults:
             level = level_of(sort.check, asked)
             if level == "ignore":
                 continue
-            if advice := ADVICE.get(sort.check):
+            if advice := ADVICE.get(sort.what) or ADVICE.get(sort.check):
                 yield Problem(kind="data", where=where, message=f"{what}: {advice}", check=sort.check, level=level)
                 continue
             mend = MENDS.get(sort.check, "") if asked.data.source in ("csv", "json") else ""

@@ -240,6 +240,55 @@ def test_numbered_columns_of_a_data_frame_are_names(tmp_path: Path) -> None:
     assert "'1' is a number" in told(tmp_path)["header_row"].message
 
 
+@pytest.mark.parametrize(
+    ("text", "rename"),
+    [
+        ("text,spam\nwin now,spam\nhello,ham\n", {"spam": "label"}),
+        ("text,2020\none,a\ntwo,b\n", {"2020": "label"}),
+        ("text,2019,2020\none,x,2020\ntwo,x,2021\n", {"2020": "label"}),
+        (",0,1\n0,one,1\n1,two,0\n", {"0": "text", "1": "label"}),
+    ],
+)
+def test_a_name_that_is_also_a_label_or_a_year_is_a_name(tmp_path: Path, text: str, rename: dict[str, str]) -> None:
+    run(tmp_path, text, rename=rename)
+    assert told(tmp_path) == {}
+
+
+@pytest.mark.parametrize("first", ["7", "great"])
+def test_a_label_in_the_header_beside_another_value_looks_like_data(tmp_path: Path, first: str) -> None:
+    run(tmp_path, f"{first},pos\none,neg\ntwo,pos\ngreat,neg\n", rename={first: "text", "pos": "label"})
+    assert "looks like data" in told(tmp_path)["header_row"].message
+
+
+def test_a_year_beside_a_number_is_a_value(tmp_path: Path) -> None:
+    run(tmp_path, "text,7,2020\none,1,a\ntwo,2,b\n", rename={"2020": "label"})
+    assert "'2020' is a number" in told(tmp_path)["header_row"].message
+
+
+def test_header_lines_within_a_file_are_told_with_their_rows(tmp_path: Path) -> None:
+    table = "text,label\n" + "one,pos\ntwo,neg\n\n" * 3000
+    run(tmp_path, table * 3)
+    problem = told(tmp_path)["header_row"]
+    assert problem.where == "train.csv row 9002" and problem.level == "warning"
+    assert problem.message == (
+        "repeats the header (2 rows like this: 9002, 18003): if it is no row of data, remove it from the file; "
+        "if it is one, data.checks.header_row: ignore."
+    )
+
+
+@pytest.mark.parametrize("first", ["text,label", "sentence,label"])
+def test_a_header_that_is_read_as_a_row_is_told(tmp_path: Path, first: str) -> None:
+    assert len(run(tmp_path, f"\n{first}\none,pos\ntwo,neg\n", header=["text", "label"])) == 3
+    problem = told(tmp_path)["header_row"]
+    assert problem.where == "train.csv row 2" and "if it is a header, remove data.header" in problem.message
+
+
+def test_a_first_row_with_a_label_like_its_columns_name_is_a_row(tmp_path: Path) -> None:
+    names = {"header": ["text", "spam"], "label": "spam"}
+    run(tmp_path, "win now,spam\nhello,ham\nmore,spam\n", **names)
+    assert told(tmp_path) == {}
+
+
 @pytest.mark.parametrize("hint", ["sep=;\n", '"sep=;"\r\n', "SEP=;\n\n"])
 def test_the_delimiter_of_excels_first_line_is_taken(tmp_path: Path, hint: str) -> None:
     text = hint + "text;label\none, two;pos\n ;pos\nthree;neg\n"
