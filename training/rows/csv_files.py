@@ -73,7 +73,9 @@ class _CsvFile:
         header_checked = False
         ragged = self._ragged
         with opened(self._file, self._asked.data) as raw:
-            fields = QuotedFields(raw, self._head.delimiter, len(self._head.names), self._head.first - 1)
+            has_header = self._asked.data.header is None
+            head = self._head
+            fields = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
             source: QuotedFields | Opened = fields if self._quoted else raw
             try:
                 with pyarrow.csv.open_csv(pa.PythonFile(source, "r"), **self._options()) as batches:

@@ -39,10 +39,12 @@ class QuotedFields:
     doubled; text behind the closing mark belongs to it. Rows are numbered from 1, blank lines and the header included.
     """
 
-    def __init__(self, file: Readable, delimiter: str, columns: int, header_row: int) -> None:
-        """`columns` is the number of fields of a row, `header_row` the number of the header's row, 0 for none."""
+    def __init__(
+        self, file: Readable, delimiter: str, columns: int, first_row: int, *, has_header: bool = True
+    ) -> None:
+        """`columns` is the number of fields of a row, `first_row` the number of the first row of data."""
         self._file, self._delimiter = file, delimiter.encode()
-        self._columns, self._header_row = columns, header_row
+        self._columns, self._first_row, self._has_header = columns, first_row, has_header
         starts = re.escape(delimiter.encode())
         self._opening = re.compile(rb'"(?<=[' + starts + rb'\r\n]")')
         self._field = re.compile(rb'"([^"]*+(?:""[^"]*+)*+)"([^' + starts + rb"\r\n]*+)")
@@ -54,7 +56,8 @@ class QuotedFields:
         self._row = 1
         self._lines = 0
         self._longest = (0, 0)
-        self._header_is_quoted = False
+        self._program_quotes = False  # as the header shows, or the first row where there is no header
+        self._quoted_in_first_row = 0
         self._last: dict[str, int] = {}  # row by check, so that a row is told once
         self._found: deque[Fault] = deque()  # pyarrow reads from a thread of its own
 
@@ -129,8 +132,8 @@ class QuotedFields:
     def _judge(self, body: bytes, rest: bytes, field: bytes) -> None:
         breaks = len(_BREAK.findall(body)) if b"\n" in body or b"\r" in body else 0
         self._lines += breaks
-        if self._row <= self._header_row:
-            self._header_is_quoted = True
+        if self._row < self._first_row:
+            self._program_quotes |= self._has_header
             return
         if breaks:
             self._longest = max(self._longest, (breaks + 1, self._row))
@@ -142,9 +145,15 @@ class QuotedFields:
         needed = breaks or b'""' in body or self._delimiter in body
         if rest or (not needed and self._quoting_is_unusual()):
             self._add("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
+        if self._row == self._first_row and not self._has_header and not rest:
+            self._quoted_in_first_row += 1
+            if self._quoted_in_first_row == self._columns:
+                self._program_quotes = True
+                # pyarrow has not seen the whole first row yet, so nobody has taken its faults.
+                self._found = deque(fault for fault in self._found if fault.check != "stray_quotes")
 
     def _quoting_is_unusual(self) -> bool:
-        return self._delimiter == b"\t" and not self._header_is_quoted
+        return self._delimiter == b"\t" and not self._program_quotes
 
     def _holds_rows(self, body: bytes) -> bool:
         """Whether the whole lines within a field look like rows of the file."""

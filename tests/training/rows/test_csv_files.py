@@ -76,6 +76,19 @@ def test_a_tab_separated_file_of_a_program_that_quotes_is_no_suspect(tmp_path: P
     assert told(tmp_path) == {}
 
 
+@pytest.mark.parametrize("start", ["", "sep=\t\n"])
+def test_a_quoted_tab_separated_file_without_a_header_is_no_suspect(tmp_path: Path, start: str) -> None:
+    text = start + '"one"\t"pos"\n"two"\t"neg"\n"three"\t"pos"\n'
+    assert run(tmp_path, text, "train.tsv", header=["text", "label"]) == ["one", "two", "three"]
+    assert told(tmp_path) == {}
+
+
+@pytest.mark.parametrize("first", ['"one"\tpos', '"one" and\t"pos"'])
+def test_a_first_row_with_stray_marks_shows_no_program_that_quotes(tmp_path: Path, first: str) -> None:
+    run(tmp_path, first + '\n"two"\tneg\n', "train.tsv", header=["text", "label"])
+    assert "(2 rows like this: 1, 2)" in told(tmp_path)["stray_quotes"].message
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_rows_that_a_quotation_mark_swallows_are_an_error(tmp_path: Path, end: str) -> None:
     lines = [f"line {n}\t{'pos' if n % 2 else 'neg'}" for n in range(520)]
@@ -143,7 +156,7 @@ def test_findings_do_not_depend_on_where_a_piece_of_the_file_ends(delimiter: str
         def close(self) -> None: ...
 
     def found(size: int) -> list[tuple[int, str, str]]:
-        fields = QuotedFields(Pieces(size), delimiter, 2, 1)
+        fields = QuotedFields(Pieces(size), delimiter, 2, 2)
         while fields.read():
             pass
         return [(fault.row, fault.check, fault.value) for fault in fields.found()]
