@@ -15,6 +15,7 @@ from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.slices import FEWEST_ROWS, slice_of, unfitting_floor
 
+ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
 MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have too few rows for one
 
 
@@ -137,11 +138,16 @@ def _decided(
 
 
 def _unbeatable(beside: Comparison) -> str:
-    """The advice to compare by another metric, where a constant answer has the best value that there is."""
+    """Advice if no model is better than a constant answer by this metric: its value is the best that there is, or it is
+    the calibration error, which the labels' shares keep near 0."""
     metric = beside.metric
-    if metric not in MORE_IS_BETTER or beside.champion_value < most_of(metric):
+    if metric == "calibration_error":
+        why = "Hardly any model is better than that"
+    elif metric in MORE_IS_BETTER and beside.champion_value >= most_of(metric):
+        why = "No model can be better than that"
+    else:
         return ""
-    return f". No model can be better than that by {metric}: set release.gate.compare to another metric"
+    return f". {why} by {metric}: set release.gate.compare to another metric, or release.gate.baseline to false"
 
 
 def _missing(missed: Sequence[Check]) -> Iterator[str]:
@@ -185,10 +191,17 @@ def _meaning(beside: Comparison) -> str:
         sure += f" (comparison {number:,} on these rows)"
     if not math.isfinite(beside.gain):
         return "one of these is no number, so nothing shows that it is better"
+    if not math.isfinite(beside.at_least):
+        return f"{beside.metric} has no value on most draws of these rows, so nothing shows that it is better"
     if beside.better:
         least = f"{abs(beside.at_least):.4f}"
         return f"that is {f'better by at least {least}' if beside.at_least > 0 else f'worse by at most {least}'} {sure}"
     asked = f"{'worse' if margin < 0 else 'better'} by more than {abs(margin):g}" if margin else "better"
+    if beside.gain > margin and beside.least_p_value > 1 - beside.confidence + ROUNDING:
+        which = f"comparison {number:,} on these rows" if number else f"{100 * beside.confidence:g}% confidence"
+        return (
+            f"{which} needs more permutations than are drawn: bring new rows, or compare by accuracy if the task has it"
+        )
     if beside.gain > margin:
         chance = f"p = {beside.p_value:.2g}"
         if number:

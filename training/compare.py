@@ -4,8 +4,8 @@ the best constant answer takes its place: training/baseline.py.
 inputs     predictions, champion (each with SPLIT.parquet of training.predict; no champion: the baseline), data, tokens
            (SPLIT.arrow), model (the trained model's folder; both for the baseline alone)
 settings   kind, options, split, labels (names, in the order of their indices), metrics, figure (by which they are
-           compared: one of those that the metrics give, or a metric, for its first), less_is_better (figures of the
-           user's own of which it is, beside those of which that is known), margin, confidence, champion (NAME/VERSION;
+           compared: one of those that the metrics give, or a metric, for its first), less_is_better (the user's
+           own figures for which lower is better; the project's are known), margin, confidence, champion (NAME/VERSION;
            null: the baseline), warnings
 output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: those that are lost with
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 50
 FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
-"""A tail is heavy if this share of the differing rows, at least one, makes up more than that share of the variance."""
+"""A tail is heavy if FEW_ROWS of the differing rows (at least one) cause more than HEAVY_SHARE of the variance."""
 FEWEST_DIFFERING = 10
 NAMED_ROWS = 5
 
@@ -101,6 +102,8 @@ def compared(
         found = mcnemar(gained, lost, len(new), say["confidence"])
     else:
         name, values, found = resampled(new, old, say, tell)
+    if say.get("baseline") and is_constant(new):  # no evidence: another constant was best on the training rows
+        found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, say["margin"]))
     figures = {
         "champion": say["champion"],
         "metric": name,
@@ -116,7 +119,8 @@ def compared(
         "confidence": say["confidence"],
         "method": "mcnemar" if exact else "permutation" if say["margin"] >= 0 else "bootstrap",
         "p_value": found.p_value,
-        "better": found.better and not (say.get("baseline") and is_constant(new)),
+        "least_p_value": found.least_p_value,
+        "better": found.better,
         "baseline": say.get("baseline", False),
         "warnings": [*say["warnings"], *([] if exact else heavy_tails(name, new, old))],
     }
@@ -129,7 +133,7 @@ def resampled(
     """The figure's name, both models' values, and the evidence of the paired test."""
     from training import baseline
     from training.metrics import METRICS, compute
-    from training.metrics.resampled import figures
+    from training.metrics.resampled import cost, figures
 
     metrics, name = say["metrics"], say["figure"]
     values = compute(metrics, new)
@@ -149,6 +153,7 @@ def resampled(
         confidence=say["confidence"],
         less_is_better=name in say["less_is_better"] or not more_is_better(name),
         slow=name not in METRICS,
+        cost=cost(name, pooled),
         tell=tell,
     )
     theirs = baseline.values(metrics, old) if say.get("baseline") else compute(metrics, old)

@@ -34,9 +34,10 @@ seed changes little."""
 MOST_DRAWS = 20_000
 MOST_SLOW_DRAWS = 2_000
 MOST_PERMUTED_ROWS = 10**10
-"""Rows of all permutations together. A million permutations are made if they have no more rows than that, and at least
-MOST_DRAWS; only a clear gain at a very high confidence takes so many."""
+"""Upper limit of permutations times rows; at least MOST_DRAWS permutations are drawn regardless."""
 MOST_PERMUTATIONS = 1_000_000
+USUAL_LEVEL = 0.05
+"""Level of the interval of a model that the permutation test has rejected."""
 ROUNDING = 1e-12
 """The relative difference up to which two figures count as equal."""
 
@@ -54,6 +55,8 @@ class Evidence:
     p_value: float
     """Upper bound of the probability of such a gain by chance if the true gain is at most the margin."""
     better: bool
+    least_p_value: float = 0.0
+    """Smallest p-value that the test can give with its number of permutations."""
 
 
 def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Evidence:
@@ -83,6 +86,7 @@ def paired(
     confidence: float,
     less_is_better: bool = False,
     slow: bool = False,
+    cost: int = 1,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evidence:
     """The gain in any figure of one model over another.
@@ -95,10 +99,12 @@ def paired(
         confidence: 1 - the chance of a false promotion.
         less_is_better: Whether a lower figure is better. The gain is positive for a better model either way.
         slow: Whether a draw may take seconds: fewer draws are made then.
+        cost: Time of a row in the figure, relative to a row in a sum. It counts as so many rows in MOST_PERMUTED_ROWS.
         tell: Called now and then with the number of finished draws, and the number of all.
 
-    Draws with an undefined figure (a label has no row in them) are left out of the bootstrap and count against the
-    new model in the permutation test. If the figure of all rows is undefined, the model is not better.
+    The bootstrap leaves out draws with an undefined figure (a label has no row in them). The permutation test counts
+    them against the new model. The model is not better if the figure of all rows is undefined, or that of more than
+    half of the bootstrap draws.
     """
     pair = _Pair(figure, rows, guards, -1.0 if less_is_better else 1.0)
     gain, level = pair.gain, _level(confidence)
@@ -106,18 +112,20 @@ def paired(
         return Evidence(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
     wanted = math.ceil(DRAWS_BEYOND / level)
     number = min(MOST_SLOW_DRAWS if slow else MOST_DRAWS, wanted)
-    most = MOST_DRAWS if slow else max(MOST_DRAWS, min(MOST_PERMUTATIONS, MOST_PERMUTED_ROWS // rows))
+    most = MOST_DRAWS if slow else max(MOST_DRAWS, min(MOST_PERMUTATIONS, MOST_PERMUTED_ROWS // (rows * cost)))
     permutations = min(most, wanted) if margin >= 0 else 0
-    total = number + permutations
-    gains = pair.drawn(number, lambda done: tell(done, total))
-    if not len(gains):
-        return Evidence(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
-    p_value = _share_at_most(gains, margin + pair.rounding)
-    if permutations:
-        p_value = max(p_value, pair.permuted(permutations, lambda done: tell(number + done, total)))
+    p_value = pair.permuted(permutations, lambda done: tell(done, permutations + number)) if permutations else 0.0
+    least_p_value = 1 / (1 + permutations) if permutations else 0.0
+    if p_value > level:  # rejected: the bootstrap only gives the interval
+        number = min(number, math.ceil(DRAWS_BEYOND / USUAL_LEVEL))
+    total = permutations + number
+    gains = pair.drawn(number, lambda done: tell(permutations + done, total))
     tell(total, total)
+    if 2 * len(gains) < number:
+        return Evidence(gain=gain, at_least=math.nan, p_value=1.0, better=False, least_p_value=least_p_value)
+    p_value = max(p_value, _share_at_most(gains, margin + pair.rounding))
     better, at_least = p_value <= level, _lower_end(gains, level)
-    return Evidence(gain=gain, at_least=at_least if better else min(at_least, margin), p_value=p_value, better=better)
+    return Evidence(gain, at_least if better else min(at_least, margin), p_value, better, least_p_value)
 
 
 def _level(confidence: float) -> float:
@@ -199,4 +207,4 @@ def _share_at_most(gains: Floats, margin: float) -> float:
     if share >= seen:
         return share
     spread = float(gains.std())
-    return min(seen, float(norm.sf((gains.mean() - margin) / spread)) if spread else 0.0)
+    return min(seen, float(norm.sf((gains.mean() - margin) / spread)) if spread else 1 / (1 + len(gains)))

@@ -199,6 +199,8 @@ class Comparison(BaseModel):
     """The test: training.evidence has them. A permutation test also needs the bootstrap's interval above the margin."""
     p_value: Number
     """How likely a gain like this would be by chance, were the true one no more than the margin."""
+    least_p_value: float = 0.0
+    """Smallest p-value that the test can give: it draws a limited number of permutations."""
     better: bool
     comparison: int | None = None
     """Its number among all comparisons on the same rows; None where each comparison stands alone."""

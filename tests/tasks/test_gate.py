@@ -113,6 +113,23 @@ def test_a_comparison_among_others_on_the_same_rows_is_named_with_what_it_takes(
     )
 
 
+def test_a_comparison_that_no_gain_could_pass_says_so() -> None:
+    late = BETTER.model_copy(update={"better": False, "comparison": 46, "confidence": 1 - 4e-5, "p_value": 5e-5})
+    stuck = late.model_copy(update={"least_p_value": 5e-5})
+    assert judge({}, stuck).reason == (
+        f"{FACTS}comparison 46 on these rows needs more permutations than are drawn: bring new rows, or compare by "
+        "accuracy if the task has it."
+    )
+    assert "may be chance" in judge({}, late.model_copy(update={"least_p_value": 3e-5})).reason
+
+
+def test_a_figure_without_a_value_on_most_draws_is_named() -> None:
+    found = judge({}, BETTER.model_copy(update={"better": False, "p_value": 1.0, "at_least": float("nan")}))
+    assert found.reason.endswith(
+        "accuracy has no value on most draws of these rows, so nothing shows that it is better."
+    )
+
+
 def test_a_better_model_is_kept_where_rows_are_too_few_and_the_reason_names_how_many_more() -> None:
     few = BETTER.model_copy(update={"rows": 12})
     verdict = judge({}, few)
@@ -135,7 +152,13 @@ def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that
     )
     unbeatable = judge({}, chance.model_copy(update={"metric": "recall", "champion_value": 1.0, "gain": -0.1}))
     assert unbeatable.reason.endswith(
-        "No model can be better than that by recall: set release.gate.compare to another metric."
+        "No model can be better than that by recall: set release.gate.compare to another metric, or "
+        "release.gate.baseline to false."
+    )
+    calibrated = judge({}, chance.model_copy(update={"metric": "calibration_error", "champion_value": 0.01}))
+    assert calibrated.reason.endswith(
+        "Hardly any model is better than that by calibration_error: set release.gate.compare to another metric, or "
+        "release.gate.baseline to false."
     )
     assert judge({"baseline": False}).decision == "promote"
 

@@ -15,6 +15,7 @@ import pytest
 from tasks.runtime.refs import Comparison
 from tests.training import tiny
 from training import compare
+from training.predicted import OneLabel
 from training.protocol import Events, Job, read_events
 
 LABELS = ["neg", "pos"]
@@ -102,6 +103,16 @@ def test_of_log_loss_less_is_better(tmp_path: Path) -> None:
     found, rows = run(tmp_path, sure, unsure, **asked)
     assert found.value < found.champion_value and found.gain == pytest.approx(found.champion_value - found.value)
     assert found.better and rows == []
+
+
+def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> None:
+    truth = (np.arange(ROWS) < 35).astype(np.int64)
+    new, old = (OneLabel(truth, np.full(ROWS, label), np.full((ROWS, 2), 0.5), LABELS) for label in (1, 0))
+    say = {"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95}
+    say |= {"champion": "the constant answer 'neg'", "split": "test", "warnings": []}
+    assert compare.compared(new, old, say)["better"]
+    found = compare.compared(new, old, say | {"baseline": True})
+    assert (found["better"], found["p_value"], found["at_least"]) == (False, 1.0, 0.0)
 
 
 def test_models_that_predict_alike_show_no_rows(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_mcnemar_is_the_exact_test_of_a_fair_coin() -> None:
 
 def test_models_that_predict_the_same_are_not_better_and_not_worse_than_a_margin_allows() -> None:
     right = np.arange(ROWS) % 5 > 0
-    assert mcnemar(0, 0, ROWS, CONFIDENCE) == by_permutation(right, right) == Evidence(0.0, 0.0, 1.0, False)
+    assert mcnemar(0, 0, ROWS, CONFIDENCE) == Evidence(0.0, 0.0, 1.0, False)
+    assert by_permutation(right, right) == Evidence(0.0, 0.0, 1.0, False, least_p_value=1 / 1001)
     assert paired(mean(right, right), ROWS, margin=-0.01, confidence=CONFIDENCE).better
 
 
@@ -103,6 +104,45 @@ def test_very_high_confidence_continues_the_draws_as_a_normal_distribution() -> 
     assert found.better and found.at_least == pytest.approx(gains.mean() - 4.75 * error, rel=0.1)
     assert found.p_value <= 1e-6
     assert not paired(mean(gains - 0.1, np.zeros(ROWS)), ROWS, margin=0.0, confidence=1 - 1e-6).better
+
+
+def test_a_model_that_the_permutation_test_rejects_takes_few_draws_at_any_confidence() -> None:
+    random, drawn = np.random.default_rng(3), 0
+    figure = mean(*random.normal(0, 1, (2, ROWS)))
+
+    def counted(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        nonlocal drawn
+        drawn += len(counts)
+        return figure(counts)
+
+    found = paired(counted, ROWS, margin=0.0, confidence=1 - 1e-6)
+    assert not found.better and found.p_value > 0.01 and drawn < 15_000
+
+
+def test_a_slow_figure_takes_fewer_permutations_and_the_least_p_value_tells_how_many() -> None:
+    figure = mean(*np.random.default_rng(3).normal(0, 1, (2, ROWS)))
+    least = [paired(figure, ROWS, margin=0.0, confidence=1 - 1e-9, cost=cost).least_p_value for cost in (1, 100, 10**6)]
+    assert least == [1 / 1_000_001, 1 / 100_001, 1 / 20_001]
+
+
+def test_draws_without_any_spread_leave_a_chance() -> None:
+    found = paired(mean(np.ones(ROWS), np.zeros(ROWS)), ROWS, margin=-0.5, confidence=0.999)
+    assert found.better and found.p_value == 1 / 20_001
+
+
+def test_a_figure_that_few_draws_have_is_no_evidence() -> None:
+    """A figure that needs the first row, which 63 % of the draws have, or two certain rows, which 40 % have."""
+
+    def needing(rows: int) -> Figure:
+        def figure(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+            new, old = counts[:, :ROWS], counts[:, ROWS:]
+            there = (new + old)[:, :rows].all(axis=1)
+            return np.where(there, new.any(axis=1), np.nan)
+
+        return figure
+
+    first, two = (paired(needing(rows), ROWS, margin=-0.5, confidence=CONFIDENCE) for rows in (1, 2))
+    assert first.better and not two.better and two.p_value == 1 and np.isnan(two.at_least)
 
 
 def test_a_figure_that_is_no_number_is_no_evidence_and_draws_without_one_are_left_out() -> None:

@@ -50,7 +50,7 @@ def class_of(name: str) -> type[Kind]:
 
 
 def has_baseline(name: str) -> bool:
-    """Whether the kind offers constant answers, of which a first model must be better than the best."""
+    """Whether the kind has constant answers; a first model must beat the best of them."""
     return class_of(name).baseline is not Kind.baseline
 
 

@@ -181,7 +181,7 @@ class Kind(KindOfRows, ABC):
         """No rows, as metrics want them."""
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline | None:
-        """The constant answers of which a first model must be better than the best, learned from the training rows.
+        """Constant answers; a first model must beat the best of them. Learned from the training rows.
 
         `data` and `tokens` hold SPLIT.arrow as load_data and tokenize store it; `model` is the trained model's folder,
         for its vocabulary and tokenizer alone. None, the default: a first model is compared with nothing.
