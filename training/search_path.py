@@ -13,6 +13,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 OWN_PACKAGES = ("flows", "tasks", "training")
+LIBRARIES = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders that pip and the system's packages install into."""
 VARIABLE = "FINETUNE_SEARCH_PATH"
 """The environment variable that hands the search path to the program of a job."""
 
@@ -20,17 +22,33 @@ _working_directories: set[str] = set()  # that this process has added
 
 
 def search_path() -> list[str]:
-    """This project, then the folders of `sys.path`, then the working directory.
+    """A checkout of this project, then the folders of `sys.path`, then the working directory.
 
+    An installed project keeps its place in `sys.path`: in front, its folder would shadow PYTHONPATH and Python itself.
     The working directory is last, so that a file beside the recipe shadows no library, unless PYTHONPATH names it.
     """
     if handed_over := os.environ.get(VARIABLE):
         return handed_over.split(os.pathsep)
     named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     left_out = {os.getcwd(), *_working_directories} - named
-    left_out |= {str(PROJECT), *(str(PROJECT / package) for package in OWN_PACKAGES)}
+    left_out |= {str(PROJECT / package) for package in OWN_PACKAGES}
+    if is_installed():
+        first, left_out = [], left_out - {str(PROJECT)}
+    else:
+        first, left_out = [str(PROJECT)], left_out | {str(PROJECT)}
     # An entry need not be a folder: an editable install may add a name that only its own import hook understands.
-    return [str(PROJECT), *(entry for entry in sys.path if os.path.abspath(entry) not in left_out), os.getcwd()]
+    return [*first, *(entry for entry in sys.path if os.path.abspath(entry) not in left_out), os.getcwd()]
+
+
+def is_installed() -> bool:
+    """Whether this project lies in a folder of libraries that Python searches anyway, rather than in a checkout."""
+    return PROJECT.name in LIBRARIES and str(PROJECT) in map(os.path.realpath, sys.path)
+
+
+def python_path() -> str:
+    """PYTHONPATH for this project's programs, which start without a working directory in their search path."""
+    first = "" if is_installed() else str(PROJECT)
+    return os.pathsep.join(filter(None, [first, os.environ.get("PYTHONPATH", "")]))
 
 
 def use_search_path() -> None:

@@ -27,7 +27,7 @@ from zipimport import zipimporter
 from tasks.runtime import settings
 from tasks.runtime.digests import Digests
 from training.problems import Problem, UserError
-from training.search_path import OWN_PACKAGES, PROJECT, find_module, search_path
+from training.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_module, search_path
 
 # Code that decides how a stage is run, shown or described, not what it makes. A recipe's values are ingredients
 # already, so the module that reads them is not.
@@ -46,10 +46,6 @@ NOT_INGREDIENTS = (
     "training.speed",
     "training.supervise",
 )
-
-
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Names of the folders that pip and the system's packages install into."""
 
 
 class Code(NamedTuple):
@@ -224,7 +220,7 @@ def _in_libraries(spec: ModuleSpec) -> bool:
 
 def _is_in_libraries(path: str) -> bool:
     own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return not _INSTALLED.isdisjoint(path.split(os.sep)) or any(Path(path).is_relative_to(folder) for folder in own)
+    return not LIBRARIES.isdisjoint(path.split(os.sep)) or any(Path(path).is_relative_to(folder) for folder in own)
 
 
 def _distributions(top: str) -> list[str]:

@@ -10,13 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import tasks
 from tasks.runtime import services, settings
 from training.problems import Problem, UserError
 from training.processes import die_with_parent
+from training.search_path import python_path
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
@@ -85,10 +84,8 @@ def _free_port() -> int:
 
 
 def _start(port: int) -> subprocess.Popen[bytes]:
-    # This project's root first, and no working directory: no `tasks` folder of the user's is taken for ours.
-    root = str(Path(tasks.__path__[0]).resolve().parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    found = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path}
+    # A checkout first, and no working directory: no `tasks` folder of the user's is taken for ours.
+    found = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     return subprocess.Popen(
         [sys.executable, "-m", "tasks.programs.prefect_server", str(port), "--for-one-run"],
         env={**os.environ, "FINETUNE_HOME": str(settings.home()), **found},

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from tasks.runtime.settings import ACCESS_TOKENS
-from training.search_path import PROJECT, VARIABLE, search_path
+from training.search_path import VARIABLE, python_path, search_path
 
 
 def environment(added: Mapping[str, str]) -> dict[str, str]:
@@ -33,9 +33,9 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
     }
     env = {name: os.environ.get(name, value) for name, value in ours.items()}
-    # This project's root first: no `training` folder of the user's may be taken for ours. A program then takes over
-    # the search path of this process, so that both import the same modules.
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))
+    # A checkout first: no `training` folder of the user's may be taken for ours. A program then takes over the search
+    # path of this process, so that both import the same modules.
+    env["PYTHONPATH"] = python_path()
     env[VARIABLE] = os.pathsep.join(search_path())
     env |= {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}

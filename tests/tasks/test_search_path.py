@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -152,3 +153,28 @@ def test_a_package_installed_and_checked_out_is_the_installed_one(ground: Ground
     seen = ground.look(*started)
     assert seen["program"] == seen["here"] == str(installed)
     assert seen["key"] == {} and seen["versions"]["mine"] == "1.5"
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "checkout"])
+def test_an_installed_project_shadows_neither_pythonpath_nor_python_and_a_checkout_comes_first(
+    tmp_path: Path, folder: str
+) -> None:
+    project, named = tmp_path / folder, tmp_path / "named"
+    (project / "training").mkdir(parents=True)
+    shutil.copy(ROOT / "training" / "search_path.py", project / "training")
+    look = f"""
+import json, os, sys
+sys.path.append({str(project)!r})
+from training.search_path import python_path, search_path
+print(json.dumps([sys.path, search_path(), python_path().split(os.pathsep)]))
+"""
+    env = {**os.environ, "PYTHONPATH": str(named), "PYTHONSAFEPATH": "1"}
+    env.pop("FINETUNE_SEARCH_PATH", None)
+    argv = [sys.executable, "-S", "-c", look]
+    run = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    given, searched, handed_over = json.loads(run.stdout)
+    assert given[0] == str(named) and given[-1] == str(project) and len(given) > 3
+    if folder == "site-packages":
+        assert searched == [*given, str(tmp_path)] and handed_over == [str(named)]
+    else:
+        assert searched == [str(project), *given[:-1], str(tmp_path)] and handed_over == [str(project), str(named)]
