@@ -87,6 +87,14 @@ def losing(lost: float, gained: float) -> Draw:
     return draw
 
 
+def three_rows_differ(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+    """Exchangeable models that differ in three rows only, so the new one is better in all of them once in 8 times."""
+    references = random.integers(0, 2, rows)
+    margins = np.ones((2, rows))
+    margins[random.integers(0, 2, 3), range(3)] = 0.5
+    return two_labels(margins[0], references), two_labels(margins[1], references)
+
+
 def heavy_errors(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
     """Exchangeable regressions whose errors have Student's t distribution with 3 degrees of freedom."""
     references = random.standard_normal(rows)

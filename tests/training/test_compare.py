@@ -15,6 +15,7 @@ import pytest
 from tasks.runtime.refs import Comparison
 from tests.training import tiny
 from training import compare
+from training.metrics.resampled import cost
 from training.predicted import OneLabel
 from training.protocol import Events, Job, read_events
 
@@ -113,6 +114,14 @@ def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> 
     assert compare.compared(new, old, say)["better"]
     found = compare.compared(new, old, say | {"baseline": True})
     assert (found["better"], found["p_value"], found["at_least"]) == (False, 1.0, 0.0)
+
+
+def test_slow_figures_cost_more_permutations() -> None:
+    def with_labels(names: str) -> OneLabel:
+        return OneLabel(TRUE, TRUE, np.full((ROWS, len(names)), 1 / len(names)), list(names))
+
+    assert [cost("roc_auc", with_labels(names)) for names in ("ab", "abcd")] == [1, 4]
+    assert cost("f1", with_labels("abcd")) == 1 and cost("spearman", with_labels("ab")) == 10
 
 
 def test_models_that_predict_alike_show_no_rows(tmp_path: Path) -> None:

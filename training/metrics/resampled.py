@@ -45,8 +45,8 @@ def figures(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
 
 def cost(name: str, predicted: Predicted) -> int:
     """Time of a row in a draw of this metric's figure, relative to a row in a sum, roughly."""
-    if name == "roc_auc" and isinstance(predicted, OneLabel | ManyLabels):
-        return len(predicted.labels)
+    if name == "roc_auc" and isinstance(predicted, OneLabel | ManyLabels):  # one curve for each label
+        return 1 if isinstance(predicted, OneLabel) and len(predicted.labels) == 2 else len(predicted.labels)
     return 10 if name == "spearman" else 1
 
 
