@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime import services
 from tasks.runtime.embedded import ensure_prefect_server
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
@@ -129,7 +130,8 @@ def run_project(file: Path, home: Path, *arguments: str) -> Ran:
     """Runs the recipe as a person would. Raises RuntimeError where it fails."""
     out, server = file.with_suffix(".json"), ensure_prefect_server()
     began = time.monotonic()
-    done = finetune(home, "run", str(file), "--json", str(out), *arguments, PREFECT_API_URL=server)
+    login = {"PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": services.auth_string()}
+    done = finetune(home, "run", str(file), "--json", str(out), *arguments, **login)
     wall_s = time.monotonic() - began
     if done.returncode != 0:
         raise RuntimeError(done.stdout + done.stderr)

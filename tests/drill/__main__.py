@@ -65,11 +65,14 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
 
 def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
     """The kills, and what came of each fire, beside runs that nothing disturbs."""
+    from tasks.runtime import services
     from tasks.runtime.embedded import ensure_prefect_server
     from tests.drill.fires import FIRES, Fires
     from tests.drill.ground import Ground
     from tests.drill.kills import Kills, random_kills, undisturbed
 
+    os.environ["FINETUNE_HOME"] = str(folder / "home-of-the-server")
+    os.environ["PREFECT_API_AUTH_STRING"] = services.auth_string()  # the runs have homes of their own, and share it
     ground = Ground(folder, ensure_prefect_server())
     whole, homes = {}, {}
     for way in options.ways:
