@@ -3,7 +3,9 @@
 import contextvars
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -59,7 +61,11 @@ def finetune(
 
 
 def fine_tune(
-    recipe: Recipe, force: frozenset[str] = frozenset(), why: Sequence[str] = (), warnings: Sequence[str] = ()
+    recipe: Recipe,
+    force: frozenset[str] = frozenset(),
+    why: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any] | State[Any]:
     """All of it, in the flow run that this is called in: the run's result, or the state that tells why there is none.
 
@@ -68,9 +74,11 @@ def fine_tune(
         force: Stages to run although their output is stored.
         why: What changed, where that is known; it is told with the result.
         warnings: What the result shall warn of.
+        more: Further fields of the result, plain JSON.
     """
-    with in_use(_tell_of_removal):
-        return _followed(recipe, force, why, warnings)
+    run = str(flow_run.get_id())
+    with in_use(_tell_of_removal), closing(_begin_tracking(recipe, run, why)) as tracker:
+        return _followed(recipe, run, tracker, force, why, warnings, more)
 
 
 def _tell_of_removal() -> None:
@@ -81,12 +89,16 @@ def _tell_of_removal() -> None:
 
 
 def _followed(
-    recipe: Recipe, force: frozenset[str], why: Sequence[str], warnings: Sequence[str]
+    recipe: Recipe,
+    run: str,
+    tracker: Tracker,
+    force: frozenset[str],
+    why: Sequence[str],
+    warnings: Sequence[str],
+    more: Mapping[str, Any],
 ) -> dict[str, Any] | State[Any]:
-    run = str(flow_run.get_id())
     machines = machines_of(recipe.compute)
     followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
-    tracker = _begin_tracking(recipe, run, why)
     consent.remember(run, recipe)
     progress = PrefectProgress(lambda: tracker.url)
     walk = Running(recipe.name, run, (tracker, progress, *followed_by), force)
@@ -108,7 +120,7 @@ def _followed(
     done = result(state, walk.rows, flow_run_id=run, finished=finished, error=error)
     tracker.tags({NOTE_TAG: note(recipe, run, why, finished, done["problems"])})
     tracker.end(MLFLOW_STATUS[state])
-    done |= {"mlflow_run_id": tracker.mlflow_run_id, "warnings": [*warnings, *_warnings(tracker, away)]}
+    done |= {**more, "mlflow_run_id": tracker.mlflow_run_id, "warnings": [*warnings, *_warnings(tracker, away)]}
     if why:
         done["why"] = list(why)
     if error is None:

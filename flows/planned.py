@@ -6,7 +6,7 @@ from flows.pipeline import Finished, pipeline
 from tasks.model_check import require_model
 from tasks.runtime.looking import Looking
 from tasks.runtime.refs import Pins
-from training.problems import Problem, UserError
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 
 
@@ -28,7 +28,9 @@ def planned(recipe: Recipe, looking: Looking, *, runs: bool) -> tuple[Finished, 
         try:
             unchecked = require_model(recipe, finished.pins if finished else Pins(), download=runs)
         except UserError as error:
-            problems += error.problems
+            away = all(problem.kind == NETWORK for problem in error.problems)
+            unchecked = f"the model was not checked. {error}" if away else None
+            problems += [] if away else error.problems
     if problems or finished is None:
         raise UserError(problems)
     return finished, unchecked

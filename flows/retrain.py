@@ -61,7 +61,7 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     if done is None:
         why = changes(recipe.name, looking.rows)
         logger.info("\n  ".join(["What changed:", *why]))
-        return fine_tune(recipe, why=why, warnings=warnings)
+        return fine_tune(recipe, why=why, warnings=warnings, more={"hub_unreachable": unreachable})
     done = cached_result(done) | {"hub_unreachable": unreachable}
     done["warnings"] = [*warnings, *done["warnings"]]
     for follower in followers.get():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -16,6 +15,7 @@ from tasks.runtime.launch import Launch, accelerate_argv, accelerate_environment
 from tasks.runtime.machines import gather, machines_of
 from tasks.runtime.memory import Fits
 from tasks.runtime.refs import Pins, Ref
+from tasks.runtime.secret_files import made_once
 from tasks.runtime.settings import home
 from tasks.runtime.stage import Ingredients, Work, stage
 from tasks.runtime.uploads import uploading
@@ -162,7 +162,7 @@ def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
     try:
         digest = sha256(Path(name) / checkpoints.MANIFEST)
         if needs_own_checkpoint(recipe.training.model_dump(), recipe.compute.model_dump()):
-            checkpoints.require_own(Path(name), seal_key())
+            checkpoints.require_sealed(Path(name), seal_key())  # the program looks at the files, too
         return {"checkpoint": digest}
     except OSError as error:
         message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
@@ -172,17 +172,7 @@ def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
 
 def seal_key() -> Path:
     """The file with the home's key, by which it knows the checkpoints that its trainings wrote; made where missing."""
-    file = home() / "seal.key"
-    if not file.exists():
-        aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as new:
-            new.write(secrets.token_bytes(32))
-            new.flush()
-            os.fsync(new.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was first: its key counts
-            os.link(aside, file)
-        aside.unlink()
-    return file
+    return made_once(home() / "seal.key", secrets.token_bytes(32))
 
 
 def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:

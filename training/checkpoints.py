@@ -112,19 +112,25 @@ def require_good(named: Path) -> None:
         raise UserError([Problem(kind="training", where=NAMED, message=message)])
 
 
+def require_sealed(named: Path, key: Path) -> None:
+    """Raises UserError unless the home with this key wrote the manifests of the checkpoint and of those that it needs.
+    Reads no other file: `require_own` does, before anything is loaded."""
+    for checkpoint in (named, *needed(named)):
+        _refuse(_unsealed(checkpoint, key), str(named))
+
+
 def require_own(named: Path, key: Path) -> None:
     """Raises UserError unless the home with this key wrote the checkpoint, with those that it needs.
 
     Call it where the checkpoint's format can execute code: FSDP's `.metadata` and the `.pt` files of DeepSpeed are
     pickles. A manifest alone proves nothing, for anybody can write one.
     """
-    _require_sealed(named, str(named), key)
-    for other in needed(named):
-        _require_sealed(other, str(named), key)
+    for checkpoint in (named, *needed(named)):
+        _refuse(_not_own(checkpoint, key), str(named))
 
 
-def _require_sealed(checkpoint: Path, shown: str, key: Path) -> None:
-    if reason := _not_own(checkpoint, key):
+def _refuse(reason: str | None, shown: str) -> None:
+    if reason:
         message = f"{shown!r} was not written by this home ({reason}), and loading it can execute code, for it holds "
         message += f"pickles. If you trust whoever wrote it, set {TRUSTED}: true; or name the folder of a model in "
         message += "model.path, which is safetensors."
@@ -133,13 +139,9 @@ def _require_sealed(checkpoint: Path, shown: str, key: Path) -> None:
 
 def _not_own(checkpoint: Path, key: Path) -> str | None:
     """Why it is not certain that the home with this key wrote all of the checkpoint's files; None where it is."""
-    try:
-        manifest = (checkpoint / MANIFEST).read_bytes()
-        if not hmac.compare_digest((checkpoint / SEAL).read_text(), _seal(manifest, key)):
-            return f"its {SEAL} is of another home, or its {MANIFEST} was changed"
-        files = {file["path"]: file["sha256"] for file in json.loads(manifest)["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"it has no {SEAL}"
+    if reason := _unsealed(checkpoint, key):
+        return reason
+    files = {file["path"]: file["sha256"] for file in json.loads((checkpoint / MANIFEST).read_bytes())["files"]}
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()
         if (path.is_dir() and not path.is_symlink()) or name in (MANIFEST, SEAL):
@@ -147,6 +149,16 @@ def _not_own(checkpoint: Path, key: Path) -> str | None:
         if name not in files or not path.is_file() or sha256(path) != files[name]:
             return f"{name} was added or changed"
     return None
+
+
+def _unsealed(checkpoint: Path, key: Path) -> str | None:
+    """Why it is not certain that the home with this key wrote the checkpoint's manifest; None where it is."""
+    try:
+        if hmac.compare_digest((checkpoint / SEAL).read_text(), _seal((checkpoint / MANIFEST).read_bytes(), key)):
+            return None
+    except (OSError, ValueError, TypeError):
+        return f"it has no {SEAL}"
+    return f"its {SEAL} is of another home, or its {MANIFEST} was changed"
 
 
 def _seal(manifest: bytes, key: Path) -> str:
@@ -162,7 +174,7 @@ def adopt(named: Path, folder: Path, key: Path | None = None) -> None:
         aside = place_aside(folder / source.name)
         shutil.copytree(source, aside)
         if key is not None:  # the copy, for the original may have been replaced since it was looked at
-            _require_sealed(aside, str(named), key)
+            _refuse(_not_own(aside, key), str(named))
         for path in aside.rglob("*"):
             fsync(path)
         os.rename(aside, folder / source.name)

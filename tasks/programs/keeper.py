@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from tasks.runtime import settings
+from tasks.runtime import connection, settings
 from tasks.runtime.services import (
     MLFLOW,
     POOL,
@@ -146,7 +146,8 @@ class Keeper:
         for service in self._services:
             service.keep()
         if time.monotonic() > self._trim_at:
-            trim_logs(folder())
+            with contextlib.suppress(OSError):
+                trim_logs(folder())
             self._trim_at = time.monotonic() + TRIM_EVERY_S
         if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # nobody writes: it is readable at its end
             self._stopping = True
@@ -160,7 +161,7 @@ class Keeper:
 def trim_logs(services: Path) -> None:
     """Removes old logs of the services and cuts long ones."""
     for logs in services.glob("*/logs"):
-        starts = sorted(logs.glob("*.log"), key=lambda log: int(log.stem))
+        starts = sorted((log for log in logs.glob("*.log") if log.stem.isdigit()), key=lambda log: int(log.stem))
         for old in starts[:-LOGS_KEPT]:
             old.unlink()
     for log in (*services.glob("*/logs/*.log"), services / "keeper.log"):
@@ -202,6 +203,7 @@ def _services(ports: dict[str, int]) -> list[Service]:
 
 def _mlflow_environment(port: int) -> dict[str, str]:
     """The variables with which MLflow's server asks for the password and refuses foreign hosts and origins."""
+    connection.follow_home()
     place = folder() / MLFLOW
     place.mkdir(exist_ok=True)
     # MLflow keeps a hash of the password and never looks at a new one: its list of users is made anew each time.

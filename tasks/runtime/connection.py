@@ -47,7 +47,7 @@ def connect() -> MlflowClient:
     with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
             _make_database(_database())
-            _follow_home(_database())
+            follow_home()
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
@@ -83,10 +83,10 @@ _PLACES = {
 """The columns in which MLflow keeps absolute places of files, by table."""
 
 
-def _follow_home(database: Path) -> None:
-    """Has the database of a home that was moved or copied name the files where they are now."""
-    here = settings.mlflow_artifacts()
-    if not here.is_dir():  # the database alone was copied: its files are where they were
+def follow_home() -> None:
+    """Rewrites the artifact paths in the home's own database after the home was moved or copied."""
+    here, database = settings.mlflow_artifacts(), _database()
+    if not here.is_dir() or not database.exists():  # the database alone was copied: its files are where they were
         return
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as found, found:
         places = found.execute("SELECT artifact_location FROM experiments").fetchall()
@@ -122,8 +122,9 @@ def failures_told() -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """What a child that talks to MLflow by itself is given: the server, and time to store a large model there."""
+    """What a child that talks to MLflow by itself is given: the server, the login, and time to store a large model."""
     return {
+        **{name: os.environ[name] for name in settings.MLFLOW_LOGIN if name in os.environ},
         "MLFLOW_TRACKING_URI": settings.tracking_uri(),
         "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",

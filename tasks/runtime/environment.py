@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tasks.runtime.settings import ACCESS_TOKENS
+from tasks.runtime.settings import ACCESS_TOKENS, PASSWORDS
 from training.search_path import VARIABLE, python_path, search_path
 
 
 def environment(added: Mapping[str, str]) -> dict[str, str]:
     """What a job's processes see: this process's environment without what would make them another run, and ours."""
     # A rank number or a launcher's setting left over from a shell, a notebook or a scheduler's step.
-    # Nor an access token: only who writes to the Hub is given it.
-    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *ACCESS_TOKENS)
+    # Nor an access token or a password: only a program that needs one is given it.
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    foreign = (*ranks, *ACCESS_TOKENS, *PASSWORDS)
     prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_")
     env = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(prefixes)}
     return env | added_environment(added)

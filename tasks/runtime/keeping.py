@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from tasks.runtime import history, settings, store
 from tasks.runtime.connection import FLOW_RUN_TAG, connect, failures_told
 from tasks.runtime.locks import FlockManager, held, shared
-from tasks.runtime.outbox import Outbox
+from tasks.runtime.outbox import UNTOLD, Outbox
 from tasks.runtime.tracking import VERSION_TAG
 from tasks.runtime.versions import every
 from training.problems import Problem, UserError
@@ -66,6 +66,8 @@ class Run:
     completed: bool
     delivered: bool
     """Whether MLflow has everything; what it has not may be a file of an artifact."""
+    untold: bool
+    """Whether the Prefect server has still to be told how it ended."""
 
     def __str__(self) -> str:
         return f"run {self.id[:8]} of {self.recipe}"
@@ -238,7 +240,15 @@ def _run(id: str) -> Run:
         elif entry["entry"] == "tags":
             tags |= entry["values"]
             keys |= {key for tag, key in entry["values"].items() if tag.endswith(".key")}
-    return Run(id, recipe, frozenset(keys), tags.get(VERSION_TAG), completed, not outbox.waiting())
+    return Run(
+        id,
+        recipe,
+        frozenset(keys),
+        tags.get(VERSION_TAG),
+        completed,
+        not outbox.waiting(),
+        (outbox.folder / UNTOLD).is_file(),
+    )
 
 
 def _artifacts(needs: Mapping[str, list[str]]) -> Iterator[Piece]:
@@ -268,9 +278,9 @@ def _leftovers() -> Iterator[Piece]:
 
 
 def _records(runs: Mapping[str, Run], stored: Collection[str]) -> Iterator[Piece]:
-    """The records of runs that ended well long ago: MLflow has all of each, and nothing that it made is left here."""
+    """The records of completed runs of which the servers have everything and the store has nothing."""
     for run in runs.values():
-        if run.completed and run.delivered and not run.keys & set(stored):
+        if run.completed and run.delivered and not run.untold and not run.keys & set(stored):
             yield Piece(RECORDS, settings.home() / "runs" / run.id, ())
 
 

@@ -30,6 +30,7 @@ from training.protocol import write_atomically
 
 OUTBOX = "outbox.jsonl"
 DELIVERED = "delivered"
+UNTOLD = "untold"
 FIGURES = b'{"entry": "metrics"'
 """How a line of figures begins."""
 

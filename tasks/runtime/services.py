@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.runtime import settings
 from tasks.runtime.locks import FlockManager, held
+from tasks.runtime.secret_files import made_once
 from training.problems import Problem, UserError
 from training.processes import send, start_ticks
 from training.protocol import write_atomically
@@ -127,6 +129,8 @@ def use() -> None:
         return
     for name in (PREFECT, MLFLOW):
         variables = state.variables(name) if name in state.answering else {}
+        if variables and another_user_listens(variables[VARIABLES[name]]):
+            variables = {}
         if os.environ.get(VARIABLES[name]) in (None, "", variables.get(VARIABLES[name])):
             os.environ.update(variables)
 
@@ -139,16 +143,7 @@ def elsewhere() -> State | None:
 
 def password() -> str:
     """The password of the servers of this home, made at the first call. Delete its file for a new one."""
-    file = folder() / "password"
-    with _exclusive("password"):
-        if not file.exists():
-            aside = file.with_name(f".{file.name}-new")
-            aside.unlink(missing_ok=True)  # of a process that was killed
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "w") as opened:
-                opened.write(secrets.token_urlsafe(24))
-            aside.rename(file)
-        return file.read_text()
+    return made_once(folder() / "password", secrets.token_urlsafe(24).encode()).read_text()
 
 
 def auth_string() -> str:
@@ -252,9 +247,25 @@ def down() -> bool:
 
 
 def answers(url: str) -> bool:
-    """Whether an HTTP server says that it is well."""
+    """Whether an HTTP server says that it is well. One of another user at a port of ours does not count: it waits to be
+    sent the password."""
+    if another_user_listens(url):
+        return False
     with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
         return True
+    return False
+
+
+def another_user_listens(url: str) -> bool:
+    """Whether a process of another user, root apart, has the URL's port on this machine. The kernel tells on Linux."""
+    port = urllib.parse.urlsplit(url).port
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                _, local, _, state, _, _, _, uid, *_ = line.split()
+                listens = state == "0A" and int(local.rpartition(":")[2], 16) == port
+                if listens and int(uid) not in (0, os.getuid()):
+                    return True
     return False
 
 

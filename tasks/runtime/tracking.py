@@ -155,6 +155,10 @@ class Tracker:
             with contextlib.suppress(OSError), self._outbox.delivering() as mine:
                 if mine:
                     self._outbox.trim()
+        self.close()
+
+    def close(self) -> None:
+        """Lets other processes continue the run. Called again, it does nothing."""
         self._claim.__exit__(None, None, None)
 
     def _tell_of_waiting(self) -> None:

@@ -13,10 +13,9 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from tasks.runtime import settings
-from tasks.runtime.outbox import Outbox
+from tasks.runtime.outbox import UNTOLD, Outbox
 from training.protocol import write_atomically
 
-UNTOLD = "untold"
 # A server that restarts needs some three seconds.
 AWAY_WAIT_S = 5.0
 PROBE_S = 3.0

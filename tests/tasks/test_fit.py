@@ -168,6 +168,7 @@ def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_any
         key(compute, **training)
     assert raised.value.problems[0].where == "training.resume_from_checkpoint"
     key(compute, **training, trust_checkpoint=True)
+    monkeypatch.setattr(checkpoints, "sha256", lambda path: pytest.fail("a plan reads no gigabytes"))
     key(compute, resume_from_checkpoint=str(own))
     key({}, **training)  # ddp loads no pickle
     assert seal_key().stat().st_mode & 0o777 == 0o600

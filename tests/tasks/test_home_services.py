@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,27 @@ def test_a_server_that_does_not_answer_yet_is_not_used() -> None:
     assert set(environment()) == set(PREFECT_VARIABLES)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may listen in the name of another user")
+def test_the_password_is_not_sent_to_a_port_that_another_user_has_taken() -> None:
+    uid, nobody = os.getuid(), 65534
+    os.seteuid(nobody)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        os.seteuid(uid)
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        told(prefect=url, mlflow=None, answering=(PREFECT,))
+        services.use()
+        assert environment() == {} and not services.answers(url)
+
+
+def test_a_password_file_that_a_power_cut_left_empty_is_made_again(home: Path) -> None:
+    services.folder()
+    (home / "services" / "password").touch(mode=0o600)
+    assert len(services.password()) >= 32
+    assert services.password() == services.password()
+
+
 def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +156,7 @@ def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeyp
     monkeypatch.setattr(keeper, "LOG_BYTES", 1000)
     logs = home / "services" / "worker" / "logs"
     logs.mkdir(parents=True)
+    (logs / "notes.log").touch()  # not a service's
     for number in range(1, 12):
         (logs / f"{number}.log").write_text("early\n")
     with open(logs / "11.log", "a") as writer:
@@ -141,6 +164,6 @@ def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeyp
         writer.flush()
         keeper.trim_logs(home / "services")
         writer.write("next\n")
-    assert sorted(int(path.stem) for path in logs.iterdir()) == [7, 8, 9, 10, 11]
+    assert {path.stem for path in logs.iterdir()} == {"7", "8", "9", "10", "11", "notes"}
     kept_text = (logs / "11.log").read_text()
     assert len(kept_text) == 505 and kept_text.endswith("xlast\nnext\n") and "early" not in kept_text

@@ -120,6 +120,8 @@ def test_record_of_a_run_goes_once_nothing_of_it_is_left(tracked: Path) -> None:
     ran("22222222-stored", {"fit": made("fit", "b1")})
     ran("33333333-to-go-on", {"fit": "c1"}, status=None)
     Outbox("44444444-undelivered").put("start", experiment="small")
+    ran("55555555-untold", {"fit": "d1"})
+    (tracked / "runs/55555555-untold/untold").write_text("COMPLETED")
     records = [piece.path for piece in look() if piece.sort == RECORDS]
     assert records == [tracked / "runs/11111111-gone"]
     remove(records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -496,3 +497,10 @@ def test_a_second_process_of_the_same_run_waits_until_the_first_has_ended(tracke
     thread.join(10)
     assert goes_on_here("flow-1")
     seconds[0].end("FINISHED")
+
+
+def test_a_tracker_that_is_closed_without_an_end_lets_the_run_be_tried_again(tracked: Path) -> None:
+    with contextlib.closing(Tracker("recipe", "flow-1")):
+        pass
+    with Outbox("flow-1").claimed() as mine:
+        assert mine

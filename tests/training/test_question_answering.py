@@ -159,7 +159,7 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
     assert [row["score"] for row in asked] == pytest.approx(table["score"].to_pylist(), abs=1e-4)
 
     nothing = {"slices": ["length_bucket"], "each": ["length_bucket"], "named": {}, "fewest_rows": 5, "most_groups": 50}
-    inputs = {"predictions": stored, "data": world / "data"}
+    inputs = {"predictions": stored, "data": world / "data", "tokens": world / "tokens", "model": world / "base"}
     out = run(score, tmp_path / "score", inputs, metrics=["f1", "exact_match"], labels=[], **nothing)
     found = json.loads((out / "metrics.json").read_text())["validation"]
     assert found["f1"]["value"] >= found["exact_match"]["value"] > 0.6  # of 12 words that stand there

@@ -299,7 +299,7 @@ def test_answers_are_what_the_exported_model_generates_by_itself_with_the_option
 def test_scores_have_intervals_and_the_worst_rows_show_source_target_and_prediction(
     world: Path, predictions: Path, tmp_path: Path
 ) -> None:
-    inputs = {"predictions": predictions, "data": world / "data"}
+    inputs = {"predictions": predictions, "data": world / "data", "tokens": world / "tokens", "model": world / "base"}
     nothing = {"slices": ["length_bucket"], "each": [], "named": {}, "fewest_rows": 10, "most_groups": 50}
     out = run(score, tmp_path / "score", inputs, options={}, metrics=METRICS, labels=[], **nothing)
     table = pq.read_table(predictions / "validation.parquet")
