@@ -183,7 +183,7 @@ def _unregister(name: str, version: str) -> str:
 
 
 def _put_back(name: str, before: Mapping[str, str | None], version: str) -> str:
-    """Has the aliases that the version got in this run where they were, but for those that moved on since."""
+    """Restores the aliases that this run moved, except those that were moved again since."""
     with failures_told(), exclusive(f"registry-{name}"):
         client = connect()
         for alias, was in before.items():

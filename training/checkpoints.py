@@ -267,7 +267,7 @@ def _needs(checkpoint: Path) -> list[str]:
 
 
 def needed(checkpoint: Path) -> list[Path]:
-    """The checkpoints that this one is of no use without: beside it, or in BEST beside LAST."""
+    """The checkpoints that this one depends on: its siblings, or in BEST if it is in LAST."""
     folder = checkpoint.parent.with_name(BEST) if checkpoint.parent.name == LAST else checkpoint.parent
     return [folder / other for other in _needs(checkpoint)]
 

@@ -9,8 +9,8 @@ A tracker that is down costs a run nothing: entries wait here, with their own ti
 the next run's. Every entry may be delivered twice without harm: MLflow drops a point that it has, and the rest is
 set, not added.
 
-Only the first lock says whether a run goes on. To deliver what a dead run left may take minutes, and does not keep the
-run from being started again meanwhile.
+Only the first lock says whether a run goes on. Delivering the entries of a dead run may take minutes; the run can be
+started again meanwhile.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # For a client that knows no server Prefect would start one that asks for no password.
+    # Prefect would otherwise start its own server, which has no password.
     "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
     "TOKENIZERS_PARALLELISM": "true",
 }
