@@ -86,8 +86,10 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
 
 def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """A line a split: each figure with its interval."""
-    told = {split: (f"{name} {score_told(one)}" for name, one in figures.items()) for split, figures in metrics.items()}
-    return [f"{split}: {', '.join(figures)}" for split, figures in told.items()]
+    return [
+        f"{split}: {', '.join(f'{name} {score_told(score)}' for name, score in scores.items())}"
+        for split, scores in metrics.items()
+    ]
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:

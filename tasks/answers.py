@@ -68,7 +68,7 @@ def find(name: str, alias: str = "", version: str = "", own_kind: str = "") -> A
 
 
 def rows_of(model: Asked, given: Sequence[str]) -> list[list[str]]:
-    """The values that a person gives, a row each: of all columns, or of those that no row may lack.
+    """Splits the given values into rows: a value for each column, or for each column that is not optional.
 
     Raises UserError if they make no whole rows.
     """

@@ -183,7 +183,7 @@ def _unregister(name: str, version: str) -> str:
 
 
 def _put_back(name: str, before: Mapping[str, str | None], version: str) -> str:
-    """Restores the aliases that this run moved, except those that were moved again since."""
+    """Moves the version's aliases back, except those that somebody has moved since."""
     with failures_told(), exclusive(f"registry-{name}"):
         client = connect()
         for alias, was in before.items():

@@ -25,7 +25,7 @@ def outlive_readers() -> None:
     """Replaces sys.stdout and sys.stderr."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started the command
+        if stream is None:  # the caller started the command with it closed
             continue
         stream.flush()
         lines = stream.line_buffering

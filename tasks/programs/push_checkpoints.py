@@ -91,7 +91,7 @@ class Uploads:
         return [checkpoint for checkpoint in found if checkpoint.name not in self.pushed]
 
     def _held(self, checkpoint: Path) -> bool:
-        """Links it aside, with those that it needs unless all are sent; whether all of it is there and good."""
+        """Links the checkpoint aside, with those it needs unless all are sent. Returns whether every file is intact."""
         shutil.rmtree(self._aside, ignore_errors=True)
         last = self._aside / checkpoints.LAST / checkpoint.name
         try:

@@ -3,7 +3,7 @@
 From the roots that a stage names, imports are followed through this project's own packages and through the user's
 modules, which are found as the programs of jobs find them. Each file counts as its syntax tree without comments and
 docstrings. Modules in Python's folders of libraries are not followed: the versions of their distributions count. All
-other modules are the user's, also those that PYTHONPATH or an editable install makes known.
+other modules are the user's, including those found through PYTHONPATH or an editable install.
 """
 
 from __future__ import annotations
