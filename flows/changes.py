@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.runtime.history import History
-from tasks.runtime.looking import Foreseen
-from tasks.runtime.tracking import deliver_left
+from tasks.cache.history import History
+from tasks.cache.planner import Foreseen
+from tasks.tracking.mlflow_run import deliver_left
 
 RESOLVE = "resolve"
 

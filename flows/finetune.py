@@ -16,20 +16,21 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows.naming import flow_run_name
-from flows.note import note
 from flows.pipeline import Finished, pipeline
-from flows.report import result, verdict_event
-from tasks import consent
-from tasks.runtime import events, lineage, settings, untold
-from tasks.runtime.connection import MlflowFailed
-from tasks.runtime.history import History
-from tasks.runtime.keeping import in_use
-from tasks.runtime.launch import JobFailed
-from tasks.runtime.machines import Leader, machines_of
-from tasks.runtime.progress import REPORTING, PrefectProgress
-from tasks.runtime.running import Running
-from tasks.runtime.stage import Follower
-from tasks.runtime.tracking import JUDGED_TAG, NOTE_TAG, Tracker
+from flows.reports.note import note
+from flows.reports.result import result, verdict_event
+from tasks.cache import settings
+from tasks.cache.executor import Running
+from tasks.cache.history import History
+from tasks.cache.stage import Follower
+from tasks.jobs.launch import JobFailed
+from tasks.jobs.machines import Leader, machines_of
+from tasks.prefect import events, pending_states
+from tasks.prefect.progress import REPORTING, PrefectProgress
+from tasks.registry import consent, lineage
+from tasks.registry.garbage_collection import in_use
+from tasks.tracking.connection import MlflowFailed
+from tasks.tracking.mlflow_run import JUDGED_TAG, NOTE_TAG, Tracker
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
@@ -114,7 +115,7 @@ def _followed(
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
     _tell_lineage(tracker, recipe, walk, run, state, finished)
     # Where nobody watches, Prefect's own patience is right: minutes of tries to tell the server.
-    away = bool(followers.get()) and not untold.server_answers()
+    away = bool(followers.get()) and not pending_states.server_answers()
     if not away:
         progress.end()
     done = result(state, walk.rows, flow_run_id=run, finished=finished, error=error)
@@ -132,7 +133,7 @@ def _followed(
         before = str(champion) if champion else None
         events.verdict(recipe.name, verdict_event(recipe, done, before))
     if away:
-        untold.keep(run, PREFECT_STATE[state])
+        pending_states.keep(run, PREFECT_STATE[state])
         raise Abort("the Prefect server is away")  # the one end of a flow that asks the server nothing
     return _flow_state(done, error)
 

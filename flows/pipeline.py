@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.champion import find_champion, predict_champion
-from tasks.compare import compare, count_comparison, counted, has_rival
-from tasks.data import load_data
-from tasks.fit import fit
-from tasks.gate import gate
-from tasks.model import load_model, require_same_labels
-from tasks.predict import predict
-from tasks.publish import publish
-from tasks.registry import promote, register
-from tasks.resolve import resolve
-from tasks.runtime.refs import Champion, Pins, Promotion, Publication, Ref, Verdict, Version
-from tasks.runtime.stage import Walk
-from tasks.score import require_fitting, require_fitting_lengths, score
-from tasks.tokens import tokenize
+from tasks.cache.refs import Champion, Pins, Promotion, Publication, Ref, Verdict, Version
+from tasks.cache.stage import Walk
+from tasks.stages.champion import find_champion, predict_champion
+from tasks.stages.compare import compare, count_comparison, counted, has_rival
+from tasks.stages.fit import fit
+from tasks.stages.gate import gate
+from tasks.stages.load_data import load_data
+from tasks.stages.load_model import load_model, require_same_labels
+from tasks.stages.predict import predict
+from tasks.stages.publish import publish
+from tasks.stages.register import promote, register
+from tasks.stages.resolve import resolve
+from tasks.stages.score import require_fitting, require_fitting_lengths, score
+from tasks.stages.tokenize import tokenize
 from training.recipe import Recipe
 
 STAGES = (

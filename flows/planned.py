@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flows.pipeline import Finished, pipeline
-from tasks.model_check import require_model
-from tasks.runtime.looking import Looking
-from tasks.runtime.refs import Pins
+from tasks.cache.planner import Looking
+from tasks.cache.refs import Pins
+from tasks.stages.model_check import require_model
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 

@@ -13,13 +13,13 @@ from flows.changes import cached_result, changes, nothing_changed
 from flows.finetune import fine_tune, followers
 from flows.naming import flow_run_name
 from flows.pipeline import pipeline
-from flows.report import result, verdict_event
-from tasks.resolve import pins_file
-from tasks.runtime import events
-from tasks.runtime.connection import MlflowFailed
-from tasks.runtime.history import History
-from tasks.runtime.looking import Looking
-from tasks.runtime.refs import Pins
+from flows.reports.result import result, verdict_event
+from tasks.cache.history import History
+from tasks.cache.planner import Looking
+from tasks.cache.refs import Pins
+from tasks.prefect import events
+from tasks.stages.resolve import pins_file
+from tasks.tracking.connection import MlflowFailed
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe, parse
 

@@ -21,7 +21,7 @@ def write_kept(
 
 
 def group(name: str, rows: int, **figures: float | None) -> dict[str, Any]:
-    """A group as training.score writes it, with intervals of a tenth."""
+    """A group as training.programs.score writes it, with intervals of a tenth."""
     ends = {"low": None, "high": None}
     metrics = {
         metric: {"value": value, **(ends if value is None else {"low": value - 0.05, "high": value + 0.05})}

@@ -18,7 +18,7 @@ import yaml
 
 from tests.flows.small import finetune
 from tests.servers import closed_port
-from training.processes import variable
+from training.jobs.processes import variable
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.runtime import store
-from tasks.runtime.refs import Comparison, Ref
+from tasks.cache import store
+from tasks.cache.refs import Comparison, Ref
 
 KEY = "k" * 40
 LABELS = b'["bad", "good"]'

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "datasets", "evaluate", "sklearn", "matplotlib")
 
 
-@pytest.mark.parametrize("module", ["flows.finetune", "flows.commands.main", "training.recipe"])
+@pytest.mark.parametrize("module", ["flows.finetune", "flows.cli.main", "training.recipe"])
 def test_importing_the_flow_or_the_command_loads_no_heavy_library(module: str) -> None:
     program = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

@@ -10,8 +10,8 @@ from hashlib import sha256
 import pytest
 
 from deployments.docstrings import LIBRARIES, fingerprint, rows
-from training.rows.sources import fingerprint as asked
-from training.rows.sources import load_object
+from training.data.sources import fingerprint as asked
+from training.data.sources import load_object
 
 
 def test_every_library_has_the_same_number_of_texts() -> None:

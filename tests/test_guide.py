@@ -21,12 +21,12 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from flows.commands.main import main
+from flows.cli.main import main
 from tests.s3 import KEYS, S3
-from training.kinds.sequence_classification import SequenceClassification
+from training.data import checks
+from training.data.load_rows import load as load_rows
 from training.recipe import Data, load, parse
-from training.rows import checks
-from training.rows.load import load as load_rows
+from training.task_types.sequence_classification import SequenceClassification
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "deployments" / "README.md"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.main import parser
+from flows.cli.main import parser
 
 ROOT = Path(__file__).parent.parent
 UNITS = sorted((ROOT / "infra/systemd").glob("*.service"))

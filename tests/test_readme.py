@@ -14,16 +14,16 @@ import pytest
 import yaml
 
 from deployments.docstrings import LIBRARIES
-from flows.commands.main import parser
-from flows.tables import verdict_lines
-from tasks.gate import gate
-from tasks.runtime.refs import Ref
-from tasks.runtime.reports import worst_groups
-from tasks.runtime.stage import Work
-from tasks.score import require_fitting
-from training.compare import compared as compare
-from training.predicted import OneLabel
+from flows.cli.main import parser
+from flows.reports.tables import verdict_lines
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Work
+from tasks.stages.gate import gate
+from tasks.stages.score import require_fitting
+from tasks.tracking.reports import worst_groups
+from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
+from training.programs.compare import compared as compare
 from training.recipe import load, parse, parse_set
 
 ROOT = Path(__file__).parent.parent
@@ -63,10 +63,10 @@ def test_what_is_published_is_part_of_a_valid_recipe() -> None:
 
 
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from training.kinds.sequence_classification import SequenceClassification
+    from training.data.load_rows import load
+    from training.data.sources import fingerprint, load_object
     from training.recipe import Data
-    from training.rows.load import load
-    from training.rows.sources import fingerprint, load_object
+    from training.task_types.sequence_classification import SequenceClassification
 
     module("my_rows", example("rows"), monkeypatch)
     figures = load(
@@ -77,8 +77,8 @@ def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from training import metrics
-    from training.predicted import OneLabel
+    from training.evaluation import metrics
+    from training.evaluation.predictions import OneLabel
 
     module("my_metrics", example("metric"), monkeypatch)
     predictions, references = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
@@ -137,9 +137,9 @@ def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
 
 
 def test_the_chapter_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
-    from tasks.runtime.figures import figure
-    from tasks.runtime.refs import Ref
-    from training.metric_names import METRICS
+    from tasks.cache.refs import Ref
+    from tasks.tracking.figures import figure
+    from training.recipe.tables.metrics import METRICS
 
     chapter = README.partition("\n## Evaluate\n")[2].partition("\n## ")[0]
     averages = [name for name in METRICS if name.endswith(("_macro", "_micro", "_weighted", "_samples"))]

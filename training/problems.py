@@ -116,7 +116,7 @@ def mistake_in(module: str, error: BaseException) -> UserError | None:
         return None
     told = traceback.format_exception_only(error)[-1].strip()
     message = f"`{place.name}` failed in {place.filename} line {place.lineno}: {told}"
-    return UserError([Problem(kind="recipe", where="kind", message=message)])
+    return UserError([Problem(kind="recipe", where="task", message=message)])
 
 
 def _of_machine(error: BaseException) -> bool:

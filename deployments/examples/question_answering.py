@@ -1,4 +1,4 @@
-"""Extractive question answering: where in a text a question is answered. A kind of task from outside of the project.
+"""Extractive question answering: where in a text a question is answered. A task type from outside of the project.
 
 A row of the data set        {"question": "Who wrote it?", "context": "Ada wrote it in 1843.",
                               "answers": {"text": ["Ada"], "answer_start": [0]}}
@@ -11,7 +11,7 @@ the model answers with       logits (B, 2, T): how likely the answer begins with
 
 `answers` are those of SQuAD: texts, and the character of the context with which each begins. The first one is learnt;
 the one that is nearest to the prediction counts when that is judged. Named in a recipe as
-`kind: question_answering:ExtractiveQA`; training/README.md writes this file step by step.
+`task: question_answering:ExtractiveQA`; training/README.md writes this file step by step.
 
 B rows of a batch (windows), T tokens, N rows of a split.
 """
@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from training.kinds.base import Column, Kind
-from training.predicted import Predicted
+from training.evaluation.predictions import Predicted
+from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,18 +40,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
-    from training.batching import PadToLongest, TokenRows
-    from training.evaluating import Batch
-    from training.features import Features
-    from training.tokens import Encoder
+    from training.batching.batches import Batch, PadToLongest, TokenRows
+    from training.tokenization.encoder import Encoder
+    from training.tokenization.features import Features
 
 
-class ExtractiveQA(Kind):
+class ExtractiveQA(TaskType):
     """A stretch of the context a question."""
 
     # What it wants, and what it is called
 
-    class Options(Kind.Options):
+    class Options(TaskType.Options):
         stride: int = Field(default=32, ge=0)
         """Tokens of a long context that a window has in common with the one before."""
         max_answer_tokens: int = Field(default=30, ge=1)
@@ -69,7 +68,7 @@ class ExtractiveQA(Kind):
     }
     checks: ClassVar = {"answers": "error", "answer_start": "error"}
     auto_class = "AutoModelForQuestionAnswering"
-    task = "question-answering"
+    hub_task = "question-answering"
     pipeline = False  # transformers has none any more
     does = "Finds the answer to a question in a {text}"
     metrics: ClassVar = ("f1", "exact_match")
@@ -105,8 +104,8 @@ class ExtractiveQA(Kind):
         begins. Where rows have answers, also `label`, and the answers as they are written: `reference`."""
         import pyarrow as pa
 
-        from training.features import Features, of_lengths
-        from training.windows import windows
+        from training.tokenization.features import Features, of_lengths
+        from training.tokenization.windows import windows
 
         contexts = rows.column("context").to_pylist()
         cut = windows(encoder, rows.column("question").to_pylist(), contexts, self.options.stride)
@@ -131,7 +130,7 @@ class ExtractiveQA(Kind):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         """Pads to the longest window."""
-        from training.batching import PadToLongest
+        from training.batching.batches import PadToLongest
 
         pad = PadToLongest(tokenizer, multiple)
         pad.fill["context"] = 0

@@ -3,8 +3,8 @@
 Without options it needs nothing but the project: rows and model are made up. With --data and --model it measures
 on those, and with --peer also against that script, called as
 `SCRIPT --model DIR --data DIR --epochs N --lr F --seed N --batch N --max-length N --out DIR`, whose last line
-is JSON with train_samples_per_second and accuracy. With --sets, each kind of task is trained on real rows, some tens of
-minutes: tests/benchmarks/kinds.py.
+is JSON with train_samples_per_second and accuracy. With --sets, each task type is trained on real rows, some tens of
+minutes: tests/benchmarks/task_types.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.runtime import settings
-from tests.benchmarks import checkpoints, kill, kinds, orchestration, peer, rows, step, tokenization, unchanged
+from tasks.cache import settings
+from tests.benchmarks import checkpoints, kill, orchestration, peer, rows, step, task_types, tokenization, unchanged
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row, machine, markdown
 
@@ -32,7 +32,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "unchanged": unchanged.measure,
     "checkpoints": checkpoints.measure,
     "kill": kill.measure,
-    "kinds": kinds.measure,
+    "task-types": task_types.measure,
 }
 
 

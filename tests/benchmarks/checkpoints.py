@@ -6,7 +6,7 @@ import statistics
 
 from tests.benchmarks.subject import Subject, run, training_argv
 from tests.benchmarks.table import Row
-from training.protocol import CHECKPOINTS, EVENTS, read_events
+from training.jobs.protocol import CHECKPOINTS, EVENTS, read_events
 from training.recipe import Training
 
 OFTEN_S = 8.0

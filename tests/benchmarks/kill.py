@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime import launch
+from tasks.jobs import launch
 from tests.benchmarks.subject import Subject, training_argv, training_environment
 from tests.benchmarks.table import Row
-from training.processes import descendants, send
-from training.protocol import EVENTS, read_events
+from training.jobs.processes import descendants, send
+from training.jobs.protocol import EVENTS, read_events
 
 ROUNDS = 3
 BUDGETS_S = {1: 15.0, 2: 20.0}

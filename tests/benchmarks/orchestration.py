@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime import services
-from tasks.runtime.embedded import ensure_prefect_server
+from tasks.prefect import servers
+from tasks.prefect.embedded import ensure_prefect_server
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import finetune, write_project
 from tests.machine import Machine, wait_until
-from training.protocol import EVENTS
+from training.jobs.protocol import EVENTS
 
 COMPLETED = "recipes/small/completed.json"
 END_WITHIN_S = 600.0
@@ -130,7 +130,7 @@ def run_project(file: Path, home: Path, *arguments: str) -> Ran:
     """Runs the recipe as a person would. Raises RuntimeError where it fails."""
     out, server = file.with_suffix(".json"), ensure_prefect_server()
     began = time.monotonic()
-    login = {"PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": services.auth_string()}
+    login = {"PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": servers.auth_string()}
     done = finetune(home, "run", str(file), "--json", str(out), *arguments, **login)
     wall_s = time.monotonic() - began
     if done.returncode != 0:

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 
 from tests.benchmarks.subject import MAX_TOKENS, Subject, peak_mib
 from tests.benchmarks.table import Row
-from training.kinds.sequence_classification import SequenceClassification
+from training.data.load_rows import load
 from training.recipe import Data
-from training.rows.load import load
-from training.tokens import tokenize
+from training.task_types.sequence_classification import SequenceClassification
+from training.tokenization.token_files import tokenize
 
 PARQUET_ROWS = 1_000_000
 CSV_BYTES = 300_000_000

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.subject import BATCH_ROWS, Subject, run, training_argv
 from tests.benchmarks.table import Row
-from training.engines import ENGINES
-from training.program import run_program
-from training.protocol import Events, Job
+from training.engine.training_task import ENGINES
+from training.jobs.program import run_program
+from training.jobs.protocol import Events, Job
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.engines import Task
+    from training.engine.training_task import Task
 
 PROGRAM = "tests.benchmarks.step"
 WARM_UP, STEPS, BLOCK = 10, 80, 10
@@ -68,9 +68,10 @@ def _measure(subject: Subject, engine: str) -> list[Row]:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Trains for some steps, each repeated by the bare loop; gives the seconds of each step by both."""
-    from training import fit, model
+    from training.models import loading
+    from training.programs import fit
 
-    model.make_deterministic()
+    loading.make_deterministic()
     task = fit.make_task(job_dir, job, events)
     beside = Beside(raw_step(copy.deepcopy(task.model), task), task)
     {"trainer": by_the_trainer, "accelerate": by_the_loop}[task.training["engine"]](beside)
@@ -172,7 +173,7 @@ def by_the_trainer(beside: Beside) -> None:
     """Trains the task by the engine `trainer`."""
     from transformers import TrainerCallback
 
-    from training.trainer import make_trainer
+    from training.engine.trainer import make_trainer
 
     trainer = make_trainer(beside.task)
 
@@ -197,7 +198,7 @@ def by_the_trainer(beside: Beside) -> None:
 
 def by_the_loop(beside: Beside) -> None:
     """Trains the task by the engine `accelerate`."""
-    from training.loop import Loop
+    from training.engine.loop import Loop
 
     class Watched(Loop):
         def step(self, batches: Any) -> Any:

@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.runtime.hardware import mixed_precision, visible_gpus
-from tasks.runtime.launch import accelerate_argv, accelerate_environment, python_argv, require_finished, run_job
-from training.kinds.sequence_classification import SequenceClassification
-from training.protocol import OUTPUT, Job
+from tasks.jobs.hardware import mixed_precision, visible_gpus
+from tasks.jobs.launch import accelerate_argv, accelerate_environment, python_argv, require_finished, run_job
+from training.data.load_rows import load
+from training.jobs.protocol import OUTPUT, Job
 from training.recipe import Compute, Data, Training
-from training.rows.load import load
-from training.tokens import tokenize
+from training.task_types.sequence_classification import SequenceClassification
+from training.tokenization.token_files import tokenize
 
 KIND = "sequence-classification"
 ROWS = {"train": 6_920, "validation": 872}  # as many as a small real data set has
@@ -76,8 +76,8 @@ class Subject:
             return {"model": self.own_model, "tokenizer": self.own_model}
         job = self.folder / "jobs" / "scratch"
         settings = {"config": CONFIG, "seed": 0, "texts": ["text"], "writes": False}
-        write_job(job, "training.scratch", settings, {"data": self.loaded})
-        run(job, python_argv("training.scratch"))
+        write_job(job, "training.programs.create_model", settings, {"data": self.loaded})
+        run(job, python_argv("training.programs.create_model"))
         return {name: job / OUTPUT / name for name in ("model", "tokenizer")}
 
     @cached_property
@@ -91,11 +91,13 @@ class Subject:
         """Of the training split."""
         return int(json.loads((self.tokens / "log" / "report.json").read_text())["rows"]["train"])
 
-    def training_job(self, name: str, program: str = "training.fit", num_processes: int = 1, **training: Any) -> Path:
+    def training_job(
+        self, name: str, program: str = "training.programs.fit", num_processes: int = 1, **training: Any
+    ) -> Path:
         """A job as the stage fit writes it; `training` changes the recipe's training section."""
         chosen = {"per_device_train_batch_size": BATCH_ROWS // num_processes, **training}
         settings = {
-            "kind": KIND,
+            "task": KIND,
             "labels": json.loads((self.loaded / "labels.json").read_text()),
             "max_length": MAX_TOKENS,
             "training": Training(**chosen).model_dump(mode="json"),
@@ -118,7 +120,7 @@ def write_job(job: Path, program: str, settings: dict[str, Any], inputs: dict[st
     Job(program=program, key=job.name, settings=settings, inputs=paths).write(job)
 
 
-def training_argv(program: str = "training.fit", num_processes: int = 1) -> list[str]:
+def training_argv(program: str = "training.programs.fit", num_processes: int = 1) -> list[str]:
     """The command by which the stage fit launches its program."""
     return accelerate_argv(
         program,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tasks.runtime.hardware import mixed_precision
+from tasks.jobs.hardware import mixed_precision
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from tests.benchmarks.subject import MAX_TOKENS, Subject, peak_mib
 from tests.benchmarks.table import Row
-from training.ipc import BLOCK_ROWS, ipc_reader, ipc_writer
-from training.kinds.sequence_classification import SequenceClassification
-from training.tokens import load_encoder, tokenize
+from training.data.arrow_files import BLOCK_ROWS, ipc_reader, ipc_writer
+from training.task_types.sequence_classification import SequenceClassification
+from training.tokenization.encoder import load_encoder
+from training.tokenization.token_files import tokenize
 
 FEW = 100_000
 ROUNDS = 5

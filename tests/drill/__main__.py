@@ -5,10 +5,10 @@
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the supervisor, the launcher or a rank, at an instant drawn from the whole of a run;
 the next run starts at once. What each training ends with must be what the undisturbed run ended with, no process may
-outlive its run, and MLflow must have one closed run a flow run; the oracle (training/oracle.py) looks at what each of
-them restores. Then come the fires of tests/drill/fires.py, and the scenes of tests/drill/scenes.py, which need no
-undisturbed run, by name. The exit status is 1 when anything differed, was left over, or went wrong; then everything
-stays in a temporary folder for a look.
+outlive its run, and MLflow must have one closed run a flow run; the oracle (training/engine/state_check.py) looks at
+what each of them restores. Then come the fires of tests/drill/fires.py, and the scenes of tests/drill/scenes.py, which
+need no undisturbed run, by name. The exit status is 1 when anything differed, was left over, or went wrong; then
+everything stays in a temporary folder for a look.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
 
 def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
     """The kills, and what came of each fire, beside runs that nothing disturbs."""
-    from tasks.runtime import services
-    from tasks.runtime.embedded import ensure_prefect_server
+    from tasks.prefect import servers
+    from tasks.prefect.embedded import ensure_prefect_server
     from tests.drill.fires import FIRES, Fires
     from tests.drill.ground import Ground
     from tests.drill.kills import Kills, random_kills, undisturbed
 
     os.environ["FINETUNE_HOME"] = str(folder / "home-of-the-server")
-    os.environ["PREFECT_API_AUTH_STRING"] = services.auth_string()  # the runs have homes of their own, and share it
+    os.environ["PREFECT_API_AUTH_STRING"] = servers.auth_string()  # the runs have homes of their own, and share it
     ground = Ground(folder, ensure_prefect_server())
     whole, homes = {}, {}
     for way in options.ways:

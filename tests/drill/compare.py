@@ -11,8 +11,8 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks.runtime.connection import FLOW_RUN_TAG
-from training.protocol import read_events
+from tasks.tracking.connection import FLOW_RUN_TAG
+from training.jobs.protocol import read_events
 
 Curve = dict[str, list[tuple[int, float]]]
 

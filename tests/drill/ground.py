@@ -15,7 +15,7 @@ from typing import Any
 import training
 from flows.pipeline import STAGES
 from tests.flows.small import command, environment, write_project
-from training.processes import descendants, die_with_parent
+from training.jobs.processes import descendants, die_with_parent
 
 ROOT = Path(training.__path__[0]).parent
 MARK = "FINETUNE_DRILL"
@@ -149,7 +149,7 @@ def victims(flow: int) -> dict[str, list[int]]:
     """Who of a run is alive, by part: flow, supervisor, launcher, ranks; or program, where nothing launches one."""
     found = {"flow": [flow]}
     for supervisor in descendants(flow):
-        if argv(supervisor)[1:3] == ["-m", "training.supervise"]:
+        if argv(supervisor)[1:3] == ["-m", "training.jobs.supervise"]:
             found["supervisor"] = [supervisor]
             below = {pid: argv(pid) for pid in descendants(supervisor)}
             launched = [pid for pid, words in below.items() if "accelerate.commands.launch" in words]

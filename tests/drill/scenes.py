@@ -16,8 +16,8 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flows.tables import aligned
-from tasks.runtime.connection import FLOW_RUN_TAG
+from flows.reports.tables import aligned
+from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.fires import Broken, require
 from tests.drill.services import kill_services
 from tests.flows.small import write_project, write_rows

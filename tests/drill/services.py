@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from mlflow import MlflowClient
 
-from flows.tables import aligned
-from tasks.runtime.connection import FLOW_RUN_TAG
+from flows.reports.tables import aligned
+from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.compare import curve_of, tracking_faults
 from tests.drill.fires import require
 from tests.drill.ground import argv
@@ -77,7 +77,7 @@ def worker(training: Training) -> tuple[str, str]:
 
 def prefect(training: Training) -> tuple[str, str]:
     """The run goes on without it."""
-    training.kill("tasks.programs.prefect_server")
+    training.kill("tasks.prefect.prefect_server")
     time.sleep(2)  # for the worker to notice
     seconds = 2 + wait_until(training.all_answer, BACK_WITHIN_S)
     return f"it is back after {seconds:.0f} s", ""
@@ -93,7 +93,7 @@ def mlflow(training: Training) -> tuple[str, str]:
 
 def keeper(training: Training) -> tuple[str, str]:
     """All that it keeps ends with it, the run too."""
-    training.kill("tasks.programs.keeper")
+    training.kill("tasks.services.process_manager")
     seconds = wait_until(lambda: not of_home(training.machine.home))
     training.machine.up()
     wait_until(training.is_in("Crashed"), CRASHED_WITHIN_S)

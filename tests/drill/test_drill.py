@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.jobs import TRIES
+from tasks.jobs.child import TRIES
 from tests.drill import kills as killing
 from tests.drill import watch as watching
 from tests.drill.compare import Left
@@ -19,7 +19,7 @@ from tests.drill.ground import MARK, Ground, Run
 from tests.drill.kills import Kills, Planned, Training, Undisturbed, not_to_be_given_up, plan
 from tests.drill.report import summary
 from tests.drill.watch import Watch
-from training.processes import SUPERVISOR
+from training.jobs.processes import SUPERVISOR
 
 
 def asleep(number: int, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.drill.ground import MARK, Run, argv
-from training.processes import SUPERVISOR, send, variable
+from training.jobs.processes import SUPERVISOR, send, variable
 
 GONE_WITHIN_S = 5.0
 

@@ -48,7 +48,7 @@ def write_project(folder: Path) -> Path:
     write_rows(folder / "validation.csv", 60, seed=2)
     recipe: dict[str, Any] = {
         "name": "small",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": str(folder), "text": ["text"], "label": "label"},
         "model": {
             "source": "scratch",
@@ -81,7 +81,7 @@ def write_project(folder: Path) -> Path:
 
 def command(*arguments: str) -> list[str]:
     """The command line of `finetune`."""
-    return [sys.executable, "-c", "from flows.commands.main import start; start()", *arguments]
+    return [sys.executable, "-c", "from flows.cli.main import start; start()", *arguments]
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.flows.small import command, environment
 from tests.machine import Machine, of_home, wait_until
-from training.processes import LINUX
+from training.jobs.processes import LINUX
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which processes belong to a home")
 

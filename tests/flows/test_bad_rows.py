@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from flows.commands.main import main
+from flows.cli.main import main
 
 TRAIN = "text,label\none,a\ntwo,b\n"
 VALID = "text,label\nthree,a\nfour,b\n"
@@ -360,7 +360,7 @@ def write(case: Case, folder: Path) -> Path:
             (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     recipe = {
         "name": "bad",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": case.source, "path": ".", "text": ["text"], "label": "label", **case.data},
         "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
     }

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.main import main
+from flows.cli.main import main
 from tests.flows.small import environment, finetune, write_project
 from tests.hub.server import Hub
-from training.scratch import train_wordpiece
+from training.programs.create_model import train_wordpiece
 
 ROOT = Path(__file__).parents[2]
 BAD = "text,label\ngood film,pos\ngood film,pos\n,pos\nbad film,\n"
@@ -91,7 +91,7 @@ def test_a_recipe_that_publishes_uncompared_and_without_a_token_is_warned_by_che
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("flows.commands.plan.needs", lambda *inputs: [])
+    monkeypatch.setattr("flows.cli.plan.needs", lambda *inputs: [])
     hub = ["--set", "release.hub={repo: me/thing, license: mit}", "--set", "release.registry=null"]
     for command in ("check", "plan"):
         assert main([command, str(file), *hub]) == 0
@@ -218,7 +218,7 @@ def test_ctrl_c_and_sigterm_leave_nothing_behind(
 def test_neither_torch_nor_a_tracker_nor_a_server_is_needed(file: Path, home: Path) -> None:
     heavy = "'torch', 'transformers', 'datasets', 'evaluate', 'prefect', 'mlflow', 'matplotlib'"
     program = (
-        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]);"
+        "import sys; from flows.cli.main import main; code = main(sys.argv[1:]);"
         f"print(*{{m.split('.')[0] for m in sys.modules}} & {{{heavy}}}, file=sys.stderr); sys.exit(code)"
     )
     argv = [sys.executable, "-c", program, "check", str(file)]
@@ -243,7 +243,7 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     (file.parent / "train.csv").write_text(DOUBLED)
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (40, 70))
-    argv = [sys.executable, "-c", "from flows.commands.main import start; start()", "check", str(file)]
+    argv = [sys.executable, "-c", "from flows.cli.main import start; start()", "check", str(file)]
     # Programs that run tests set a width of their own, which would count for more than the terminal's.
     env = environment(home, PYTHONPATH=str(ROOT), COLUMNS="")
     run = subprocess.Popen(argv, env=env, cwd=file.parent, stdout=theirs, stderr=subprocess.DEVNULL)
@@ -264,7 +264,7 @@ def test_rows_of_a_kind_without_labels_are_shown_without_a_table_of_them(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path / "model")
-    asked = ["kind=tests.training.rows.kinds:Lines", "data.label=null"]
+    asked = ["task=tests.training.rows.task_types:Lines", "data.label=null"]
     asked += [f"model={{source: folder, path: {tmp_path / 'model'}}}"]
     assert check(file, *(word for one in asked for word in ("--set", one))) == 0
     head, train, validation, blank, note, *_ = capsys.readouterr().out.splitlines()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.commands.main import main
-from flows.terminal import Quiet
+from flows.cli.main import main
+from flows.reports.lines import Quiet
 from tests.flows.small import command, environment, write_project
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.commands.main import main
-from tasks.runtime import untold
-from tasks.runtime.doctor import Finding, examine
-from tasks.runtime.outbox import Outbox
+from flows.cli.main import main
+from tasks.prefect import pending_states
+from tasks.services.doctor import Finding, examine
+from tasks.tracking.outbox import Outbox
 from tests.servers import closed_port
 
 TOKEN = "hf_never_told"
@@ -51,7 +51,7 @@ def test_each_problem_comes_with_what_to_do_and_the_exit_code_is_one(
     (home / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"\1" * 5000)
     (home / "locks").mkdir()
     monkeypatch.setattr("importlib.metadata.requires", lambda name: ["prefect<3", "nowhere>=1", "absent; extra=='x'"])
-    monkeypatch.setattr("tasks.runtime.doctor.PREFECT_PORT", port := closed_port())
+    monkeypatch.setattr("tasks.services.doctor.PREFECT_PORT", port := closed_port())
     away = f"http://127.0.0.1:{closed_port()}/api"
     with (
         temporary_settings({PREFECT_API_URL: away}),
@@ -123,7 +123,7 @@ def test_what_the_servers_have_not_heard_is_told_but_not_of_a_run_that_goes_on(h
         Outbox(run).put("end", status="FINISHED")
     heard = Outbox("heard")
     heard.mark(heard.waiting()[-1][1])
-    untold.keep("heard", StateType.COMPLETED)
+    pending_states.keep("heard", StateType.COMPLETED)
     with Outbox("goes-on").claimed():
         found = of("unheard")
     assert [(one.level, one.found) for one in found] == [

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from flows.commands.reproduce import _afterword
-from flows.commands.show import _lines
-from tasks.fit import fits_of
-from tasks.reproduction import AsDivided, Difference, differences, figures_beside, other_files, recipe_of
-from tasks.runtime import lineage
-from tasks.runtime.refs import Pins, Ref
-from tasks.runtime.stage import Row
+from flows.cli.main import main
+from flows.cli.reproduce import _afterword
+from flows.cli.show import _lines
+from tasks.cache.refs import Pins, Ref
+from tasks.cache.stage import Row
+from tasks.registry import lineage
+from tasks.stages.fit import fits_of
+from tasks.stages.reproduction import AsDivided, Difference, differences, figures_beside, other_files, recipe_of
 from tests.flows.small import FinishedRun, finetune
-from training.protocol import sha256
+from training.jobs.protocol import sha256
 from training.recipe import load
 
 
@@ -137,14 +137,14 @@ def test_each_ingredient_that_differs_is_named_with_both_values(record: dict[str
     machine = {name: record["circumstances"][name] for name in ("device", "threads")}
     assert differences(record, pins, machine) == []
     torch = record["libraries"]["torch"]
-    digest = record["code"]["files"]["training/fit.py"]
+    digest = record["code"]["files"]["training/programs/fit.py"]
     record["libraries"] |= {"torch": "1.0", "gone-library": "2.0"}
-    record["code"]["files"] |= {"training/fit.py": "0" * 64, "my_engine.py": "1" * 64}
+    record["code"]["files"] |= {"training/programs/fit.py": "0" * 64, "my_engine.py": "1" * 64}
     found = differences(record, pins.model_copy(update={"data_fingerprint": "second"}), {**machine, "device": "Z80"})
     assert [tuple(one) for one in found] == [
         ("library torch", "1.0", torch),
         ("library gone-library", "2.0", "none"),
-        ("code training/fit.py", "0" * 12, digest[:12]),
+        ("code training/programs/fit.py", "0" * 12, digest[:12]),
         ("code my_engine.py", "1" * 12, "none"),
         ("device", machine["device"], "Z80"),
         ("rows' fingerprint", "none", "second"),

@@ -20,9 +20,9 @@ from prefect.events import emit_event
 from prefect.runtime import flow_run
 from prefect.states import Completed, Running
 
-from flows.commands.main import main
-from flows.report import verdict_event
-from tasks.runtime import automations, events
+from flows.cli.main import main
+from flows.reports.result import verdict_event
+from tasks.prefect import automations, events
 from tests.flows.small import write_project
 from tests.machine import wait_until
 from training.recipe import load

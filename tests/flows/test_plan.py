@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from flows.changes import nothing_changed
-from flows.commands.main import main
+from flows.cli.main import main
 from flows.pipeline import pipeline
-from tasks import estimate
-from tasks.runtime.looking import Looking
+from tasks.cache.planner import Looking
+from tasks.stages import training_estimate
 from tests.flows.small import FinishedRun, command, environment, write_project
-from training.protocol import Outcome
+from training.jobs.protocol import Outcome
 from training.recipe import load, parse_set
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     said = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens an epoch; about .* of disk\n"
     assert re.search(said, printed)
 
-    monkeypatch.setattr(estimate, "run_job", None)
+    monkeypatch.setattr(training_estimate, "run_job", None)
     asked = ["plan", str(project), "--set", "training.learning_rate=1e-4", "--show-launch"]
     assert main(asked) == 0
     printed = capsys.readouterr().out
@@ -123,14 +123,14 @@ def test_what_training_needs_is_found_anew_after_an_edit_of_the_users_code_or_wh
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(estimate, "run_job", run_job)
+    monkeypatch.setattr(training_estimate, "run_job", run_job)
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "my_losses_to_come.py"
     for change, times in (("A = 1", 1), ("A = 1", 2), ("A = 1", 2), ("A = 20", 3)):
         mine.write_text(change)
         plan(capsys, project, "--set", "training.loss=my_losses_to_come:hinge")
         assert len(ran) == times
-    monkeypatch.setattr(estimate, "write_atomically", full)
+    monkeypatch.setattr(training_estimate, "write_atomically", full)
     mine.write_text("A = 300")
     assert "fit" in plan(capsys, project, "--set", "training.loss=my_losses_to_come:hinge") and len(ran) == 4
 
@@ -218,7 +218,7 @@ def test_planning_stores_nothing(
 
 def test_how_training_is_launched_is_shown_without_loading_torch(finished: FinishedRun) -> None:
     program = (
-        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]);"
+        "import sys; from flows.cli.main import main; code = main(sys.argv[1:]);"
         "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'prefect'}), file=sys.stderr)"
     )
     sets = [word for field in ("strategy=fsdp", "num_processes=2") for word in ("--set", f"compute.{field}")]
@@ -268,7 +268,10 @@ def test_a_moved_checkout_a_reformat_and_an_edit_of_the_runtime_change_nothing(
 ) -> None:
     moved = checkout(tmp_path)
     assert plan_from(moved, finished) == {}
-    for name, line in (("training/tokens.py", "# a comment\n"), ("tasks/runtime/launch.py", "CHANGED = True\n")):
+    for name, line in (
+        ("training/tokenization/encoder.py", "# a comment\n"),
+        ("tasks/jobs/launch.py", "CHANGED = True\n"),
+    ):
         module = moved / name
         module.write_text(module.read_text() + "\n\n" + line)
     assert plan_from(moved, finished) == {}
@@ -279,4 +282,4 @@ def test_one_line_of_a_stages_helper_is_noticed_and_named(finished: FinishedRun,
     module = moved / "training" / "tokens.py"
     module.write_text(module.read_text() + "\nCHANGED = True\n")
     reasons = plan_from(moved, finished)
-    assert reasons == {"tokenize": "training/tokens.py changed"}
+    assert reasons == {"tokenize": "training/tokenization/encoder.py changed"}

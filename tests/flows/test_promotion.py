@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from tasks.runtime.champions import fetched
-from tasks.runtime.connection import connect
-from tasks.runtime.refs import Champion
-from tasks.runtime.stage import Work
+from flows.cli.main import main
+from tasks.cache.refs import Champion
+from tasks.cache.stage import Work
+from tasks.registry.champions import fetched
+from tasks.tracking.connection import connect
 from tests.flows.small import FinishedRun, finetune, write_project
 from training.problems import UserError
 

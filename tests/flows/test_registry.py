@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows.commands.main import main
+from flows.cli.main import main
 from tests.flows.small import FinishedRun, finetune
 from tests.servers import Server
 

@@ -19,12 +19,12 @@ from prefect.states import AwaitingRetry, Cancelled, Pending
 
 from flows import retrain
 from flows.changes import changes, nothing_changed
-from flows.commands.main import main
+from flows.cli.main import main
 from flows.pipeline import pipeline
-from tasks.resolve import pins_file
-from tasks.runtime.history import History
-from tasks.runtime.looking import Foreseen, Looking
-from tasks.runtime.refs import Pins
+from tasks.cache.history import History
+from tasks.cache.planner import Foreseen, Looking
+from tasks.cache.refs import Pins
+from tasks.stages.resolve import pins_file
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
 from training.recipe import load, parse

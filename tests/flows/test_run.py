@@ -19,14 +19,16 @@ import pytest
 import yaml
 
 from flows import finetune as flow
-from flows.commands import run as command_run
-from flows.commands.main import main
-from tasks.runtime import settings, tracking, untold
-from tasks.runtime.connection import MlflowFailed
-from tasks.runtime.outbox import OUTBOX
+from flows.cli import run as command_run
+from flows.cli.main import main
+from tasks.cache import settings
+from tasks.prefect import pending_states
+from tasks.tracking import mlflow_run
+from tasks.tracking.connection import MlflowFailed
+from tasks.tracking.outbox import OUTBOX
 from tests.flows.small import FinishedRun, command, environment, finetune, states, write_project
 from tests.servers import closed_port
-from training.protocol import sha256
+from training.jobs.protocol import sha256
 from training.recipe import parse
 
 STAGES = [
@@ -127,7 +129,7 @@ def test_a_second_run_says_that_nothing_changed_without_loading_what_it_does_not
     finished: FinishedRun, tmp_path: Path
 ) -> None:
     program = (
-        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]);"
+        "import sys; from flows.cli.main import main; code = main(sys.argv[1:]);"
         "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'datasets', 'evaluate',"
         " 'prefect', 'mlflow', 'pyarrow'}), file=sys.stderr); sys.exit(code)"
     )
@@ -349,7 +351,7 @@ def run_flow(
 ) -> Callable[[], dict[str, Any]]:
     """Runs the flow as `finetune run` does, in this process, with an MLflow that is down; gives its result."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
-    monkeypatch.setattr(tracking, "DEAD_WAIT_S", 0.1)
+    monkeypatch.setattr(mlflow_run, "DEAD_WAIT_S", 0.1)
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     recipe = parse(file["deployments"][0]["parameters"]["recipe"])
     # Followers stay in the context in which they are set.
@@ -414,9 +416,9 @@ def test_what_the_prefect_server_missed_is_promised_to_the_next_run_that_runs_a_
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)
-    monkeypatch.setattr(untold, "server_answers", lambda: False)
+    monkeypatch.setattr(pending_states, "server_answers", lambda: False)
     result = run_flow()
-    assert result["state"] == "completed" and untold.waits(result["flow_run_id"])
+    assert result["state"] == "completed" and pending_states.waits(result["flow_run_id"])
     assert "The next run that runs a stage tells it" in result["warnings"][-1]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from tasks.runtime.connection import FLOW_RUN_TAG, connect
-from tasks.runtime.outbox import Outbox
+from flows.cli.main import main
+from tasks.tracking.connection import FLOW_RUN_TAG, connect
+from tasks.tracking.outbox import Outbox
 from tests.flows.small import FinishedRun
 
 

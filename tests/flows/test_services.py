@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.runtime.events import VERDICT
+from tasks.prefect.events import VERDICT
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun, finetune
 from tests.machine import Machine, of_home, wait_until
-from training.processes import LINUX, variable
+from training.jobs.processes import LINUX, variable
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which processes belong to a home")
 

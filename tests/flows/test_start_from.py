@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
+from flows.cli.main import main
 from flows.pipeline import pipeline
 from flows.retrain import retrain
-from tasks.runtime import store
-from tasks.runtime.connection import connect
-from tasks.runtime.looking import Looking
+from tasks.cache import store
+from tasks.cache.planner import Looking
+from tasks.tracking.connection import connect
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
 from training.recipe import load, parse
@@ -79,9 +79,9 @@ def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no
 def test_of_a_champion_that_is_not_in_the_store_the_weights_are_fetched_and_one_that_is_gone_is_told(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.model import load_model
-    from tasks.resolve import pin
-    from tasks.runtime.stage import Work
+    from tasks.cache.stage import Work
+    from tasks.stages.load_model import load_model
+    from tasks.stages.resolve import pin
 
     home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
     monkeypatch.setenv("FINETUNE_HOME", str(home))

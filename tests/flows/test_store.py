@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.main import main
-from flows.commands.store import size_told
-from tasks.runtime import keeping, store
-from tasks.runtime.keeping import bytes_on_disk
+from flows.cli.main import main
+from flows.cli.store import size_told
+from tasks.cache import store
+from tasks.registry import garbage_collection
+from tasks.registry.garbage_collection import bytes_on_disk
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact
 
@@ -61,8 +62,8 @@ def test_ctrl_d_at_the_question_removes_nothing_and_no_folder_is_walked_twice(
     closed, walked = io.StringIO(), list[Path]()
     monkeypatch.setattr(closed, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", closed)
-    statuses = keeping._statuses
-    monkeypatch.setattr(keeping, "_statuses", lambda path: walked.append(path) or statuses(path))
+    statuses = garbage_collection._statuses
+    monkeypatch.setattr(garbage_collection, "_statuses", lambda path: walked.append(path) or statuses(path))
     assert main(["store", "--remove"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing was removed."
     assert len(walked) == len(set(walked)) > 10 and store.find("load_data", KEY) is not None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.tables import label_lines, problem_line, problem_lines, split_lines, summary, verdict_lines
-from tasks.runtime.refs import Check, Verdict
+from flows.reports.tables import label_lines, problem_line, problem_lines, split_lines, summary, verdict_lines
+from tasks.cache.refs import Check, Verdict
 from tests.made import BESIDE
 
 

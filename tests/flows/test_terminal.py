@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import terminal
-from tasks.runtime.stage import Row
+from flows.reports import lines as terminal
+from tasks.cache.stage import Row
 
 
 def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,8 +29,8 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
 
 AT_WORK = """
 import sys, time
-from flows.commands.run import _terminal
-from tasks.runtime.stage import Row
+from flows.cli.run import _terminal
+from tasks.cache.stage import Row
 
 shown = _terminal(None, quiet=False)
 try:

@@ -18,11 +18,11 @@ from mlflow.entities import Run
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.runtime.outbox import Outbox
+from tasks.tracking.outbox import Outbox
 from tests.flows.small import FinishedRun, command, environment, finetune, states
 from tests.servers import Server, mlflow_server, prefect_server
-from training.processes import send
-from training.protocol import read_events
+from training.jobs.processes import send
+from training.jobs.protocol import read_events
 
 # Less than one call that waits for Prefect's server to come back, or for two answers of MLflow's.
 NO_TIME_LOST_S = 30

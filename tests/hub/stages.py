@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tasks.data import load_data
-from tasks.model import load_model
-from tasks.resolve import pin
-from tasks.runtime import store
-from tasks.runtime.settings import prepare_environment
-from tasks.runtime.stage import Work
+from tasks.cache import store
+from tasks.cache.settings import prepare_environment
+from tasks.cache.stage import Work
+from tasks.stages.load_data import load_data
+from tasks.stages.load_model import load_model
+from tasks.stages.resolve import pin
 from tests.flows.small import environment
 from training.problems import UserError
 from training.recipe import parse

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from tasks.runtime.push import Place, push
+from tasks.hub.push import Place, push
 from tests.hub.server import CUT, Hub
 
 NAME = "tester/thing"
@@ -161,7 +161,7 @@ def test_datasets_and_transformers_read_what_is_there_and_a_pushed_model_answers
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    from training.scratch import create, save_tokenizer, train_wordpiece
+    from training.programs.create_model import create, save_tokenizer, train_wordpiece
 
     tokenizer = train_wordpiece(lambda: iter(["good film", "bad film"]), 60)
     save_tokenizer(tokenizer, 32, tmp_path / "model")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from tasks.resolve import resolve
-from tasks.runtime.stage import Work
+from tasks.cache.stage import Work
+from tasks.stages.resolve import resolve
 from tests.hub.server import Hub
-from training import metrics
-from training.metrics import hub as metrics_of_the_hub
-from training.predicted import OneLabel
+from training.evaluation import metrics
+from training.evaluation.metrics import pinned as metrics_of_the_hub
+from training.evaluation.predictions import OneLabel
 from training.problems import UserError
 from training.recipe import parse
 
@@ -80,8 +80,8 @@ def test_a_metric_is_that_of_its_commit_and_of_no_other_file(hub: Hub, monkeypat
     assert metrics.compute([f"hub:me/errors@{first}"], ROWS) == {"errors": 1.0}
     for offline, mend in ((False, "check the network"), (True, "unset HF_HUB_OFFLINE")):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        kind, said = refused(f"hub:me/errors@{'f' * 40}")
-        assert kind == "network" and said.endswith(f"{mend}, then run the same command again.")
+        task, said = refused(f"hub:me/errors@{'f' * 40}")
+        assert task == "network" and said.endswith(f"{mend}, then run the same command again.")
 
 
 def test_what_is_no_metric_of_the_hub_is_told(hub: Hub) -> None:
@@ -97,8 +97,8 @@ def test_what_is_no_metric_of_the_hub_is_told(hub: Hub) -> None:
         f"me/empty@{'f' * 40}": "'hub:{}': there is no such commit of me/empty.",
     }
     for name, message in reasons.items():
-        kind, said = refused(f"hub:{name}")
-        assert kind == "metrics" and said.startswith(message.format(name)), said
+        task, said = refused(f"hub:{name}")
+        assert task == "metrics" and said.startswith(message.format(name)), said
 
 
 def test_a_run_fetches_them_when_it_begins_for_its_jobs_have_no_network(
@@ -108,7 +108,7 @@ def test_a_run_fetches_them_when_it_begins_for_its_jobs_have_no_network(
     (tmp_path / "train.csv").write_text("text,label\na,1\nb,0\n")
     recipe = {
         "name": "small",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": str(tmp_path / "train.csv"), "text": ["text"], "label": "label"},
         "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
         "evaluation": {"metrics": [name, f"hub:me/none@{'a' * 40}"], "allow_remote_code": True},

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from tasks.card import card, description
-from tasks.publish import publish
-from tasks.runtime.refs import Comparison, HubPin, Pins, Ref, Verdict, Version
-from tasks.runtime.stage import Work
+from tasks.cache.refs import Comparison, HubPin, Pins, Ref, Verdict, Version
+from tasks.cache.stage import Work
+from tasks.registry.model_card import card, description
+from tasks.stages.publish import publish
 from tests.hub.server import Hub
 from tests.kept import group
 from tests.made import LABELS, artifact, predictions
@@ -48,7 +48,7 @@ def recipe(**changes: Any) -> Recipe:
     return parse(
         {
             "name": "reviews",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"source": "hub", "path": ROWS, "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": BASE},
             "training": {"learning_rate": 3e-5},
@@ -133,7 +133,7 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert again == first and [asked for asked in hub.requests if not asked.startswith("GET")] == []
 
     token = next(iter(hub._tokens)).encode()
-    assert any(b"tasks.programs.publish" in line for line in watched.seen)
+    assert any(b"tasks.hub.publish_model" in line for line in watched.seen)
     assert [line for line in watched.seen if token in line] == []
     stored = [path for path in home.rglob("*") if path.is_file()]
     assert len(stored) > 10 and [path for path in stored if token in path.read_bytes()] == []

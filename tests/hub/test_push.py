@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tasks.runtime.push import Place, Pushed, connected, publishing_problems, push
-from tasks.runtime.settings import ACCESS_TOKENS
+from tasks.cache.settings import ACCESS_TOKENS
+from tasks.hub.push import Place, Pushed, connected, publishing_problems, push
 from tests.hub.server import CUT, Hub
+from training.models.repository_files import part_of
 from training.problems import NETWORK, UserError
 from training.recipe import parse
-from training.snapshot import part_of
 
 NAME = "tester/thing"
 PUBLISHED = {
     "name": "thing",
-    "kind": "sequence-classification",
+    "task": "sequence-classification",
     "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
     "model": {"source": "hub", "path": "me/model"},
     "release": {"registry": "thing", "hub": {"repo": NAME, "license": "mit"}},
@@ -180,7 +180,10 @@ def test_an_answer_that_the_hub_is_out_of_order_is_not_taken_for_the_networks(hu
 def test_a_token_that_may_not_write_is_told(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in (hub.token(write=False), "hf_wrong"):
         told = problem(hub, folder, token=token)
-        assert (told.kind, told.where) == ("hub", "release.hub.repo") and "set HF_TOKEN to one that may" in told.message
+        assert (told.kind, told.where) == (
+            "hub",
+            "release.hub.repo",
+        ) and "set HF_TOKEN to one that may" in told.message
         assert token not in told.message
     hub.repos.clear()
     assert problem(hub, folder, token=hub.token(write=False)).kind == "hub"

@@ -27,7 +27,8 @@ def weights(path: str = "me/model", **model: Any) -> Step:
     return "load_model", {"data": {}, "model": {"path": path, **model}}
 
 
-# What is at fault: the steps, of which the last one fails; then its problem's kind, field, and words of the message.
+# What is at fault: the steps, of which the last one fails; then its problem's task type, field, and words of the
+# message.
 FAULTS: dict[str, tuple[list[Step], str, str, list[str]]] = {
     "no such configuration": (
         [rows(config="sst3")],
@@ -109,7 +110,7 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> Came:
 
 
 def _make_repos(hub: Hub) -> dict[tuple[str, str], str]:
-    """Kind and name of each repository to its commit."""
+    """TaskType and name of each repository to its commit."""
     good = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(1000)}
     pickled = {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle"}
     bad = {**sst2_files(), "sst2/train-00000-of-00001.parquet": b"PAR1, and then nothing that belongs to it, PAR1"}
@@ -121,7 +122,7 @@ def _make_repos(hub: Hub) -> dict[tuple[str, str], str]:
     files |= {("model", f"me/{name}"): good for name in ("model", "cut", "once", "gated")}
     files |= {("model", "me/pickled"): pickled}
     closed = {"me/secret": {"private": True}, "me/gated": {"gated": True}}
-    return {(kind, name): hub.repo(kind, name, held, **closed.get(name, {})) for (kind, name), held in files.items()}
+    return {(task, name): hub.repo(task, name, held, **closed.get(name, {})) for (task, name), held in files.items()}
 
 
 def _train_alone() -> dict[str, bytes]:
@@ -135,17 +136,17 @@ def _whole(step: Step, pinned: dict[tuple[str, str], str]) -> Step:
     stage, changes = step
     data = {"source": "hub", "path": "me/rows", "config": "sst2", "text": ["sentence"], "label": "label"}
     data, model = {**data, **changes["data"]}, {"source": "hub", "path": "me/model", **changes["model"]}
-    for kind, section in (("dataset", data), ("model", model)):
+    for task, section in (("dataset", data), ("model", model)):
         if section.get("revision") == PINNED:
-            section["revision"] = pinned[kind, section["path"]]
-    return stage, {"name": "test", "kind": "sequence-classification", "data": data, "model": model}
+            section["revision"] = pinned[task, section["path"]]
+    return stage, {"name": "test", "task": "sequence-classification", "data": data, "model": model}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_goes_wrong_is_told_in_one_message(came: Came, fault: str) -> None:
-    _, kind, where, words = FAULTS[fault]
+    _, task, where, words = FAULTS[fault]
     ((told_kind, told_where, message),) = came.outcomes[fault]
-    assert (told_kind, told_where) == (kind, where), message
+    assert (told_kind, told_where) == (task, where), message
     assert all(word in message for word in words) and "\n" not in message, message
 
 

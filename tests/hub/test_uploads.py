@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from tasks.programs.push_checkpoints import Uploads
-from tasks.runtime.stage import Work
-from tasks.runtime.uploads import uploading
+from tasks.cache.stage import Work
+from tasks.hub.checkpoint_uploads import uploading
+from tasks.hub.push_checkpoints import Uploads
 from tests.hub.server import Hub
-from training import checkpoints
-from training.protocol import CHECKPOINTS, EVENTS, Job, read_events
+from training.engine import checkpoints
+from training.jobs.protocol import CHECKPOINTS, EVENTS, Job, read_events
 from training.recipe import Recipe, parse
 
 NAME = "tester/thing"
@@ -170,7 +170,7 @@ def recipe(which: str) -> Recipe:
     return parse(
         {
             "name": "small",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "folder", "path": "models/small"},
             "release": {"hub": {"repo": NAME, "license": "mit", "checkpoints": which}},

@@ -1,11 +1,11 @@
-"""`make matrix`: every engine and every kind of task with every strategy, and what holds of each, as the README's
+"""`make matrix`: every engine and every task type with every strategy, and what holds of each, as the README's
 tables.
 
     python -m tests.matrix [--only ENGINE|KIND[-STRATEGY[-PROCESSES]] ...]
 
-Each cell is a training of a recipe of tests/kinds.py: engines by the command that the stage fit launches, kinds by
-forks of one process. One training is left alone; another is killed again and again, and must end with the same bytes.
-Where a combination is refused, the table says so. The exit status is 1 where something does not hold.
+Each cell is a training of a recipe of tests/task_types.py: engines by the command that the stage fit launches, task
+types by forks of one process. One training is left alone; another is killed again and again, and must end with the
+same bytes. Where a combination is refused, the table says so. The exit status is 1 where something does not hold.
 
 What came of the cells that were tried is kept in tests/matrix/result.json and shown in the README.
 """
@@ -26,11 +26,11 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", HF_
 def main() -> int:
     """The command line."""
     from tests.benchmarks.table import commit
-    from tests.kinds import make_world
     from tests.matrix.cells import COMBINATIONS, Cell, fill
     from tests.matrix.table import Result
+    from tests.tasks import make_world
 
-    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Engines, kinds and strategies.")
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Engines, task types and strategies.")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="how names of cells may begin")
     only, tried = parser.parse_args().only, commit()
     chosen = [one for one in COMBINATIONS if any(f"{one.name}-".startswith(f"{name}-") or not name for name in only)]
@@ -38,9 +38,9 @@ def main() -> int:
         parser.error(f"there is no such cell: choose from {', '.join(one.name for one in COMBINATIONS)}.")
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="finetune-matrix-") as folder:
-        world = cache(lambda kind: make_world(kind, Path(folder) / kind))
+        world = cache(lambda task: make_world(task, Path(folder) / task))
         for combination in chosen:
-            cells.append(fill(combination, world(combination.kind), Path(folder) / combination.name, tried))
+            cells.append(fill(combination, world(combination.task), Path(folder) / combination.name, tried))
             Result.read().renewed(cells[-1:]).keep()
             told = cells[-1].refused or ", ".join(f"{name}: {found}" for name, found in cells[-1].promises.items())
             print(f"{combination.name}: {told}", flush=True)

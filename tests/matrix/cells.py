@@ -1,4 +1,4 @@
-"""One cell of the matrix: a kind of task, an engine, a strategy and a number of processes, tried by real trainings."""
+"""One cell of the matrix: a task type, an engine, a strategy and a number of processes, tried by real trainings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.hardware import visible_gpus
-from tasks.runtime.launch import accelerate_argv, accelerate_environment, run_job
-from tests import kinds as tiny
+from tasks.jobs.hardware import visible_gpus
+from tasks.jobs.launch import accelerate_argv, accelerate_environment, run_job
+from tests import task_types as tiny
 from tests.training import forks
-from training.engines import ENGINES
-from training.kinds.names import KINDS
+from training.distributed import STRATEGIES
+from training.engine.training_task import ENGINES
+from training.jobs.protocol import OUTPUT, Failure, Job, Outcome
 from training.problems import UserError
-from training.protocol import OUTPUT, Failure, Job, Outcome
 from training.recipe import parse
-from training.strategies import STRATEGIES
+from training.recipe.tables.task_types import TASK_TYPES
 
 OF_ENGINES = "sequence-classification"
-"""The kind with which every engine is tried."""
+"""The task type with which every engine is tried."""
 USUAL_ENGINE = "trainer"
 # 150 rows in 8 batches an epoch, the last of them smaller, and an evaluation with its checkpoint within some epochs.
 TRAINING: dict[str, Any] = {
@@ -37,8 +37,8 @@ KILLS_OF_FORKS = 2
 CHECKPOINTS_A_TRY = 2
 """After so many new checkpoints a rank is killed."""
 GAIN, GAIN_OF_KINDS = 0.5, 0.25
-"""The share of the loss that a training takes away at least: of labels, and of any kind, for tiny models of words learn
-less."""
+"""The share of the loss that a training takes away at least: of labels, and of any task type, for tiny models of words
+learn less."""
 STALL_TIMEOUT_S = 300.0
 forks.END_WITHIN_S = 600.0
 ROUNDING = 1e-4
@@ -49,17 +49,17 @@ ROUNDING = 1e-4
 class Combination:
     """What is tried."""
 
-    kind: str
+    task: str
     engine: str
     strategy: str
     processes: int
     launched: bool
-    """Whether by the command of the stage fit, which is the same for all kinds: else the ranks are forks of one process
-    that has imported everything."""
+    """Whether by the command of the stage fit, which is the same for all task types: else the ranks are forks of one
+    process that has imported everything."""
 
     @property
     def name(self) -> str:
-        first = self.engine if self.launched else self.kind
+        first = self.engine if self.launched else self.task
         return f"{first}-{self.strategy}-{self.processes}"
 
     @property
@@ -69,7 +69,7 @@ class Combination:
 
     @property
     def training(self) -> dict[str, Any]:
-        """What the recipe's section has beside the kind's own."""
+        """What the recipe's section has beside the task type's own."""
         rows = ROWS_A_STEP // 2 // self.processes
         return {**TRAINING, "engine": self.engine, "per_device_train_batch_size": rows}
 
@@ -77,7 +77,7 @@ class Combination:
 WAYS = [(strategy, count) for strategy in STRATEGIES for count in ((1, 2) if strategy == "ddp" else (2,))]
 COMBINATIONS = [
     *(Combination(OF_ENGINES, engine, *way, launched=True) for engine in ENGINES for way in WAYS),
-    *(Combination(kind, USUAL_ENGINE, *way, launched=False) for kind in KINDS for way in WAYS),
+    *(Combination(task, USUAL_ENGINE, *way, launched=False) for task in TASK_TYPES for way in WAYS),
 ]
 
 
@@ -85,7 +85,7 @@ COMBINATIONS = [
 class Cell:
     """What came of a combination: of each promise `yes`, or why it does not hold."""
 
-    kind: str
+    task: str
     engine: str
     strategy: str
     processes: int
@@ -112,7 +112,7 @@ class Cell:
 
 
 def fill(combination: Combination, world: Path, folder: Path, commit: str) -> Cell:
-    """Tries a combination in a folder of its own, on the world of its kind."""
+    """Tries a combination in a folder of its own, on the world of its task type."""
     what = {**asdict(combination), "commit": commit}
     try:
         return _tried(combination, world, folder, what)
@@ -126,7 +126,7 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
     if combination.strategy.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         return Cell(**what, trains="not tried: the extra deepspeed is not installed")
     whole, killed = (
-        tiny.fit_job(combination.kind, world, folder / name, combination.compute, **combination.training)
+        tiny.fit_job(combination.task, world, folder / name, combination.compute, **combination.training)
         for name in ("whole", "killed")
     )
     ended = _launched if combination.launched else _forked
@@ -148,7 +148,7 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
 
 def refusal(combination: Combination, world: Path) -> str:
     """What the recipe says against it; empty where nothing."""
-    recipe = tiny.recipe_of(combination.kind, world / "rows", **combination.training)
+    recipe = tiny.recipe_of(combination.task, world / "rows", **combination.training)
     try:
         parse(recipe | {"compute": combination.compute})
     except UserError as error:
@@ -165,7 +165,9 @@ def _of_the_strategy(failure: Failure) -> str:
 def _launched(combination: Combination, job: Path, kills: int) -> tuple[Outcome, int]:
     """How the job ended, and how many kills it lived through: of one rank and another, each after some checkpoints."""
     use_cpu, lived = not visible_gpus(), 0
-    argv = accelerate_argv("training.fit", num_processes=combination.processes, mixed_precision="no", use_cpu=use_cpu)
+    argv = accelerate_argv(
+        "training.programs.fit", num_processes=combination.processes, mixed_precision="no", use_cpu=use_cpu
+    )
     env = accelerate_environment(num_processes=combination.processes, use_cpu=use_cpu, strategy=combination.strategy)
     while True:
         victim = _Victim(lived % combination.processes, tries_before=lived) if lived < kills else None
@@ -237,10 +239,10 @@ class Exported:
     """The model that a job left, as a person gets it."""
 
     def __init__(self, job: Path, world: Path) -> None:
-        from training import kinds
+        from training import task_types
 
         self.settings, self.folder = Job.read(job).settings, _model(job)
-        self.kind, self._job, self._world = kinds.of(self.settings), job, world
+        self.task_type, self._job, self._world = task_types.of(self.settings), job, world
 
     def files(self) -> str:
         """One safetensors file, its configuration, and the tokenizer's files byte for byte; no pickle."""
@@ -255,19 +257,20 @@ class Exported:
         """Transformers load it without a word, and it is as good as the training said of its best model."""
         import transformers
 
-        from training import evaluating, metrics
-        from training.batching import TokenRows
-        from training.model import load_tokenizer
+        from training.batching.batches import TokenRows
+        from training.engine import inference
+        from training.evaluation import metrics
+        from training.models.loading import load_tokenizer
 
-        loaded = getattr(transformers, self.kind.auto_class).from_pretrained
+        loaded = getattr(transformers, self.task_type.auto_class).from_pretrained
         network, found = loaded(self.folder, output_loading_info=True)
         if any(found[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")):
             return f"no: {found}"
         tokenizer, rows = load_tokenizer(self.folder), TokenRows(self._world / "tokens/validation.arrow")
-        collate = self.kind.collator(tokenizer, 1)
-        answers = evaluating.predict(self.kind, network.eval(), rows, collate, 16, "no")
-        self.stored = self.kind.worded(answers, tokenizer)
-        said = self.kind.predicted(self.stored, self.settings["labels"])
+        collate = self.task_type.collator(tokenizer, 1)
+        answers = inference.predict(self.task_type, network.eval(), rows, collate, 16, "no")
+        self.stored = self.task_type.worded(answers, tokenizer)
+        said = self.task_type.predicted(self.stored, self.settings["labels"])
         figures = metrics.compute(self.settings["metrics"], said)
         if {"loss", "targets"} <= {*answers.column_names}:
             sums = {name: sum(answers[name].to_pylist()) for name in ("loss", "targets")}
@@ -283,17 +286,17 @@ class Exported:
         """Asked about rows as they come, it answers what was stored of its split."""
         import pyarrow as pa
 
-        from training.asking import Asker
-        from training.recipe.columns import asked_of
+        from training.engine.serving import Asker
+        from training.recipe.rules.column_rules import asked_of
 
-        recipe = parse(tiny.recipe_of(self.settings["kind"], self._world / "rows"))
+        recipe = parse(tiny.recipe_of(self.settings["task"], self._world / "rows"))
         shown = [column.name for column in asked_of(recipe).contents]
         with pa.memory_map(str(self._world / "data/validation.arrow")) as file:
             rows = pa.ipc.open_file(file).read_all().select(shown).combine_chunks().to_batches()[0]
-        given = Asker(self.kind, self.folder, self.folder, recipe.tokens.max_length).answers(rows)
-        stored = self.kind.explained(self.stored, self.settings["labels"])
+        given = Asker(self.task_type, self.folder, self.folder, recipe.tokens.max_length).answers(rows)
+        stored = self.task_type.explained(self.stored, self.settings["labels"])
         other = [
-            row for row, both in enumerate(zip(given, stored, strict=True)) if not self.kind.alike(*both, ROUNDING)
+            row for row, both in enumerate(zip(given, stored, strict=True)) if not self.task_type.alike(*both, ROUNDING)
         ]
         if other:
             return f"no: {len(other)} of {len(given)} rows, first {json.dumps(given[other[0]], default=str)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.benchmarks.table import ROOT
 from tests.matrix.cells import COMBINATIONS, WAYS, Cell, Combination
-from training.kinds.names import KINDS
+from training.recipe.tables.task_types import TASK_TYPES
 
 RESULT = Path(__file__).with_name("result.json")
 README = ROOT / "README.md"
@@ -42,7 +42,7 @@ class Result:
         README.write_text(BLOCK.sub(lambda found: found[1] + self.markdown() + found[2], README.read_text()))
 
     def markdown(self) -> str:
-        """A line an engine with a strategy, then a line a kind, each with the commits that were tried."""
+        """A line an engine with a strategy, then a line a task type, each with the commits that were tried."""
         return "\n".join([f"With torch {self.torch}:", "", *self._engines(), "", *self._kinds()])
 
     def _engines(self) -> Iterator[str]:
@@ -55,14 +55,14 @@ class Result:
                 yield _line(cell.engine, cell.strategy, str(cell.processes), *found, cell.commit)
 
     def _kinds(self) -> Iterator[str]:
-        yield _line("kind", *(f"{strategy}, {processes}" for strategy, processes in WAYS), "commit")
+        yield _line("task", *(f"{strategy}, {processes}" for strategy, processes in WAYS), "commit")
         yield "|---|" + "---|" * (len(WAYS) + 1)
         reasons: list[str] = []
-        for kind in KINDS:
-            of_kind = [cell for cell in self.cells if cell.kind == kind and not cell.launched]
+        for task in TASK_TYPES:
+            of_kind = [cell for cell in self.cells if cell.task == task and not cell.launched]
             cells = {(cell.strategy, cell.processes): cell for cell in of_kind}
             told = [_told(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]
-            yield _line(f"`{kind}`", *told, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
+            yield _line(f"`{task}`", *told, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
         if reasons:
             yield ""
         yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
@@ -70,7 +70,7 @@ class Result:
 
 def place(cell: Cell | Combination) -> tuple[object, ...]:
     """Where it stands in the tables."""
-    return cell.kind, cell.engine, cell.strategy, cell.processes, cell.launched
+    return cell.task, cell.engine, cell.strategy, cell.processes, cell.launched
 
 
 def _told(cell: Cell, reasons: list[str]) -> str:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.kinds import TINY, recipe_of
 from tests.matrix.cells import COMBINATIONS
 from tests.matrix.table import BLOCK, README, Result, place
-from training.kinds.names import KINDS
+from tests.tasks import TINY, recipe_of
 from training.recipe import parse
+from training.recipe.tables.task_types import TASK_TYPES
 
 
 def test_the_readme_shows_what_the_last_run_of_each_cell_gave() -> None:
@@ -27,7 +27,7 @@ def test_every_engine_and_every_kind_was_tried_with_every_strategy_and_keeps_its
     assert [cell for cell in cells if not cell.holds] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_a_tiny_recipe(kind: str, tmp_path: Path) -> None:
-    assert kind in TINY, f"give tests/kinds.py a recipe of {kind}, and run make matrix MATRIX='--only {kind}'"
-    assert parse(recipe_of(kind, tmp_path)).kind == kind
+@pytest.mark.parametrize("task", TASK_TYPES)
+def test_every_kind_has_a_tiny_recipe(task: str, tmp_path: Path) -> None:
+    assert task in TINY, f"give tests/task_types.py a recipe of {task}, and run make matrix MATRIX='--only {task}'"
+    assert parse(recipe_of(task, tmp_path)).task == task

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime import settings
+from tasks.cache import settings
 
 
 @pytest.fixture

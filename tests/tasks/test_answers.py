@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from flows.commands import main, predict
-from tasks import answers
-from tasks.answers import Asked, ask_of_file
-from tasks.programs import answer
+from flows.cli import main, predict
+from tasks.registry import ask_model, predict_rows
+from tasks.registry.ask_model import Asked, ask_of_file
+from training.jobs.protocol import Events, Job
 from training.problems import UserError
-from training.protocol import Events, Job
 
-MODEL = Asked("models:/reviews/1", 32, {"kind": "sequence-classification", "options": {}}, {"text": "text"})
+MODEL = Asked("models:/reviews/1", 32, {"task": "sequence-classification", "options": {}}, {"text": "text"})
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), None])
@@ -31,7 +30,7 @@ def test_an_answer_that_is_stopped_leaves_the_file_as_it_was_and_nothing_beside_
             raise error
         return {"rows": 1, "unanswered": 0}
 
-    monkeypatch.setattr(answers, "_run", half)
+    monkeypatch.setattr(ask_model, "_run", half)
     if error is None:
         assert ask_of_file(MODEL, tmp_path / "in.csv", out, lambda _: None)["rows"] == 1
     else:
@@ -43,18 +42,18 @@ def test_an_answer_that_is_stopped_leaves_the_file_as_it_was_and_nothing_beside_
 def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "_asker", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(predict_rows, "_asker", lambda *_: pytest.fail("a model was loaded"))
     good, bad = [{"role": "user", "content": "2 + 2?"}], [{"role": "bot", "content": "4"}]
     file, rows = tmp_path / "in.jsonl", [*[good] * 2100, bad, None, [], *[bad] * 2]
     file.write_text("".join(json.dumps({"spoken": row}) + "\n" for row in rows))
     wrong = "has no conversation ({}) in column 'spoken'"
     by_bot = wrong.format("message 1 is by 'bot', and roles are system, user, assistant")
-    settings = {"kind": "sft", "model": "models:/a/1", "max_length": 9, "columns": {"messages": "spoken"}}
+    settings = {"task": "sft", "model": "models:/a/1", "max_length": 9, "columns": {"messages": "spoken"}}
 
     def told(inputs: dict[str, str], **asked: Any) -> str:
         job = Job(program="p", key="k", settings=settings | asked, inputs=inputs)
         with pytest.raises(UserError) as caught:
-            answer.main(tmp_path, job, Events(tmp_path / "events"))
+            predict_rows.main(tmp_path, job, Events(tmp_path / "events"))
         return str(caught.value)
 
     of_file = told({"file": str(file), "aside": str(tmp_path / "aside")}, out=str(tmp_path / "out.jsonl"))
@@ -68,19 +67,19 @@ def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_
 
 
 def test_values_are_rows_of_all_columns_or_of_those_that_no_row_may_lack() -> None:
-    model = Asked("models:/a/1", 32, {"kind": "sft"}, {"instruction": "ask", "input": "more"})
-    assert answers.rows_of(model, ["a"]) == [["a", ""]] and answers.rows_of(model, ["a", "b"]) == [["a", "b"]]
-    pairs = Asked("models:/a/1", 32, {"kind": "sequence-classification"}, {"text": "a", "text_pair": "b"})
+    model = Asked("models:/a/1", 32, {"task": "sft"}, {"instruction": "ask", "input": "more"})
+    assert ask_model.rows_of(model, ["a"]) == [["a", ""]] and ask_model.rows_of(model, ["a", "b"]) == [["a", "b"]]
+    pairs = Asked("models:/a/1", 32, {"task": "sequence-classification"}, {"text": "a", "text_pair": "b"})
     with pytest.raises(UserError, match=r"takes 2 values at a time \(a, b\), and there are 3"):
-        answers.rows_of(pairs, ["x", "y", "z"])
+        ask_model.rows_of(pairs, ["x", "y", "z"])
 
 
 def test_texts_may_stand_behind_options_and_an_unknown_option_is_still_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(predict, "act", lambda given: asked.append((given.kind, given.texts)) or 0)
-    for words in (["a", "b", "--kind", "x:Y"], ["--kind", "x:Y", "a", "b"], ["a", "--kind", "x:Y", "b"]):
+    monkeypatch.setattr(predict, "act", lambda given: asked.append((given.task, given.texts)) or 0)
+    for words in (["a", "b", "--task", "x:Y"], ["--task", "x:Y", "a", "b"], ["a", "--task", "x:Y", "b"]):
         assert main.main(["predict", "reviews", *words]) == 0
     assert asked == [("x:Y", ["a", "b"])] * 3
     for wrong in (["predict", "reviews", "a", "--kynd", "x:Y"], ["runs", "a", "b"]):

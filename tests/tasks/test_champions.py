@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tasks.champion import predict_champion
-from tasks.model import load_model, require_same_labels
-from tasks.registry import _origin
-from tasks.reproduction import start_of
-from tasks.resolve import pin
-from tasks.runtime import settings
-from tasks.runtime.champions import folders_of, present
-from tasks.runtime.connection import MODEL_TAG, connect
-from tasks.runtime.refs import Champion, Pins, Ref
-from tasks.runtime.stage import Work
-from tasks.runtime.versions import KIND_TAG, ROWS_TAG, STARTED_FROM_TAG
+from tasks.cache import settings
+from tasks.cache.refs import Champion, Pins, Ref
+from tasks.cache.stage import Work
+from tasks.registry.champions import folders_of, present
+from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG
+from tasks.stages.champion import predict_champion
+from tasks.stages.load_model import load_model, require_same_labels
+from tasks.stages.register import _origin
+from tasks.stages.reproduction import start_of
+from tasks.stages.resolve import pin
+from tasks.tracking.connection import MODEL_TAG, connect
 from tests.made import KEY, LABELS, artifact
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -31,7 +31,7 @@ def written(folder: Path, **fields: Any) -> dict[str, Any]:
     """A recipe whose base model is nowhere."""
     return {
         "name": "small",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": str(folder), "text": ["text"], "label": "label"},
         "model": {"source": "folder", "path": "nowhere", "start_from": "champion"},
         "release": {"registry": "small"},
@@ -70,14 +70,14 @@ def test_training_starts_from_the_champion_and_the_base_model_is_not_looked_at(r
 def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_options_beside(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    told = json.dumps({"kind": "seq2seq", "options": {"num_beams": 2, "prefix": "German: "}})
+    told = json.dumps({"task": "seq2seq", "options": {"num_beams": 2, "prefix": "German: "}})
     asked = []
-    for tags in ({KIND_TAG: told}, {KIND_TAG: json.dumps({"kind": "seq2seq", "options": {}})}, {}):
+    for tags in ({TASK_TAG: told}, {TASK_TAG: json.dumps({"task": "seq2seq", "options": {}})}, {}):
         crown(**tags)
         for max_target_length in (8, 9):
             options = {"prefix": "translate: ", "max_target_length": max_target_length}
             today = parse(
-                written(tmp_path / "rows", kind="seq2seq", options=options)
+                written(tmp_path / "rows", task="seq2seq", options=options)
                 | {"data": {"source": "csv", "path": "rows", "columns": {"source": "text", "target": "label"}}}
             )
             found = present(today)

@@ -9,44 +9,44 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime import code
-from tasks.runtime.code import code_behind, code_digests, users_code
-from tasks.runtime.digests import SETTLED_S
-from training.engines import ENGINES
+from tasks.cache import code
+from tasks.cache.code import code_behind, code_digests, users_code
+from tasks.cache.digests import SETTLED_S
+from training.engine.training_task import ENGINES
 from training.problems import UserError
 
 ROOT = Path(__file__).parents[2]
 # The names that code which counts may import from code which does not, for they cannot change what a stage makes.
 ALLOWED = {
     # It measures, and leaves all as it was: a resumed training does without it, and ends with the same bytes.
-    "training.estimate": {""},
-    "training.speed": {"", "ExpectedEnd", "Speed", "flops", "hardware_limit"},
-    "training.room": {""},
+    "training.programs.estimate": {""},
+    "training.engine.throughput": {"", "ExpectedEnd", "Speed", "flops", "hardware_limit"},
+    "training.jobs.resources": {""},
     # Pictures lie under log/, which the content's digest leaves out.
-    "training.pictures": {"", "draw_rows", "draw_tokens"},
+    "training.evaluation.plots": {"", "draw_rows", "draw_tokens"},
     # How programs run, and the files between processes.
-    "training.program": {"Interrupted", "collect_garbage_as_usual", "run_program", "stop_requested"},
-    "training.protocol": {
+    "training.jobs.program": {"Interrupted", "collect_garbage_as_usual", "run_program", "stop_requested"},
+    "training.jobs.protocol": {
         *("CHECKPOINTS", "EVENTS", "LOGS", "OUTPUT", "Events", "Job"),
         *("fsync", "rank", "read_events", "sha256", "write_atomically"),
     },
     # The module and class of each name: the module that is named counts.
-    "training.kinds.names": {"KINDS"},
+    "training.recipe.tables.task_types": {"TASK_TYPES"},
     # Words of the recipe, whose values are inputs of the stage.
-    "training.recipe.slices": {"LABEL", "LENGTH"},
+    "training.recipe.rules.slice_rules": {"LABEL", "LENGTH"},
 }
 # What starts programs, and stores and shows what they make; and errors: a stage that refuses makes nothing.
-ALLOWED_WHOLE = ("tasks.runtime", "training.problems")
+ALLOWED_WHOLE = (*(name for name in code.NOT_INGREDIENTS if name.startswith("tasks.")), "training.problems")
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Level", "Recipe", "parse"},
-    "training.recipe.code": {"named_code"},
-    "training.recipe.columns": {"asked_of", "code_for_rows"},
+    "training.recipe.code_fields": {"named_code"},
+    "training.recipe.rules.column_rules": {"asked_of", "code_for_rows"},
     "training.recipe.lora": {"Lora", "packages_of"},
-    "training.recipe.optimizers": {"OPTIMIZERS"},
+    "training.recipe.tables.optimizers": {"OPTIMIZERS"},
     "training.recipe.overrides": {"merge"},
-    "training.recipe.release": {"absent_splits", "unfitting_metrics"},
-    "training.recipe.slices": {
+    "training.recipe.rules.release_rules": {"absent_splits", "unfitting_metrics"},
+    "training.recipe.rules.slice_rules": {
         *("FEWEST_ROWS", "LABEL", "LENGTH", "MADE", "MOST_GROUPS", "named_groups", "slice_of"),
         *("unfitting_floor", "unknown_slices"),
     },
@@ -152,19 +152,34 @@ def test_a_users_module_counts_wherever_python_finds_it(
 
 
 def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> None:
-    shared = ["tasks.fit", "training.fit", "training.kinds.sequence_classification"]
+    shared = ["tasks.stages.fit", "training.programs.fit", "training.task_types.sequence_classification"]
     counted = set(code_digests([*shared, ENGINES["trainer"]]))
-    assert {"training/fit.py", "training/trainer.py", "training/batching.py", "tasks/fit.py"} <= counted
-    assert not {"training/trainer.py", "training/callbacks.py"} & set(code_digests(shared))  # another engine's
-    assert not any(name.startswith(("tasks/runtime", "flows", "training/recipe")) for name in counted)
+    assert {
+        "training/programs/fit.py",
+        "training/engine/trainer.py",
+        "training/batching/batches.py",
+        "tasks/stages/fit.py",
+    } <= counted
+    assert not {"training/engine/trainer.py", "training/engine/callbacks.py"} & set(
+        code_digests(shared)
+    )  # another engine's
+    assert not any(
+        name.startswith(("tasks/cache", "tasks/jobs", "flows", "training/recipe/rules", "training/recipe/fields"))
+        for name in counted
+    )
     assert counted.isdisjoint(
-        {"training/protocol.py", "training/supervise.py", "training/rows/load.py", "training/tokens.py"}
+        {
+            "training/jobs/protocol.py",
+            "training/jobs/supervise.py",
+            "training/data/load_rows.py",
+            "training/tokenization/encoder.py",
+        }
     )
 
 
 def test_code_that_counts_takes_no_logic_from_code_that_does_not() -> None:
     taken = set()
-    for file in (*ROOT.glob("tasks/*.py"), *ROOT.glob("training/**/*.py")):
+    for file in (*ROOT.glob("tasks/stages/*.py"), *ROOT.glob("training/**/*.py")):
         name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         if not left_out(name):
             allowed = [ALLOWED, ALLOWED_IN_TASKS] if name.startswith("tasks.") else [ALLOWED]
@@ -177,7 +192,8 @@ def test_code_that_counts_takes_no_logic_from_code_that_does_not() -> None:
 
 
 def left_out(name: str) -> bool:
-    return any(f"{name}.".startswith(f"{out}.") for out in code.NOT_INGREDIENTS)
+    alone = {*code._ALONE, *(f"{one}.__init__" for one in code._ALONE)}
+    return name in alone or any(f"{name}.".startswith(f"{out}.") for out in code.NOT_INGREDIENTS)
 
 
 def imports_left_out(file: Path) -> Iterator[tuple[str, str]]:
@@ -211,5 +227,5 @@ def test_what_a_recipe_names_is_here_or_installed_and_else_told_by_its_field(wor
 
 
 def test_installed_libraries_count_by_version_not_by_source() -> None:
-    assert all(name.startswith(("tasks/", "training/")) for name in code_digests(["training.fit"]))
+    assert all(name.startswith(("tasks/", "training/")) for name in code_digests(["training.programs.fit"]))
     assert set(code.library_versions(["numpy"])) == {"numpy", "python"}

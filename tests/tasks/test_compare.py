@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.compare import compare, has_rival
-from tasks.runtime.refs import Champion, Ref
+from tasks.cache.refs import Champion, Ref
+from tasks.stages.compare import compare, has_rival
 from training.recipe import Recipe, parse
 
 CHAMPION = Champion(name="small", version="1", model="m", max_length=8)
@@ -19,11 +19,11 @@ PARTS = {
 }
 
 
-def recipe(kind: str = "sequence-classification", **gate: Any) -> Recipe:
+def recipe(task: str = "sequence-classification", **gate: Any) -> Recipe:
     return parse(
         {
             "name": "test",
-            "kind": kind,
+            "task": task,
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": "me/model"},
             "release": {"gate": gate},
@@ -32,7 +32,7 @@ def recipe(kind: str = "sequence-classification", **gate: Any) -> Recipe:
 
 
 def flat(recipe: Recipe, champion: Champion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
-    refs = [Ref(kind=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
+    refs = [Ref(task=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
     rival = Ref(kind="predict_champion", key="k", digest="r") if champion else None
     return compare.flat_ingredients(recipe, *refs, champion, rival, None)[0]
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tasks.compare import count_comparison, ingredients
-from tasks.runtime import comparisons
-from tasks.runtime.comparisons import CLAIM, COMPARISON_TAG, count_of
-from tasks.runtime.connection import MODEL_TAG, connect
-from tasks.runtime.refs import Champion, Counted, Ref
-from tasks.runtime.stage import Work
+from tasks.cache.refs import Champion, Counted, Ref
+from tasks.cache.stage import Work
+from tasks.registry import comparisons
+from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, count_of
+from tasks.stages.compare import count_comparison, ingredients
+from tasks.tracking.connection import MODEL_TAG, connect
+from training.evaluation.alpha_spending import level_of
 from training.recipe import Recipe, parse
-from training.spending import level_of
 
 CHAMPION = Champion(name="reviews", version="1", model="champion", max_length=32)
 
@@ -29,7 +29,7 @@ def recipe(metrics: Sequence[str] = ("accuracy", "f1"), **gate: Any) -> Recipe:
     return parse(
         {
             "name": "test",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": "me/model"},
             "evaluation": {"metrics": [*metrics]},
@@ -48,7 +48,7 @@ def count(
     """The number of a run that has trained this model. Its predictions are named like it by default."""
     trained = Ref(kind="fit", key="k", digest="d", parts={"model": model})
     new, old = (
-        Ref(kind=stage, key="k", digest="d", parts={"validation.parquet": str(digest)})
+        Ref(task=stage, key="k", digest="d", parts={"validation.parquet": str(digest)})
         for stage, digest in (("predict", predicted or model), ("predict_champion", rival))
     )
     inputs = (recipe(**gate), rows(data), trained, new, old if rival else None)
@@ -138,7 +138,7 @@ def test_the_champion_itself_is_not_counted(client: MlflowClient) -> None:
 
 def test_a_comparison_is_made_again_if_its_number_is_another() -> None:
     predictions = Ref(kind="predict", key="k", digest="d", parts={"validation.parquet": "p"})
-    tokens, trained, rival = (Ref(kind=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion"))
+    tokens, trained, rival = (Ref(task=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion"))
 
     def values(count: Counted | None) -> Any:
         return ingredients(recipe(), rows("rows"), tokens, trained, predictions, CHAMPION, rival, count).values

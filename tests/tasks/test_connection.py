@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import tasks
-from tasks.runtime.connection import connect, find_or_create_run
+from tasks.tracking.connection import connect, find_or_create_run
 
 ROOT = Path(tasks.__path__[0]).parent
 
 
 def test_a_process_killed_while_it_makes_the_database_leaves_none_and_the_next_makes_a_whole_one(home: Path) -> None:
-    program = "from tasks.runtime.connection import connect; connect()"
+    program = "from tasks.tracking.connection import connect; connect()"
     maker = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     aside = home / ".mlflow.db-new"
     while maker.poll() is None and not (aside.exists() and aside.stat().st_size > 0):

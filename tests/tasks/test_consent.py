@@ -13,21 +13,21 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.states import Crashed
 
-from flows.commands.main import main
-from tasks import consent
-from tasks.runtime.connection import FLOW_RUN_TAG
-from tasks.runtime.lineage import LINEAGE
+from flows.cli.main import main
+from tasks.registry import consent
+from tasks.registry.lineage import LINEAGE
+from tasks.tracking.connection import FLOW_RUN_TAG
 from training.problems import UserError
 from training.recipe import parse
 
 RECIPE: dict[str, Any] = {
     "name": "foreign",
-    "kind": "sequence-classification",
+    "task": "sequence-classification",
     "data": {"source": "csv", "path": "rows.csv", "text": ["text"], "label": "label"},
     "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
 }
-HOSTILE = {**RECIPE, "kind": "hostile:Kind", "training": {"callbacks": ["os:getcwd"]}}
-LISTED = ("kind: 'hostile:Kind' is code", "training.callbacks: 'os:getcwd' is code", "--run-code")
+HOSTILE = {**RECIPE, "task": "hostile:Kind", "training": {"callbacks": ["os:getcwd"]}}
+LISTED = ("task: 'hostile:Kind' is code", "training.callbacks: 'os:getcwd' is code", "--run-code")
 
 
 @flow(name="finetune")
@@ -66,7 +66,7 @@ def test_reproduce_lists_the_code_that_a_record_names_and_imports_none_of_it(
     assert main(["reproduce", "foreign/1"]) == 2
     told = capsys.readouterr().err
     assert [text for text in LISTED if text not in told] == [] and not payload.exists()
-    assert main(["reproduce", "foreign/1", "--run-code"]) == 2  # it runs, and is no kind
+    assert main(["reproduce", "foreign/1", "--run-code"]) == 2  # it runs, and is no task type
     assert payload.exists() and "hostile:Kind' is the class int" in capsys.readouterr().err
 
 
@@ -74,7 +74,7 @@ def test_resume_lists_the_code_that_the_server_names_and_imports_none_of_it(
     prefect_server: None, home: Path, payload: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with get_client(sync_client=True) as client:
-        parameters = {"recipe": RECIPE, "overrides": {"kind": "hostile:Kind", "training.callbacks": ["os:getcwd"]}}
+        parameters = {"recipe": RECIPE, "overrides": {"task": "hostile:Kind", "training.callbacks": ["os:getcwd"]}}
         run = client.create_flow_run(ours, parameters=parameters, state=Crashed())
     assert main(["resume", str(run.id)]) == 2
     told = capsys.readouterr().err

@@ -7,39 +7,39 @@ from typing import Any
 
 import pytest
 
-from tasks.data import load_data
-from tasks.runtime.refs import Pins
+from tasks.cache.refs import Pins
+from tasks.stages.load_data import load_data
 from training.recipe import parse
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def ingredients(kind: str, **data: Any) -> dict[str, Any]:
+def ingredients(task: str, **data: Any) -> dict[str, Any]:
     data = {"source": "json", "path": "rows", **data}
-    recipe = parse({"name": "own", "kind": kind, "data": data, "model": {"source": "folder", "path": "base"}})
+    recipe = parse({"name": "own", "task": task, "data": data, "model": {"source": "folder", "path": "base"}})
     return load_data.flat_ingredients(recipe, Pins())[0]
 
 
 def test_rows_are_named_by_the_columns_that_their_kind_has_of_them() -> None:
-    kind = "tests.training.rows.kinds:Tagging"
-    plain, named = ingredients(kind), ingredients(kind, columns={"tags": "ner"})
+    task = "tests.training.rows.task_types:Tagging"
+    plain, named = ingredients(task), ingredients(task, columns={"tags": "ner"})
     assert {name: named[name] for name in named if plain.get(name) != named[name]} == {"data.columns.tags": "ner"}
     assert (plain["kind.columns.words"], plain["kind.checks.uneven"]) == ("texts", "error")
 
 
 def test_code_of_a_kind_names_rows_only_where_it_looks_at_them() -> None:
-    looks = ingredients("tests.training.rows.kinds:Tagging")
-    blind = ingredients("tests.training.rows.kinds:Lines", text=["text"])
+    looks = ingredients("tests.training.rows.task_types:Tagging")
+    blind = ingredients("tests.training.rows.task_types:Lines", text=["text"])
     usual = ingredients("sequence-classification", text=["text"], label="label")
-    assert [name for name in looks if "kinds" in name and name.startswith("code.")] != []
-    assert [name for one in (blind, usual) for name in one if "kinds" in name or "batching" in name] == []
+    assert [name for name in looks if "task types" in name and name.startswith("code.")] != []
+    assert [name for one in (blind, usual) for name in one if "task types" in name or "batching" in name] == []
 
 
 @pytest.mark.parametrize("read", [{"quoting": "none"}, {"header": ["text", "label"]}, {"label_separator": ","}])
 def test_how_a_table_is_read_is_in_the_key_of_its_rows(read: dict[str, Any]) -> None:
     plain = {"source": "csv", "text": ["text"], "label": "label"}
-    kind = "multi-label-classification"
-    before, after = (ingredients(kind, **plain), ingredients(kind, **plain, **read))
+    task = "multi-label-classification"
+    before, after = (ingredients(task, **plain), ingredients(task, **plain, **read))
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert changed and all(name.startswith(f"data.{field}") for name in changed for field in read)
 

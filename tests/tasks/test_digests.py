@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime.digests import SETTLED_S, Digests, digest_of
+from tasks.cache.digests import SETTLED_S, Digests, digest_of
 
 
 @pytest.fixture

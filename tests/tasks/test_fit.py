@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks.fit import fit, seal_key
-from tasks.runtime.refs import Pins, Ref
-from training import checkpoints
+from tasks.cache.refs import Pins, Ref
+from tasks.stages.fit import fit, seal_key
+from training.engine import checkpoints
 from training.problems import UserError
 from training.recipe import parse
 
@@ -31,12 +31,12 @@ def ingredients(evaluation: dict[str, Any] | None = None, **training: Any) -> di
     return fit.flat_ingredients(recipe, Pins(num_processes=1, mixed_precision="no"), DATA, MODEL, TOKENS)[0]
 
 
-def written(kind: str, **sections: Any) -> dict[str, Any]:
-    columns = {"columns": {"source": "en", "target": "de"}} if kind == "seq2seq" else {"text": ["text"], "label": "l"}
+def written(task: str, **sections: Any) -> dict[str, Any]:
+    columns = {"columns": {"source": "en", "target": "de"}} if task == "seq2seq" else {"text": ["text"], "label": "l"}
     data = {"source": "csv", "path": "rows", **columns}
     return {
         "name": "test",
-        "kind": kind,
+        "task": task,
         "data": data,
         "model": {"source": "folder", "path": "models/small"},
     } | sections
@@ -76,10 +76,13 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     assert shown == ingredients()
     more = {name: value for name, value in chosen.items() if name not in shown}
     assert more.pop("evaluation.metrics") == metrics[2:] and more.keys() == {"code.mine.py", "code.helper.py"}
-    assert "code.training/metrics/of_labels.py" in shown
+    assert "code.training/evaluation/metrics/labels.py" in shown
     seen = ingredients(evaluation, callbacks=["mine:Mine"])  # it may go by any of them
     assert seen["evaluation.metrics"] == metrics
-    assert not {"code.training/metrics/resampled.py", "code.training/resampling.py"} & shown.keys()
+    assert (
+        not {"code.training/evaluation/metrics/bootstrap_figures.py", "code.training/evaluation/bootstrap.py"}
+        & shown.keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def ingredients_of(pins: Pins, **compute: Any) -> dict[str, Any]:
     data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
     model = {"source": "folder", "path": "models/small"}
     recipe = parse(
-        {"name": "test", "kind": "sequence-classification", "data": data, "model": model, "compute": compute}
+        {"name": "test", "task": "sequence-classification", "data": data, "model": model, "compute": compute}
     )
     return fit.flat_ingredients(recipe, pins, DATA, MODEL, TOKENS)[0]
 
@@ -190,7 +193,7 @@ def ingredients_of(pins: Pins, **compute: Any) -> dict[str, Any]:
 def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> None:
     ddp, fsdp = flat(), flat(strategy="fsdp", fsdp_reshard_after_forward=False)
     code = {name for name in ddp.keys() ^ fsdp.keys() if name.startswith("code.")}
-    assert code == {"code.training/strategies/ddp.py", "code.training/strategies/fsdp.py"}
+    assert code == {"code.training/distributed/ddp.py", "code.training/distributed/fsdp.py"}
     changed = {name: fsdp[name] for name in ddp.keys() & fsdp.keys() if ddp[name] != fsdp[name]}
     assert changed == {"compute.strategy": "fsdp", "compute.fsdp_reshard_after_forward": False}
     assert flat(stall_timeout_s=1.0) == ddp

@@ -10,8 +10,8 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
-from tasks.runtime.flow_runs import find, tell_killed
-from tasks.runtime.outbox import Outbox
+from tasks.prefect.flow_runs import find, tell_killed
+from tasks.tracking.outbox import Outbox
 from training.problems import UserError
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows.tables import verdict_lines
-from tasks.gate import gate
-from tasks.runtime.refs import Comparison, Ref, Verdict
-from tasks.runtime.reports import checks_table, tracked_figure
-from tasks.runtime.stage import Work
+from flows.reports.tables import verdict_lines
+from tasks.cache.refs import Comparison, Ref, Verdict
+from tasks.cache.stage import Work
+from tasks.stages.gate import gate
+from tasks.tracking.reports import checks_table, tracked_figure
 from tests.kept import group
 from tests.made import BESIDE
 from training.problems import UserError
@@ -45,7 +45,7 @@ def judge(
     recipe = parse(
         {
             "name": "test",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": "me/model"},
             "evaluation": {"metrics": ["accuracy", "f1", "log_loss", "precision"], "slices": ["genre", *slices]},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tasks
-from tasks.runtime import hardware
+from tasks.jobs import hardware
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_flags_of_this_processor_are_read() -> None:
 
 def test_the_gpus_are_found_without_torch() -> None:
     code = (
-        "import sys; from tasks.runtime.hardware import gpu_compute_capabilities, mixed_precision\n"
+        "import sys; from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision\n"
         "assert all(len(c) == 2 for c in gpu_compute_capabilities())\n"
         "assert mixed_precision() in ('no', 'bf16', 'fp16') and 'torch' not in sys.modules"
     )

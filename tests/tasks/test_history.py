@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime.history import History
-from tasks.runtime.refs import HubPin, Pins
+from tasks.cache.history import History
+from tasks.cache.refs import HubPin, Pins
 
 
 def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL, temporary_settings
 
-from flows.commands.main import main
-from tasks.programs import keeper
-from tasks.runtime import embedded, services
-from tasks.runtime.services import MLFLOW, PREFECT, ServicesFailed, State
+from flows.cli.main import main
+from tasks.prefect import embedded, servers
+from tasks.prefect.servers import MLFLOW, PREFECT, ServicesFailed, State
+from tasks.services import process_manager
+from training.jobs.processes import start_ticks
 from training.problems import UserError
-from training.processes import start_ticks
 
 PREFECT_VARIABLES = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")
 MLFLOW_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
@@ -28,7 +28,7 @@ def kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (*PREFECT_VARIABLES, *MLFLOW_VARIABLES):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    with services.kept_alone() as alone:
+    with servers.kept_alone() as alone:
         assert alone
         yield
 
@@ -41,7 +41,7 @@ def told(**more: object) -> State:
         mlflow="http://127.0.0.1:2",
         answering=(PREFECT, MLFLOW),
     ).model_copy(update=more)
-    services.tell(state)
+    servers.tell(state)
     return state
 
 
@@ -51,8 +51,8 @@ def environment() -> dict[str, str]:
 
 def test_a_process_is_pointed_at_the_servers_of_its_home_and_logged_in() -> None:
     told()
-    services.use()
-    password = services.password()
+    servers.use()
+    password = servers.password()
     assert environment() == {
         "PREFECT_API_URL": "http://127.0.0.1:1/api",
         "PREFECT_API_AUTH_STRING": f"finetune:{password}",
@@ -68,7 +68,7 @@ def test_a_server_of_somebody_else_is_not_given_the_password(monkeypatch: pytest
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "theirs")
     before = environment()
-    services.use()
+    servers.use()
     assert environment() == before
 
 
@@ -76,13 +76,13 @@ def test_a_shell_with_an_earlier_password_gets_the_present_one(monkeypatch: pyte
     told()
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "finetune:earlier")
-    services.use()
-    assert os.environ["PREFECT_API_AUTH_STRING"] == services.auth_string()
+    servers.use()
+    assert os.environ["PREFECT_API_AUTH_STRING"] == servers.auth_string()
 
 
 def test_a_server_that_does_not_answer_yet_is_not_used() -> None:
     told(answering=(PREFECT,))
-    services.use()
+    servers.use()
     assert set(environment()) == set(PREFECT_VARIABLES)
 
 
@@ -96,27 +96,27 @@ def test_the_password_is_not_sent_to_a_port_that_another_user_has_taken() -> Non
         os.seteuid(uid)
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         told(prefect=url, mlflow=None, answering=(PREFECT,))
-        services.use()
-        assert environment() == {} and not services.answers(url)
+        servers.use()
+        assert environment() == {} and not servers.answers(url)
 
 
 def test_a_password_file_that_a_power_cut_left_empty_is_made_again(home: Path) -> None:
-    services.folder()
+    servers.folder()
     (home / "services" / "password").touch(mode=0o600)
-    assert len(services.password()) >= 32
-    assert services.password() == services.password()
+    assert len(servers.password()) >= 32
+    assert servers.password() == servers.password()
 
 
 def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     signalled: list[object] = []
-    monkeypatch.setattr(services, "send", lambda *arguments: signalled.append(arguments))
+    monkeypatch.setattr(servers, "send", lambda *arguments: signalled.append(arguments))
     told(host="other-machine")
-    services.use()
+    servers.use()
     assert environment() == {}
     with pytest.raises(ServicesFailed, match=r"runs on other-machine since .*: run `finetune down` there"):
-        services.down()
+        servers.down()
     assert signalled == []
     assert main(["status", "--env"]) == 1
     printed = capsys.readouterr()
@@ -130,11 +130,11 @@ def test_a_process_that_has_the_number_of_a_keeper_that_is_gone_is_not_signalled
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     signalled: list[object] = []
-    monkeypatch.setattr(services, "send", lambda *arguments: signalled.append(arguments))
-    monkeypatch.setattr(services, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(servers, "send", lambda *arguments: signalled.append(arguments))
+    monkeypatch.setattr(servers, "STOP_TIMEOUT_S", 0.1)
     told(ticks=1)
     with pytest.raises(ServicesFailed):
-        services.down()
+        servers.down()
     assert signalled == []
 
 
@@ -153,7 +153,7 @@ def test_each_home_has_a_prefect_database_of_its_own_unless_the_user_names_one(
 
 
 def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LOG_BYTES", 1000)
+    monkeypatch.setattr(process_manager, "LOG_BYTES", 1000)
     logs = home / "services" / "worker" / "logs"
     logs.mkdir(parents=True)
     (logs / "notes.log").touch()  # not a service's
@@ -162,7 +162,7 @@ def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeyp
     with open(logs / "11.log", "a") as writer:
         writer.write("x" * 2000 + "last\n")
         writer.flush()
-        keeper.trim_logs(home / "services")
+        process_manager.trim_logs(home / "services")
         writer.write("next\n")
     assert {path.stem for path in logs.iterdir()} == {"7", "8", "9", "10", "11", "notes"}
     kept_text = (logs / "11.log").read_text()

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime import launch
-from tasks.runtime.jobs import TRIES, run_child
-from tasks.runtime.launch import JobFailed
-from tasks.runtime.memory import Fits
-from tasks.runtime.stage import Work
+from tasks.cache.stage import Work
+from tasks.jobs import launch
+from tasks.jobs.batch_memory import Fits
+from tasks.jobs.child import TRIES, run_child
+from tasks.jobs.launch import JobFailed
 from tests.tasks.watching import Heard
+from training.jobs.protocol import read_events
 from training.problems import UserError
-from training.protocol import read_events
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def run(
     program.write_text(
         "import os, signal\n"
         "from training.problems import Problem, UserError\n"
-        "from training.program import run_program\n"
+        "from training.jobs.program import run_program\n"
         f"def main(job_dir, job, events):\n    {body}\n"
         "run_program(main)\n"
     )

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime import settings, store
-from tasks.runtime.connection import connect
-from tasks.runtime.history import History
-from tasks.runtime.keeping import RECORDS, Piece, bytes_on_disk, in_use, look, remove
-from tasks.runtime.locks import held
-from tasks.runtime.outbox import Outbox
-from tasks.runtime.tracking import VERSION_TAG
+from tasks.cache import settings, store
+from tasks.cache.history import History
+from tasks.cache.locks import held
+from tasks.registry.garbage_collection import RECORDS, Piece, bytes_on_disk, in_use, look, remove
+from tasks.tracking.connection import connect
+from tasks.tracking.mlflow_run import VERSION_TAG
+from tasks.tracking.outbox import Outbox
 from training.problems import UserError
 
 # No model is registered, and MLflow is not imported to say so: that takes seconds.
 REMOVING = """
 import contextlib, os, signal, sys
 from pathlib import Path
-from tasks.runtime import keeping
+from tasks.registry import garbage_collection as keeping
 keeping.failures_told, keeping.connect = contextlib.nullcontext, lambda: None
 keeping._aliased = keeping._unfinished = lambda *given: []
 calls, at = [], int(sys.argv[2])
@@ -174,7 +174,7 @@ def test_the_bytes_that_are_freed_are_those_that_were_told_and_a_file_with_two_n
 def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_the_moment(
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.runtime.keeping.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("tasks.registry.garbage_collection.LOCK_WAIT_S", 0.1)
     key = made("fit", "a1")
     outbox = Outbox("11111111")
     with in_use(), in_use(), outbox.claimed(), pytest.raises(UserError, match=r"a run goes on .*11111111"):
@@ -187,7 +187,9 @@ def test_a_run_that_waits_for_a_removal_says_so_and_what_is_put_aside_is_measure
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free: list[bool] = []
-    monkeypatch.setattr("tasks.runtime.keeping.Sizes.of", lambda *given, **named: free.append(not held(lock)) or 0)
+    monkeypatch.setattr(
+        "tasks.registry.garbage_collection.Sizes.of", lambda *given, **named: free.append(not held(lock)) or 0
+    )
     lock, said = settings.home() / "locks/home.lock", threading.Event()
     assert remove({store.folder("fit", made("fit", "a1"))})[0] == 1 and free == [True]
     with in_use(said.set):

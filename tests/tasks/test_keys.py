@@ -18,14 +18,14 @@ import pytest
 from pydantic import BaseModel
 
 from flows.pipeline import pipeline
-from tasks import resolve as resolving
-from tasks.runtime import stage as stages
-from tasks.runtime.code import Code, Source
-from tasks.runtime.hub import Found
-from tasks.runtime.refs import Champion, Counted, HubPin, Verdict, Version
-from tasks.runtime.stage import Stage
-from training.kinds import KINDS, class_of
+from tasks.cache import stage as stages
+from tasks.cache.code import Code, Source
+from tasks.cache.refs import Champion, Counted, HubPin, Verdict, Version
+from tasks.cache.stage import Stage
+from tasks.hub.client import Found
+from tasks.stages import resolve as resolving
 from training.recipe import Recipe, parse
+from training.task_types import TASK_TYPES, class_of
 
 CHAMPION = Champion(name="small", version="3", model="weights", max_length=64)
 
@@ -50,7 +50,7 @@ class Nothing(NamedTuple):
 def base(**more: Any) -> dict[str, Any]:
     return {
         "name": "small",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
         "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
         "evaluation": {"splits": ["validation", "test"], "metrics": ["accuracy", "f1", "log_loss"]},
@@ -65,12 +65,12 @@ IN_FOLDER = {"model.source": "folder", "model.path": "me/small", "model.config":
 SHARED = {"compute.strategy": "fsdp", "compute.num_processes": 2}
 MACHINES = {"compute.machine_rank": 0, "compute.rendezvous": "a:1", "compute.num_processes": 2}
 TRANSLATION = {
-    "kind": "seq2seq",
+    "task": "seq2seq",
     "data": {"source": "csv", "path": "rows", "columns": {"source": "en", "target": "de"}},
     "evaluation.metrics": ["chrf"],
 }
 CHAT = {
-    "kind": "sft",
+    "task": "sft",
     "data": {"source": "csv", "path": "rows", "columns": {"messages": "said"}},
     "evaluation.metrics": ["perplexity"],
     "model.chat_template": "template.jinja",
@@ -79,7 +79,7 @@ TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluatio
 
 FIELDS: dict[str, Change | Nothing] = {
     "name": Nothing("other", "a name: what is made does not hang on what it is called"),
-    "kind": Change("mine:Kind", "tokenize fit predict score predict_champion compare"),
+    "task": Change("mine:Kind", "tokenize fit predict score predict_champion compare"),
     "options": Change({"prefix": "tag: "}, "tokenize predict_champion", TRANSLATION),
     "data.source": Change("json", "load_data"),
     "data.path": Change("others", "load_data"),
@@ -100,7 +100,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.label": Change("other", "load_data"),
     "data.columns": Change({"source": "en", "target": "fr"}, "load_data", TRANSLATION),
     "data.label_separator": Change(
-        ",", "load_data", {"kind": "multi-label-classification", "evaluation.metrics": ["f1_micro"]}
+        ",", "load_data", {"task": "multi-label-classification", "evaluation.metrics": ["f1_micro"]}
     ),
     "data.label_names": Change(["a", "b"], "load_data"),
     "data.max_file_gb": Nothing(2.0, "a limit: what it refuses is made into nothing"),
@@ -284,7 +284,7 @@ class Keys:
         digest = f"{stage.name} edited" if edited else stage.name
         if stage.cached:
             parts = Parts(stage.name, self._part if edited else None)
-            return SimpleNamespace(kind=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
+            return SimpleNamespace(task=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
         made = {
             "count_comparison": Counted(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),
@@ -345,12 +345,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nnum_processes: 1\n"
     )
     (tmp_path / "mine.py").write_text(
-        "from training.kinds.sequence_classification import SequenceClassification\n"
-        "class Kind(SequenceClassification): ...\n"
+        "from training.task_types.sequence_classification import SequenceClassification\n"
+        "class TaskType(SequenceClassification): ...\n"
         "def rows(split): ...\n"
     )
 
-    def look_up(kind: str, path: str, revision: str | None, history: object) -> Found:
+    def look_up(task: str, path: str, revision: str | None, history: object) -> Found:
         name = f"{path}@{revision or 'main'}"
         return Found(HubPin(name=name, commit=hashlib.sha1(name.encode()).hexdigest()))
 
@@ -361,8 +361,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(resolving, "started_from", lambda *given: (CHAMPION, ""))
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))
-    monkeypatch.setattr("tasks.tokens._in_process", lambda model: True)
-    monkeypatch.setattr("tasks.fit.seal_key", lambda: tmp_path / "seal")
+    monkeypatch.setattr("tasks.stages.tokenize._in_process", lambda model: True)
+    monkeypatch.setattr("tasks.stages.fit.seal_key", lambda: tmp_path / "seal")
     # The roots stand for all that they import: what that is, other tests tell, and it takes its time.
     monkeypatch.setattr(stages, "code_behind", lambda roots: Code({root: Source(Path(root), "") for root in roots}, ()))
     monkeypatch.setattr(stages, "library_versions", lambda names: dict.fromkeys(names, "1"))
@@ -375,8 +375,8 @@ def stages_that_read(field: str, change: Change | Nothing, given: Mapping[str, A
 
 def test_every_field_and_every_option_is_listed() -> None:
     assert {*FIELDS} == {*fields(Recipe)}
-    assert {kind: {*options} for kind, options in OPTIONS.items()} == {
-        kind: {*class_of(kind).Options.model_fields} for kind in KINDS
+    assert {task: {*options} for task, options in OPTIONS.items()} == {
+        task: {*class_of(task).Options.model_fields} for task in TASK_TYPES
     }
 
 
@@ -386,11 +386,11 @@ def test_a_field_changes_the_keys_of_the_stages_that_read_it(field: str) -> None
     assert stages_that_read(field, change, change.given) == stages_of(change)
 
 
-@pytest.mark.parametrize(("kind", "option"), [(kind, option) for kind in OPTIONS for option in OPTIONS[kind]])
-def test_an_option_changes_the_keys_of_the_stages_that_read_it(kind: str, option: str) -> None:
-    change = OPTIONS[kind][option]
+@pytest.mark.parametrize(("task", "option"), [(task, option) for task in OPTIONS for option in OPTIONS[task]])
+def test_an_option_changes_the_keys_of_the_stages_that_read_it(task: str, option: str) -> None:
+    change = OPTIONS[task][option]
     given = {name: value for name, value in change.given.items() if name != f"options.{option}"}
-    assert stages_that_read(f"options.{option}", change, given | {"kind": kind}) == stages_of(change)
+    assert stages_that_read(f"options.{option}", change, given | {"task": task}) == stages_of(change)
 
 
 def stages_of(change: Change | Nothing) -> set[str]:

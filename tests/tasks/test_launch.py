@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import training
-from tasks.runtime.launch import (
+from tasks.jobs.launch import (
     Handle,
     JobFailed,
     accelerate_argv,
@@ -25,9 +25,9 @@ from tasks.runtime.launch import (
     stop,
 )
 from tests.drill.full_disk import SmallDisk, why_not
+from training.jobs.processes import LINUX, start_ticks
+from training.jobs.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome
 from training.problems import UserError
-from training.processes import LINUX, start_ticks
-from training.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome
 
 ROOT = str(Path(training.__path__[0]).parent)
 
@@ -39,7 +39,7 @@ def write_job(folder: Path, main: str, *, before: str = "", after: str = "") -> 
         f"{before}\n"
         "import os, sys, time\n"
         "from training.problems import Problem, UserError\n"
-        "from training.program import run_program\n"
+        "from training.jobs.program import run_program\n"
         f"def main(job_dir, job, events):\n    {body}\n"
         "try:\n"
         "    run_program(main)\n"
@@ -179,7 +179,7 @@ with open(job_dir / "output" / "large", "wb", buffering=0) as file:
     (tmp_path / "disk").mkdir()
     job, argv = write_job(tmp_path / "disk", main)
     code = (
-        "import sys; from pathlib import Path; from tasks.runtime.launch import run_job\n"
+        "import sys; from pathlib import Path; from tasks.jobs.launch import run_job\n"
         "job, argv = Path(sys.argv[1]), sys.argv[2:]\n"
         "print(run_job(job, argv, on_events=lambda e: None, stall_timeout_s=60).model_dump_json())"
     )
@@ -226,7 +226,7 @@ def test_an_exception_while_following_stops_the_job_first(tmp_path: Path) -> Non
 def test_when_the_follower_is_killed_the_job_is_gone_soon_after(tmp_path: Path) -> None:
     job, argv = write_job(tmp_path, "time.sleep(60)")
     code = (
-        "import sys; from pathlib import Path; from tasks.runtime.launch import run_job\n"
+        "import sys; from pathlib import Path; from tasks.jobs.launch import run_job\n"
         "run_job(Path(sys.argv[1]), sys.argv[2:], on_events=lambda e: None, stall_timeout_s=60)"
     )
     follower = subprocess.Popen([sys.executable, "-c", code, str(job), *argv], cwd=ROOT)
@@ -243,7 +243,7 @@ def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> 
     handle = start(job, argv, {})
     pid_at_work(job)
     code = (
-        "import sys; from tasks.runtime.launch import Handle, logs, poll, stop\n"
+        "import sys; from tasks.jobs.launch import Handle, logs, poll, stop\n"
         "handle = Handle.model_validate_json(sys.argv[1])\n"
         "before = poll(handle); stop(handle, 10); print(before, poll(handle), logs(handle).name)\n"
     )
@@ -272,7 +272,7 @@ def test_a_process_that_is_stopped_because_another_was_killed_for_want_of_memory
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = iter((0, 1))
-    monkeypatch.setattr("tasks.runtime.launch.killed_for_memory", lambda: next(killed))
+    monkeypatch.setattr("tasks.jobs.launch.killed_for_memory", lambda: next(killed))
     outcome, _ = run(tmp_path, "os.kill(os.getpid(), 15)\ntime.sleep(60)")
     assert failure(outcome).kind == "out_of_memory"
 
@@ -281,7 +281,7 @@ def test_the_users_own_modules_can_be_imported_and_shadow_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "training").mkdir()
-    for name in ("training/__init__.py", "training/protocol.py", "json.py", "pydantic.py"):
+    for name in ("training/__init__.py", "training/jobs/protocol.py", "json.py", "pydantic.py"):
         (tmp_path / name).write_text("raise AssertionError('shadowed')")
     (tmp_path / "my_rows.py").write_text("COUNT = 3")
     monkeypatch.chdir(tmp_path)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from prefect.locking.protocol import LockManager
 
-from tasks.runtime import locks
-from tasks.runtime.locks import FlockManager, shared
+from tasks.cache import locks
+from tasks.cache.locks import FlockManager, shared
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tasks.runtime.locks import FlockManager
+from tasks.cache.locks import FlockManager
 FlockManager(Path(sys.argv[1])).acquire_lock("fit/abc/record", "other")
 print("held", flush=True)
 time.sleep(60)

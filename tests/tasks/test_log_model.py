@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.runtime.connection import connect, find_or_create_run
+from tasks.tracking.connection import connect, find_or_create_run
 from tests.training import tiny
 from tests.training.forks import FORKS
-from training.ipc import ipc_writer
-from training.kinds.base import Kind
-from training.kinds.sequence_classification import SequenceClassification
-from training.program import run_program
-from training.protocol import Job, Outcome, read_outcome
+from training.data.arrow_files import ipc_writer
+from training.jobs.program import run_program
+from training.jobs.protocol import Job, Outcome, read_outcome
+from training.task_types.sequence_classification import SequenceClassification
+from training.task_types.task_type import TaskType
 
 
 class Unpiped(SequenceClassification):
@@ -30,7 +30,7 @@ class Unpiped(SequenceClassification):
 
     pipeline = False
     serves: ClassVar = {}
-    served_alike = Kind.served_alike
+    served_alike = TaskType.served_alike
 
 
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
@@ -69,21 +69,26 @@ def log_and_ask(world: Path, run_id: str, uri: str) -> None:
     os.environ |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_REGISTRY_URI": uri}
     found = make_model(world)
     (world / "found.json").write_text(json.dumps(found))
-    settings = {"experiment": "e", "run_id": run_id, "registry": "pairs", "kind": "sequence-classification"}
+    settings = {"experiment": "e", "run_id": run_id, "registry": "pairs", "task": "sequence-classification"}
     settings |= {"inputs": ["text", "text_pair"], "labels": tiny.LABELS, "probes": 8}
     settings |= {"max_length": 32, "requirements": ["torch"], "examples": 2, "tolerance": 1e-3}
     for name in ("refused", "logged"):
         inputs = {"model": world / "model", "rows": world / "rows.arrow", "predictions": world / f"{name}.parquet"}
         paths = {part: str(path) for part, path in inputs.items()}
-        run(world / name, "tasks.programs.log_model", settings | {"tags": {"made": name}}, paths)
-    own = {"registry": "own", "kind": f"{__name__}:Unpiped", "tags": {}}
-    run(world / "unpiped", "tasks.programs.log_model", settings | own, paths)
+        run(world / name, "tasks.registry.log_model", settings | {"tags": {"made": name}}, paths)
+    own = {"registry": "own", "task": f"{__name__}:Unpiped", "tags": {}}
+    run(world / "unpiped", "tasks.registry.log_model", settings | own, paths)
     rest = {"model": "models:/own/1", "rows": [list(pair) for pair in PAIRS]}
     columns = {"columns": {"text": "first", "text_pair": "second"}}
-    run(world / "typed", "tasks.programs.answer", {**own, **rest, **columns, "max_length": 32}, {})
-    asked = {"model": "models:/pairs/1", "max_length": 32, "kind": "sequence-classification", "out": "out.csv"}
+    run(world / "typed", "tasks.registry.predict_rows", {**own, **rest, **columns, "max_length": 32}, {})
+    asked = {"model": "models:/pairs/1", "max_length": 32, "task": "sequence-classification", "out": "out.csv"}
     asked["columns"] = {"text": "first", "text_pair": "second"}
-    run(world / "asked", "tasks.programs.answer", asked, {"file": str(world / "in.csv"), "aside": str(world / "aside")})
+    run(
+        world / "asked",
+        "tasks.registry.predict_rows",
+        asked,
+        {"file": str(world / "in.csv"), "aside": str(world / "aside")},
+    )
 
 
 def run(job_dir: Path, program: str, settings: dict[str, Any], inputs: dict[str, str]) -> None:

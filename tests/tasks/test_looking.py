@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime import store
-from tasks.runtime.history import History
-from tasks.runtime.looking import UNKNOWN, Foreseen, Looking, Perhaps, differences
-from tasks.runtime.stage import Ingredients, Stage, Work, action, stage
+from tasks.cache import store
+from tasks.cache.history import History
+from tasks.cache.planner import UNKNOWN, Foreseen, Looking, Perhaps, differences
+from tasks.cache.stage import Ingredients, Stage, Work, action, stage
 
 calls: list[str] = []
 
@@ -198,7 +198,11 @@ def test_looking_creates_nothing(home: Path) -> None:
 CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"tokens.max_length": 128}, {"tokens.max_length": 256}, ["tokens.max_length 128 → 256"]),
     ({"model.path": None}, {"model.path": "m"}, ["model.path none → m"]),
-    ({"code.training/tokens.py": "a"}, {"code.training/tokens.py": "b"}, ["training/tokens.py changed"]),
+    (
+        {"code.training/tokenization/encoder.py": "a"},
+        {"code.training/tokenization/encoder.py": "b"},
+        ["training/tokenization/encoder.py changed"],
+    ),
     ({}, {"code.training/new.py": "b"}, ["training/new.py added"]),
     ({"code.training/old.py": "a"}, {}, ["training/old.py removed"]),
     ({"library.torch": "2.12.0"}, {"library.torch": "2.13.0"}, ["torch 2.12.0 → 2.13.0"]),
@@ -218,6 +222,6 @@ def test_a_change_is_told_in_one_phrase(before: dict[str, Any], now: dict[str, A
 
 
 def test_the_users_own_changes_come_before_code_and_libraries() -> None:
-    before = {"code.training/fit.py": 1, "library.torch": 1, "training.seed": 1}
-    now = {"code.training/fit.py": 2, "library.torch": 2, "training.seed": 2}
-    assert differences(before, now, {}) == ["training.seed 1 → 2", "training/fit.py changed", "torch 1 → 2"]
+    before = {"code.training/programs/fit.py": 1, "library.torch": 1, "training.seed": 1}
+    now = {"code.training/programs/fit.py": 2, "library.torch": 2, "training.seed": 2}
+    assert differences(before, now, {}) == ["training.seed 1 → 2", "training/programs/fit.py changed", "torch 1 → 2"]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-from tasks.runtime.launch import JobFailed, Machines, accelerate_argv, accelerate_environment, predicting
-from tasks.runtime.machines import Helper, Leader, Said, gather, machines_of
-from tasks.runtime.refs import Pins, Ref
-from tasks.runtime.stage import Row, Work
+from flows.cli.main import main
+from tasks.cache.refs import Pins, Ref
+from tasks.cache.stage import Row, Work
+from tasks.jobs.launch import JobFailed, Machines, accelerate_argv, accelerate_environment, predicting
+from tasks.jobs.machines import Helper, Leader, Said, gather, machines_of
 from tests.flows.small import write_project
 from tests.tasks.watching import Heard
 from training.problems import UserError
@@ -80,7 +80,7 @@ def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.Monkey
 
 
 def test_each_machine_launches_its_share_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.runtime.launch.visible_gpus", lambda: ["0", "1", "2", "3"])
+    monkeypatch.setattr("tasks.jobs.launch.visible_gpus", lambda: ["0", "1", "2", "3"])
     argv = accelerate_argv("p", num_processes=4, mixed_precision="no", use_cpu=False, machines=SECOND)
     said = dict(itertools.pairwise(argv))
     names = ("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")

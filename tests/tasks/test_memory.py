@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.jobs import run_child
-from tasks.runtime.memory import Fits
-from tasks.runtime.stage import Work
+from tasks.cache.stage import Work
+from tasks.jobs.batch_memory import Fits
+from tasks.jobs.child import run_child
 from tests.training import tiny
-from training.processes import LINUX
-from training.protocol import Job
+from training.jobs.processes import LINUX
+from training.jobs.protocol import Job
 
 # 64 rows need more than 480 MiB for this model's wide layers, 32 rows some 330.
 WIDE = {"intermediate_size": 16384}
@@ -24,7 +24,7 @@ PROGRAM = f"""
 import importlib.util, re, resource
 from pathlib import Path
 from training import fit
-from training.program import run_program
+from training.jobs.program import run_program
 
 def main(job_dir, job, events):
     from training import model, trainer  # what they need is there before the limit
@@ -50,7 +50,7 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
     fits = Fits(64, world / "base/model")
     figures = run_child(
         work,
-        "training.fit",
+        "training.programs.fit",
         [sys.executable, str(tmp_path / "program.py")],
         settings=job.settings,
         inputs={name: Path(path) for name, path in job.inputs.items()},

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from tasks.model import load_model
-from tasks.runtime.hub import told
-from tasks.runtime.refs import HubPin, Pins
-from tasks.runtime.stage import Work
+from tasks.cache.refs import HubPin, Pins
+from tasks.cache.stage import Work
+from tasks.hub.client import told
+from tasks.stages.load_model import load_model
 from tests.hub.server import Hub
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -42,7 +42,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 def recipe() -> Recipe:
     data = {"source": "hub", "path": "me/rows", "text": ["text"], "label": "label"}
     model = {"source": "hub", "path": "me/model"}
-    return parse({"name": "test", "kind": "sequence-classification", "data": data, "model": model})
+    return parse({"name": "test", "task": "sequence-classification", "data": data, "model": model})
 
 
 def load(out: Path, commit: str) -> dict[str, bytes]:

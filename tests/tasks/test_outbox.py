@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime.outbox import OUTBOX, Outbox, left_by_others
+from tasks.tracking.outbox import OUTBOX, Outbox, left_by_others
 
 
 def entries(outbox: Outbox) -> list[str]:

@@ -18,10 +18,11 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.runtime import flow_run, task_run
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from tasks.runtime import addresses, progress
-from tasks.runtime.progress import PrefectProgress
-from tasks.runtime.refs import Publication, Ref, Version
-from tasks.runtime.stage import Row
+from tasks.cache.refs import Publication, Ref, Version
+from tasks.cache.stage import Row
+from tasks.prefect import progress
+from tasks.prefect.progress import PrefectProgress
+from tasks.tracking import addresses
 from training.problems import Problem
 
 UP_TO = [{"kind": "progress", "done": done, "total": 4} for done in range(1, 4)]

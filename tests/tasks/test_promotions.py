@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows.commands.main import main
-from tasks.registry import promote
-from tasks.runtime import promotions
-from tasks.runtime.connection import connect
-from tasks.runtime.promotions import Move, champions, moves_of
-from tasks.runtime.refs import Comparison, Promotion, Verdict, Version
-from tasks.runtime.stage import Work
+from flows.cli.main import main
+from tasks.cache.refs import Comparison, Promotion, Verdict, Version
+from tasks.cache.stage import Work
+from tasks.registry import promotions
+from tasks.registry.promotions import Move, champions, moves_of
+from tasks.stages.register import promote
+from tasks.tracking.connection import connect
 from tests.made import BESIDE
 from training.problems import UserError
 from training.recipe import parse
@@ -27,7 +27,7 @@ from training.recipe import parse
 RECIPE = parse(
     {
         "name": "test",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
         "model": {"source": "hub", "path": "me/model"},
         "release": {"registry": "reviews", "champion": "live"},

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tasks.registry import LONGEST_DESCRIPTION, register
-from tasks.runtime.code import git_commit
-from tasks.runtime.connection import connect
-from tasks.runtime.refs import Pins, Ref, Verdict, Version
-from tasks.runtime.stage import Work
+from tasks.cache.code import git_commit
+from tasks.cache.refs import Pins, Ref, Verdict, Version
+from tasks.cache.stage import Work
+from tasks.stages.register import LONGEST_DESCRIPTION, register
+from tasks.tracking.connection import connect
 from tests.made import LABELS, artifact, predictions
 from training.recipe import parse
 
 RECIPE = parse(
     {
         "name": "test",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
         "model": {"source": "hub", "path": "me/model"},
         "release": {"registry": "reviews"},

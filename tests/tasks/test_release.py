@@ -9,12 +9,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from tasks.champion import find_champion
-from tasks.registry import promote, register
-from tasks.runtime import promotions
-from tasks.runtime.connection import MODEL_TAG, MlflowFailed, connect
-from tasks.runtime.refs import Pins, Ref, Verdict, Version
-from tasks.runtime.stage import Work
+from tasks.cache.refs import Pins, Ref, Verdict, Version
+from tasks.cache.stage import Work
+from tasks.registry import promotions
+from tasks.stages.champion import find_champion
+from tasks.stages.register import promote, register
+from tasks.tracking.connection import MODEL_TAG, MlflowFailed, connect
 from tests.made import BESIDE, LABELS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -28,7 +28,7 @@ def recipe() -> Recipe:
     return parse(
         {
             "name": "small",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "folder", "path": "models/small"},
             "release": {"registry": "small"},
@@ -43,7 +43,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> None:
     def log(work: Work, recipe: Recipe, pins: Pins, run: str, tags: dict[str, str], made: object) -> str:
         return str(connect().create_model_version("small", "file:///nowhere", tags=tags).version)
 
-    monkeypatch.setattr("tasks.registry._log_model", log)
+    monkeypatch.setattr("tasks.stages.register._log_model", log)
 
 
 def registered(work: Work, verdict: Verdict = PROMOTE) -> Version | None:

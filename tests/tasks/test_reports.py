@@ -10,8 +10,9 @@ from typing import Any
 
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 
-from tasks.runtime.code import code_digests
-from tasks.runtime.reports import (
+from tasks.cache.code import code_digests
+from tasks.cache.stage import Work
+from tasks.tracking.reports import (
     as_markdown,
     problems_table,
     read_report,
@@ -23,12 +24,11 @@ from tasks.runtime.reports import (
     worst_errors,
     worst_groups,
 )
-from tasks.runtime.stage import Work
 from tests.kept import group
 from tests.tasks.watching import Heard
 from training.problems import Problem
+from training.programs.score import write_samples
 from training.recipe import Recipe, parse
-from training.score import write_samples
 
 
 def warnings(number: int) -> list[dict[str, Any]]:
@@ -70,8 +70,8 @@ def test_an_artifact_without_a_report_has_none(tmp_path: Path) -> None:
 
 
 def test_how_a_report_is_drawn_is_no_ingredient_of_rows_and_tokens() -> None:
-    files = code_digests(["tasks.data", "tasks.tokens"])
-    assert "training/tokens.py" in files and "training/pictures.py" not in files
+    files = code_digests(["tasks.stages.load_data", "tasks.stages.tokenize"])
+    assert "training/tokenization/encoder.py" in files and "training/evaluation/plots.py" not in files
 
 
 def test_the_worst_errors_are_the_wrong_rows_with_most_confidence_of_all_splits(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def judged_by(metric: str, metrics: Sequence[str] = ("accuracy", "f1", "log_loss
     return parse(
         {
             "name": "test",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label", "test_size": 0.1},
             "model": {"source": "hub", "path": "me/model"},
             "evaluation": {"metrics": [*metrics], "splits": ["validation", "test"]},

@@ -14,21 +14,21 @@ import fsspec
 import pytest
 from huggingface_hub import constants
 
-from tasks.data import load_data
-from tasks.model import load_model
-from tasks.resolve import pin, resolve
-from tasks.runtime.digests import Digests
-from tasks.runtime.hardware import visible_gpus
-from tasks.runtime.lineage import pinned
-from tasks.runtime.refs import Champion, FilePin, HubPin, Pins, Ref
-from tasks.runtime.stage import Row, Work
+from tasks.cache.digests import Digests
+from tasks.cache.refs import Champion, FilePin, HubPin, Pins, Ref
+from tasks.cache.stage import Row, Work
+from tasks.jobs.hardware import visible_gpus
+from tasks.registry.lineage import pinned
+from tasks.stages.load_data import load_data
+from tasks.stages.load_model import load_model
+from tasks.stages.resolve import pin, resolve
 from tests.hub.server import Hub
 from tests.s3 import BUCKET, KEYS, S3, server
+from training.data import listing
+from training.data.decoding import opened
+from training.data.listing import asked
 from training.problems import UserError
 from training.recipe import Recipe, parse
-from training.rows import listing
-from training.rows.listing import asked
-from training.rows.opening import opened
 
 SCRATCH = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
 FILES = {"source": "csv", "text": ["text"], "label": "label"}
@@ -53,7 +53,7 @@ class Heard:
 
 def recipe_of(data: dict[str, Any], model: dict[str, Any] | None = None, **sections: Any) -> Recipe:
     return parse(
-        {"name": "test", "kind": "sequence-classification", "data": data, "model": model or SCRATCH, **sections}
+        {"name": "test", "task": "sequence-classification", "data": data, "model": model or SCRATCH, **sections}
     )
 
 

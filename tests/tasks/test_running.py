@@ -23,15 +23,15 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from pydantic import BaseModel
 
 import tasks
-from tasks.runtime import store
-from tasks.runtime.history import History
-from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import JobFailed, python_argv
-from tasks.runtime.refs import Ref
-from tasks.runtime.running import Running
-from tasks.runtime.stage import Ingredients, Row, Stage, Work, action, stage
+from tasks.cache import store
+from tasks.cache.executor import Running
+from tasks.cache.history import History
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Ingredients, Row, Stage, Work, action, stage
+from tasks.jobs.child import run_child
+from tasks.jobs.launch import JobFailed, python_argv
+from training.jobs.protocol import Job, Outcome, sha256, write_atomically
 from training.problems import Problem, UserError
-from training.protocol import Job, Outcome, sha256, write_atomically
 
 ROOT = str(Path(tasks.__path__[0]).parent)
 calls: list[str] = []
@@ -335,8 +335,8 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from prefect import flow
-from tasks.runtime.running import Running
-from tasks.runtime.stage import Ingredients, stage
+from tasks.cache.executor import Running
+from tasks.cache.stage import Ingredients, stage
 
 @stage(lambda: Ingredients({"slow": True}))
 def slow(work):

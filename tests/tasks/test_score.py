@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.runtime.refs import Ref
-from tasks.score import require_fitting, require_fitting_lengths, score
+from tasks.cache.refs import Ref
+from tasks.stages.score import require_fitting, require_fitting_lengths, score
 from tests.kept import write_kept
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -21,7 +21,7 @@ DATA = {
 
 MADE = (
     Ref(kind="load_data", key="k", digest="all of it", parts=DATA),
-    *(Ref(kind=stage, key="k", digest="d") for stage in ("tokenize", "fit", "predict")),
+    *(Ref(task=stage, key="k", digest="d") for stage in ("tokenize", "fit", "predict")),
 )
 
 
@@ -34,7 +34,7 @@ def recipe(
     return parse(
         {
             "name": "test",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "stars"},
             "model": {"source": "hub", "path": "me/model"},
             "evaluation": {

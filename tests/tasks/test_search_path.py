@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[2]
 LOOK = """
 import json, subprocess, sys
 from pathlib import Path
-from tasks.runtime.code import code_behind, library_versions, users_code
-from tasks.runtime.environment import environment
-from training.named import Place
-from training.protocol import Job, read_outcome
+from tasks.cache.code import code_behind, library_versions, users_code
+from tasks.jobs.child_environment import environment
+from training.jobs.user_code import Place
+from training.jobs.protocol import Job, read_outcome
 
 job = Path("job")
 Job(program="look", key="k", settings={}, inputs={}).write(job)
 program = '''
 import importlib
-from training.program import run_program
+from training.jobs.program import run_program
 run_program(lambda *given: {"file": importlib.import_module("mine.rows").__file__})
 '''
 subprocess.run([sys.executable, "-c", program, str(job)], env=environment({}), check=True)
@@ -165,7 +165,7 @@ def test_an_installed_project_shadows_neither_pythonpath_nor_python_and_a_checko
     look = f"""
 import json, os, sys
 sys.path.append({str(project)!r})
-from training.search_path import python_path, search_path
+from training.jobs.search_path import python_path, search_path
 print(json.dumps([sys.path, search_path(), python_path().split(os.pathsep)]))
 """
     env = {**os.environ, "PYTHONPATH": str(named), "PYTHONSAFEPATH": "1"}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime import services, settings
+from tasks.cache import settings
+from tasks.prefect import servers
 from training.problems import UserError
 
 
@@ -70,7 +71,7 @@ def test_the_homes_own_registry_is_the_same_through_the_server_of_up(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert settings.registry_place() == "http://127.0.0.1:5000"
-    services.tell(services.State(pid=1, prefect=None, mlflow="http://127.0.0.1:5000"))
+    servers.tell(servers.State(pid=1, prefect=None, mlflow="http://127.0.0.1:5000"))
     assert settings.registry_place() == "home"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
     assert settings.registry_place() == "http://tracker:5000"

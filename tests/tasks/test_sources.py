@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data import load_data
-from tasks.model import load_model
-from tasks.resolve import pin
-from tasks.runtime import store
-from tasks.runtime.refs import Ref
-from tasks.runtime.stage import Stage, Work
-from tasks.tokens import tokenize
+from tasks.cache import store
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Stage, Work
+from tasks.stages.load_data import load_data
+from tasks.stages.load_model import load_model
+from tasks.stages.resolve import pin
+from tasks.stages.tokenize import tokenize
 from training.problems import UserError
 from training.recipe import parse
 
@@ -110,7 +110,7 @@ def to_tokens(folder: Path, data: dict[str, Any]) -> tuple[Ref, Ref]:
     recipe = parse(
         {
             "name": "any",
-            "kind": "sequence-classification",
+            "task": "sequence-classification",
             "data": {"text": ["review"], "label": "mark", **data},
             "model": {"source": "folder", "path": str(a_model(folder))},
             "tokens": {"max_length": 16},
@@ -123,7 +123,7 @@ def to_tokens(folder: Path, data: dict[str, Any]) -> tuple[Ref, Ref]:
 
 def a_model(folder: Path) -> Path:
     """A model folder with a word-piece tokenizer. Nobody here looks at the weights."""
-    from training.scratch import train_wordpiece
+    from training.programs.create_model import train_wordpiece
 
     model = folder / "model"
     model.mkdir()
@@ -205,7 +205,7 @@ def test_rows_that_change_between_pin_and_read_are_not_stored_under_the_old_name
         file.write(as_lines("train"))
     data = {"source": "json", "path": path, "text": ["review"], "label": "mark"}
     model = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
-    recipe = parse({"name": "any", "kind": "sequence-classification", "data": data, "model": model})
+    recipe = parse({"name": "any", "task": "sequence-classification", "data": data, "model": model})
     pins = pin(recipe)
     with fsspec.open(path, "wb") as file:
         file.write(as_lines("train") * 2)
@@ -220,6 +220,6 @@ def test_a_file_that_is_renamed_is_another_only_where_its_name_says_how_to_read_
         (tmp_path / name).write_bytes(as_csv("train"))
         data = {"source": "csv", "path": str(tmp_path / name), "text": ["review"], "label": "mark"}
         model = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
-        recipe = parse({"name": "any", "kind": "sequence-classification", "data": data, "model": model})
+        recipe = parse({"name": "any", "task": "sequence-classification", "data": data, "model": model})
         keys.add(load_data.key(load_data.flat_ingredients(recipe, pin(recipe))[0]))
     assert len(keys) == 2

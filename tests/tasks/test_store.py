@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime import store
-from tasks.runtime.refs import Ref
+from tasks.cache import store
+from tasks.cache.refs import Ref
 
 
 def make(key: str = "k" * 40, text: str = "rows", log: str = "1") -> Ref:

@@ -9,20 +9,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.model import load_model
-from tasks.runtime.refs import FilePin, Pins, Ref
-from tasks.runtime.stage import Work
-from tasks.tokens import tokenize
+from tasks.cache.refs import FilePin, Pins, Ref
+from tasks.cache.stage import Work
+from tasks.stages.load_model import load_model
+from tasks.stages.tokenize import tokenize
 from tests.tasks.watching import Heard
 from tests.training import tiny
 from tests.training.vocabularies import CHAT, chat, save_repository
-from training import kinds, predict
-from training.batching import TokenRows
-from training.model import export, load_for_training, load_tokenizer
+from training import task_types
+from training.batching.batches import TokenRows
+from training.jobs.protocol import Events, Job
+from training.models.loading import export, load_for_training, load_tokenizer
+from training.models.repository_files import chat_template
 from training.problems import UserError
-from training.protocol import Events, Job
+from training.programs import predict
 from training.recipe import Recipe, parse
-from training.snapshot import chat_template
 
 DATA = Ref(kind="load_data", key="d", digest="of the rows")
 MODEL = Ref(kind="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
@@ -33,7 +34,7 @@ def recipe_of(folder: Path, **checks: str) -> Recipe:
     data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label", "checks": checks}
     model = {"source": "folder", "path": str(folder)}
     tokens = {"max_length": 48}
-    return parse({"name": "test", "kind": "sequence-classification", "data": data, "model": model, "tokens": tokens})
+    return parse({"name": "test", "task": "sequence-classification", "data": data, "model": model, "tokens": tokens})
 
 
 def loaded(repository: Path, recipe: Recipe, **other: FilePin) -> Path:
@@ -75,16 +76,18 @@ def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Pa
     assert len(told) == 2 and "of 40 rows of train" in told[0] and "of 20 rows of validation" in told[1]
     assert {"done": 60, "total": 60}.items() <= [e for e in heard.events if e["kind"] == "progress"][-1].items()
 
-    kind = kinds.load("sequence-classification")
+    task = task_types.load("sequence-classification")
     tokenizer = load_tokenizer(MODEL.path / "tokenizer", MODEL.path / "model")
-    network = load_for_training(kind, MODEL.path / "model", tiny.LABELS, tokenizer, seed=1)
+    network = load_for_training(task, MODEL.path / "model", tiny.LABELS, tokenizer, seed=1)
     rows = TokenRows(home / "tokens" / "train.arrow")
-    network(**kind.collator(tokenizer, 8)([rows[0], rows[1]])).loss.backward()
+    network(**task.collator(tokenizer, 8)([rows[0], rows[1]])).loss.backward()
     export(network, MODEL.path / "tokenizer", tmp_path / "trained")
-    settings = {"kind": "sequence-classification", "splits": ["validation"], "batch_size": 8, "batch_division": 1}
+    settings = {"task": "sequence-classification", "splits": ["validation"], "batch_size": 8, "batch_division": 1}
     inputs = {"model": str(tmp_path / "trained"), "tokens": str(home / "tokens")}
     (tmp_path / "predict/output").mkdir(parents=True)
-    job = Job(program="training.predict", key="p", settings={**settings, "mixed_precision": "no"}, inputs=inputs)
+    job = Job(
+        program="training.programs.predict", key="p", settings={**settings, "mixed_precision": "no"}, inputs=inputs
+    )
     assert predict.main(tmp_path / "predict", job, Events(tmp_path / "events.jsonl"))["rows"] == 20
 
 
@@ -113,10 +116,14 @@ def test_transformers_and_the_models_type_are_ingredients_only_where_a_class_has
         return set(tokenize.flat_ingredients(recipe_of(cut), DATA, MODEL)[0])
 
     def by_class(names: set[str]) -> set[str]:
-        return names & {"library.transformers", "model.config.model_type", "code.training/slow_tokens.py"}
+        return names & {
+            "library.transformers",
+            "model.config.model_type",
+            "code.training/programs/tokenize_with_transformers.py",
+        }
 
     before = names()
-    assert not by_class(before) and {"data.checks.truncated", "code.training/tokens.py"} <= before
+    assert not by_class(before) and {"data.checks.truncated", "code.training/tokenization/encoder.py"} <= before
     config = MODEL.path / "tokenizer" / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
     assert len(by_class(names())) == 3

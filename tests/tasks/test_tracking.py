@@ -23,13 +23,14 @@ import pytest
 from mlflow.entities import Run
 
 import tasks
-from tasks.runtime import machine, store, tracking
-from tasks.runtime.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, failures_told
-from tasks.runtime.flow_runs import goes_on_here, was_killed_here
-from tasks.runtime.outbox import OUTBOX, Outbox, left_by_others
-from tasks.runtime.refs import Ref
-from tasks.runtime.stage import Row
-from tasks.runtime.tracking import Delivery, Tracker, deliver_left
+from tasks.cache import store
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Row
+from tasks.prefect.flow_runs import goes_on_here, was_killed_here
+from tasks.tracking import mlflow_run, system_metrics
+from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, failures_told
+from tasks.tracking.mlflow_run import Delivery, Tracker, deliver_left
+from tasks.tracking.outbox import OUTBOX, Outbox, left_by_others
 from tests.servers import Server, closed_port, mlflow_server
 
 ROOT = str(Path(tasks.__path__[0]).parent)
@@ -263,7 +264,7 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
 def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_is_said(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "LAST_WAIT_S", 2.0)
+    monkeypatch.setattr(mlflow_run, "LAST_WAIT_S", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
         tracker = Tracker("recipe", "flow-1")
@@ -304,7 +305,7 @@ def test_a_server_that_fails_in_everything_holds_up_no_run(home: Path, monkeypat
 def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answers(
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "SAMPLE_S", 0.2)
+    monkeypatch.setattr(system_metrics, "SAMPLE_S", 0.2)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     dead = Tracker("recipe", "flow-1")
     wait_until(lambda: len([e for e, _ in Outbox("flow-1").waiting() if e["entry"] == "metrics"]) > 2)
@@ -325,9 +326,9 @@ def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monk
         tell({"cpu_utilization_percentage": 50.0})
         told.set()
 
-    monkeypatch.setattr(machine, "sample", slow)
+    monkeypatch.setattr(system_metrics, "sample", slow)
     for name in ("LOAD_WAIT_S", "LAST_WAIT_S", "DEAD_WAIT_S"):
-        monkeypatch.setattr(tracking, name, 0.1)
+        monkeypatch.setattr(mlflow_run, name, 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     tracker = Tracker("recipe", "flow-1")
     assert asked.wait(5)
@@ -348,8 +349,8 @@ def test_what_a_full_disk_never_took_is_told_as_lost_and_stops_no_sample(
         return open_(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refusing)
-    monkeypatch.setattr(machine, "sample", lambda tell, ended: None)
-    monkeypatch.setattr(tracking, "DEAD_WAIT_S", 0.1)
+    monkeypatch.setattr(system_metrics, "sample", lambda tell, ended: None)
+    monkeypatch.setattr(mlflow_run, "DEAD_WAIT_S", 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     full.set()
     tracker = Tracker("recipe", "flow-1")
@@ -427,7 +428,7 @@ def test_what_mlflow_fails_in_is_told_with_its_address_and_without_its_password(
 
 TRACK = """
 import sys
-from tasks.runtime.tracking import Tracker
+from tasks.tracking.mlflow_run import Tracker
 tracker = Tracker("recipe", sys.argv[1])
 tracker.tags({"fit.key": sys.argv[1]})
 tracker.end("FINISHED")

@@ -12,8 +12,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Running
 
-from tasks.runtime import untold
-from tasks.runtime.outbox import Outbox
+from tasks.prefect import pending_states
+from tasks.tracking.outbox import Outbox
 from tests.servers import closed_port
 
 
@@ -40,42 +40,42 @@ def test_a_server_that_is_back_is_told_once_how_a_run_ended(
     run = left_running()
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, taken_for, force=True)
-    untold.keep(str(run.id), state)
-    assert untold.waits(str(run.id))
-    untold.tell()
-    assert state_of(run) == state and not untold.waits(str(run.id))
+    pending_states.keep(str(run.id), state)
+    assert pending_states.waits(str(run.id))
+    pending_states.tell()
+    assert state_of(run) == state and not pending_states.waits(str(run.id))
 
 
 def test_what_the_server_knows_better_is_left_as_it_is(home: Path, prefect_server: None) -> None:
     run = left_running()
-    untold.keep(str(run.id), StateType.FAILED)
+    pending_states.keep(str(run.id), StateType.FAILED)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Completed(), force=True)  # tried again, elsewhere
-    untold.tell()
+    pending_states.tell()
     assert state_of(run) == StateType.COMPLETED
 
 
 def test_a_run_that_is_tried_again_just_now_is_left_alone(home: Path, prefect_server: None) -> None:
     run = left_running()
-    untold.keep(str(run.id), StateType.FAILED)
+    pending_states.keep(str(run.id), StateType.FAILED)
     with Outbox(str(run.id)).claimed():
-        untold.tell()
+        pending_states.tell()
     assert state_of(run) == StateType.RUNNING
 
 
 def test_what_cannot_be_told_waits_and_keeps_nothing_else_from_being_told(home: Path, prefect_server: None) -> None:
     elsewhere, run = str(uuid.UUID(int=0)), left_running()
     for name in (elsewhere, str(run.id)):
-        untold.keep(name, StateType.COMPLETED)
+        pending_states.keep(name, StateType.COMPLETED)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{closed_port()}/api"}):
-        untold.tell()
-    assert untold.waits(elsewhere) and untold.waits(str(run.id))
-    untold.tell()
-    assert untold.waits(elsewhere) and not untold.waits(str(run.id))
+        pending_states.tell()
+    assert pending_states.waits(elsewhere) and pending_states.waits(str(run.id))
+    pending_states.tell()
+    assert pending_states.waits(elsewhere) and not pending_states.waits(str(run.id))
 
 
 def test_a_server_that_is_away_is_known_to_be(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untold, "AWAY_WAIT_S", 0.5)
-    assert untold.server_answers()
+    monkeypatch.setattr(pending_states, "AWAY_WAIT_S", 0.5)
+    assert pending_states.server_answers()
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{closed_port()}/api"}):
-        assert not untold.server_answers()
+        assert not pending_states.server_answers()

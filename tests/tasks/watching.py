@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.runtime.stage import Row
+from tasks.cache.stage import Row
 
 
 class Heard:

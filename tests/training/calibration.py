@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.compare import compared
-from training.predicted import Likelihoods, Numbers, OneLabel, Predicted
+from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predicted
+from training.programs.compare import compared
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], tuple[Predicted, Predicted]]

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from tests.training.forks import run_main
-from training import predict
-from training.batching import PadToLongest
+from training.batching.batches import PadToLongest
+from training.programs import predict
 
 
 def on_second_rank(tokenizer: Any, multiple: int) -> Any:
@@ -23,12 +23,12 @@ def on_second_rank(tokenizer: Any, multiple: int) -> Any:
 
 
 def predict_but_on_second_rank(job_dir: str, rank: dict[str, str]) -> None:
-    """training.predict, whose rank 1 can make no batch."""
-    from training import batching
+    """training.programs.predict, whose rank 1 can make no batch."""
+    from training.batching import batches
 
     def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError("only here")
 
     if rank["RANK"] == "1":
-        batching.PadToLongest.__call__ = fail  # type: ignore[method-assign]
+        batches.PadToLongest.__call__ = fail  # type: ignore[method-assign]
     run_main(predict)(job_dir, rank)

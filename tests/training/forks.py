@@ -20,17 +20,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tasks.runtime.launch import accelerate_environment
-from training import fit
-from training.oracle import BATCHES, SWITCH
-from training.program import run_program
-from training.protocol import LOGS, Job, Outcome, read_events, read_outcome, sha256
+from tasks.jobs.launch import accelerate_environment
+from training.engine.state_check import BATCHES, SWITCH
+from training.jobs.program import run_program
+from training.jobs.protocol import LOGS, Job, Outcome, read_events, read_outcome, sha256
+from training.programs import fit
 
 FORKS = multiprocessing.get_context("forkserver")
 # Said here, for the first test to fork anything starts the server for all.
 FORKS.set_forkserver_preload(
     [
-        *("training.trainer", "training.loop", "training.metrics", "training.model", "training.kinds", "deepspeed"),
+        *(
+            "training.trainer",
+            "training.engine.loop",
+            "training.evaluation.metrics",
+            "training.models.loading",
+            "training.task_types",
+            "deepspeed",
+        ),
         "tests.training.warm",
     ]
 )
@@ -123,9 +130,9 @@ def weights(job_dir: Path) -> str:
     return sha256(job_dir / "output/model/model.safetensors")
 
 
-def events(job_dir: Path, kind: str) -> list[dict[str, Any]]:
+def events(job_dir: Path, task: str) -> list[dict[str, Any]]:
     file = job_dir / "events.jsonl"
-    return [event for event in _events(file, file.stat().st_size if file.exists() else 0) if event["kind"] == kind]
+    return [event for event in _events(file, file.stat().st_size if file.exists() else 0) if event["kind"] == task]
 
 
 @lru_cache(maxsize=8)

@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from training.batching import PadToLongest
-from training.metrics import LabelMetric
-from training.trainer import ExactTrainer
+from training.batching.batches import PadToLongest
+from training.engine.trainer import ExactTrainer
+from training.evaluation.metrics import LabelMetric
 
 Batch = dict[str, torch.Tensor]
 

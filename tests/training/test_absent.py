@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.absent import absent
+from training.jobs.optional_packages import absent
 
 
 @pytest.fixture

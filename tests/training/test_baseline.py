@@ -14,17 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from tasks.runtime.refs import Comparison
-from tests import kinds as tiny_kinds
+from tasks.cache.refs import Comparison
+from tests import task_types as tiny_tasks
 from tests.training import tiny
-from training import baseline, compare, kinds
-from training.constant import Baseline, is_constant, nearly_constant
-from training.generated import Generated
-from training.metric_names import more_is_better
-from training.metrics import LabelMetric, compute
-from training.predicted import Likelihoods, ManyLabels, Numbers, OneLabel, Predicted
-from training.protocol import Events, Job
-from training.tagged import Tagged
+from training import task_types
+from training.evaluation import baseline
+from training.evaluation.constant_predictions import Baseline, is_constant, nearly_constant
+from training.evaluation.generated_texts import Generated
+from training.evaluation.metrics import LabelMetric, compute
+from training.evaluation.predictions import Likelihoods, ManyLabels, Numbers, OneLabel, Predicted
+from training.evaluation.tagged_words import Tagged
+from training.jobs.protocol import Events, Job
+from training.programs import compare
+from training.recipe.tables.metrics import more_is_better
 
 NOWHERE = Path("nowhere")
 
@@ -46,10 +48,10 @@ def write(file: Path, table: pa.Table) -> Path:
     return file.parent
 
 
-def offered(kind: str, folder: Path, labels: list[str], **columns: Any) -> Baseline:
-    """The constants of a kind for these training rows."""
+def offered(task: str, folder: Path, labels: list[str], **columns: Any) -> Baseline:
+    """The constants of a task type for these training rows."""
     data = write(folder / "train.arrow", pa.table(columns))
-    found = kinds.load(kind).baseline(data, NOWHERE, NOWHERE, labels)
+    found = task_types.load(task).baseline(data, NOWHERE, NOWHERE, labels)
     assert found is not None
     return found
 
@@ -70,7 +72,7 @@ def test_the_metric_decides_which_label_is_the_best_constant(tmp_path: Path) -> 
     assert baseline.values(["tests.training.test_baseline:Shy"], found.constants[0].answered(rows, "test")) == {}
 
 
-@pytest.mark.parametrize("metric", kinds.class_of("sequence-classification").metrics)
+@pytest.mark.parametrize("metric", task_types.class_of("sequence-classification").metrics)
 def test_no_other_label_is_a_better_constant_on_the_training_rows(tmp_path: Path, metric: str) -> None:
     places = np.repeat([0, 1, 2, 3], [5, 9, 2, 4])
     found = offered("sequence-classification", tmp_path, labels := ["5", "1", "2", "4"], label=places)
@@ -129,18 +131,18 @@ def test_a_text_is_the_frequent_target_that_is_nearest_to_the_others(tmp_path: P
     assert baseline.best(found, "chrf").name == "'yes'"
 
 
-@pytest.mark.parametrize("kind", ["causal-lm", "masked-lm", "sft"])
-def test_tokens_are_predicted_by_how_often_the_training_targets_are_they(kind: str, tmp_path: Path) -> None:
-    from training.batching import IGNORED, TokenRows
-    from training.model import load_tokenizer
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "sft"])
+def test_tokens_are_predicted_by_how_often_the_training_targets_are_they(task: str, tmp_path: Path) -> None:
+    from training.batching.batches import IGNORED, TokenRows
+    from training.models.loading import load_tokenizer
 
-    world = tiny_kinds.make_world(kind, tmp_path / "world")
+    world = tiny_tasks.make_world(task, tmp_path / "world")
     folder = tmp_path / "model"
     folder.mkdir()
     for part in ("model", "tokenizer"):
         for file in (world / "base/output" / part).iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
-    made = kinds.load(kind, tiny_kinds.TINY[kind].options)
+    made = task_types.load(task, tiny_tasks.TINY[task].options)
     found = made.baseline(world / "data", world / "tokens", folder, [])
     assert found is not None
     collate = made.collator(load_tokenizer(folder), 1)
@@ -165,18 +167,18 @@ def test_tokens_are_predicted_by_how_often_the_training_targets_are_they(kind: s
 LABELS = [f"label {number}" for number in range(28)]
 
 
-def compared(home: Path, kind: str, figure: str, labels: list[str], model: Any, train: Any, truth: Any) -> Comparison:
+def compared(home: Path, task: str, figure: str, labels: list[str], model: Any, train: Any, truth: Any) -> Comparison:
     """A model without a champion, compared on rows with these true labels."""
     (home / "job/output").mkdir(parents=True)
     write(home / "data/train.arrow", pa.table({"text": [""] * len(train), "label": train}))
     write(home / "data/test.arrow", pa.table({"text": [f"text {row}" for row in range(len(truth))], "label": truth}))
     model(home / "predictions/test.parquet")
     settings = {
-        **{"kind": kind, "split": "test", "labels": labels, "champion": None, "metrics": [figure], "figure": figure},
+        **{"task": task, "split": "test", "labels": labels, "champion": None, "metrics": [figure], "figure": figure},
         **{"less_is_better": [], "margin": 0.0, "confidence": 0.95, "warnings": []},
     }
     inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
-    job = Job(program="training.compare", key="compare", settings=settings, inputs=inputs)
+    job = Job(program="training.programs.compare", key="compare", settings=settings, inputs=inputs)
     return Comparison.model_validate(compare.main(home / "job", job, Events(home / "job/events.jsonl")))
 
 
@@ -191,7 +193,7 @@ def test_a_model_that_gives_every_row_all_labels_is_not_better_than_the_baseline
         """All 28 labels for every row, with probabilities that tell nothing."""
         file.parent.mkdir()
         logits = np.full((300, 28), 3.0, np.float32)
-        made = kinds.class_of("multi-label-classification")
+        made = task_types.class_of("multi-label-classification")
         answers = __import__(made.__module__, fromlist=["_answers"])._answers(logits, [0.5] * 28)
         table = pa.table({"label": rows[300:], **{name: answers[name] for name in answers.schema.names}})
         table = table.replace_schema_metadata(answers.schema.metadata)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.training.calibration import REGIMES, Regime, three_rows_differ
-from training import evidence, metrics, resampling
-from training.metrics import resampled
-from training.predicted import OneLabel, Predicted
+from training.evaluation import bootstrap, metrics, significance
+from training.evaluation.metrics import bootstrap_figures
+from training.evaluation.predictions import OneLabel, Predicted
 
 TRIALS = 1_000
 MOST = 65
@@ -22,15 +22,15 @@ QUICK = ("alike-accuracy-20", "disaster-log_loss-200", "worse by the margin-accu
 @pytest.fixture(autouse=True)
 def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bootstrap's draws and the metrics are the same in each trial, and take most of the time."""
-    kept = lru_cache(maxsize=2)(lambda *which: tuple(resampling.draws(*which)))
-    monkeypatch.setattr(evidence, "draws", kept)
+    kept = lru_cache(maxsize=2)(lambda *which: tuple(bootstrap.draws(*which)))
+    monkeypatch.setattr(significance, "draws", kept)
     made: dict[Any, Any] = {}
 
     def make(names: Sequence[str], predicted: Predicted) -> Any:
         key = (*names, predicted.config_name)
         return made[key] if key in made else made.setdefault(key, metrics.make(names, predicted))
 
-    monkeypatch.setattr(resampled, "make", make)
+    monkeypatch.setattr(bootstrap_figures, "make", make)
     monkeypatch.setattr(
         metrics, "compute", lambda names, predicted: metrics.computed(make(names, predicted), predicted)
     )

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from training.champion import need_kind
-from training.kinds import load
-from training.kinds.sequence_classification import probabilities
 from training.problems import UserError
+from training.programs.predict_champion import require_task
+from training.task_types import load
+from training.task_types.sequence_classification import probabilities
 
 KIND = load("sequence-classification")
 LOGITS = np.log(np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.2, 0.5, 0.3]], dtype=np.float32))
@@ -53,7 +53,7 @@ def test_a_label_that_the_champion_alone_knows_is_a_wrong_answer_as_wrong_as_it_
 def test_a_champion_of_another_kind_is_a_mistake_that_says_what_it_is(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}))
-    need_kind(KIND, "sequence-classification", tmp_path, "small/1")
+    require_task(KIND, "sequence-classification", tmp_path, "small/1")
     config.write_text(json.dumps({"model_type": "bert", "architectures": ["BertForTokenClassification"]}))
     with pytest.raises(UserError, match=r"release.registry: small/1 is BertForTokenClassification"):
-        need_kind(KIND, "sequence-classification", tmp_path, "small/1")
+        require_task(KIND, "sequence-classification", tmp_path, "small/1")

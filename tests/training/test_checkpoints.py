@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint import FileSystemReader
 
-from training import checkpoints
-from training.engines import Task, needs_own_checkpoint
+from training.engine import checkpoints
+from training.engine.training_task import Task, needs_own_checkpoint
+from training.jobs.protocol import Events
 from training.problems import UserError
-from training.protocol import Events
 from training.recipe import Training
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.circumstances import require_exact
+from training.engine.environment import require_exact
 from training.problems import UserError
 
 HERE: dict[str, Any] = {

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from tasks.runtime.refs import Comparison
+from tasks.cache.refs import Comparison
 from tests.training import tiny
-from training import compare
-from training.metrics.resampled import cost
-from training.predicted import OneLabel
-from training.protocol import Events, Job, read_events
+from training.evaluation.metrics.bootstrap_figures import cost
+from training.evaluation.predictions import OneLabel
+from training.jobs.protocol import Events, Job, read_events
+from training.programs import compare
 
 LABELS = ["neg", "pos"]
 ROWS = 40
@@ -45,12 +45,12 @@ def run(
     with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     settings = {
-        **{"kind": "sequence-classification", "split": "test", "labels": LABELS, "champion": "small/1"},
+        **{"task": "sequence-classification", "split": "test", "labels": LABELS, "champion": "small/1"},
         **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
         "warnings": [],
     }
     inputs = {name: str(home / name) for name in ("predictions", "champion", "data")}
-    job = Job(program="training.compare", key="compare", settings=settings | say, inputs=inputs)
+    job = Job(program="training.programs.compare", key="compare", settings=settings | say, inputs=inputs)
     figures = compare.main(home / "job", job, Events(home / "job/events.jsonl"))
     assert json.loads((home / "job/output/comparison.json").read_text()) == figures
     with open(home / "job/output/log/disagreements.csv", newline="", encoding="utf-8") as file:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.dropout import LaneDropout, cheapen
+from training.models.dropout import LaneDropout, cheapen
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.test_readme import example
 from tests.training import tiny
 from tests.training.forks import events, finish, kill_when, weights
-from training.checkpoints import step_of
+from training.engine.checkpoints import step_of
 
 MISTAKES = """
 class Train:
@@ -57,7 +57,10 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
         ("my_engine:trains", "'my_engine' has no 'trains': it has train. Did you mean 'train'?"),
         ("my_mistakes:Train", "'my_mistakes:Train' is the class Train: it must be a function that takes a training."),
         ("my_mistakes:two", "'my_mistakes:two' is of type function: it must be a function that takes a training.eng"),
-        ("my_mistakes:nothing", "'my_mistakes:nothing' gave NoneType: it must give a training.engines.Trained."),
+        (
+            "my_mistakes:nothing",
+            "'my_mistakes:nothing' gave NoneType: it must give a training.engine.training_task.Trained.",
+        ),
         ("my_engine:train", "'my_engine:train' would train alone in each of 2 processes: have it make accelerate."),
     ],
 )

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from tests.training.forks import events
-from training import estimate, room, speed
-from training.engines import Task
+from training.engine import throughput
+from training.engine.training_task import Task
+from training.jobs import resources
+from training.jobs.protocol import Events
 from training.problems import UserError
-from training.protocol import Events
+from training.programs import estimate
 
 SAID = {"micro_batch": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_an_epoch": 7, "disk_mb": 2}
 
@@ -42,7 +44,7 @@ class Rows(list[int]):
 
 
 def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_back() -> None:
-    from training.drawing import Numbered
+    from training.batching.random_states import Numbered
 
     model = Normed().eval()
     task = Task(
@@ -105,20 +107,20 @@ def test_a_control_group_limits_memory_and_its_processes_share_what_is_left(
     (tmp_path / "self/cgroup").write_text(f"4:{mount}:/outer/inner\n")
     inner = tmp_path / "groups" / mount / "outer" / "inner"
     inner.mkdir(parents=True)
-    monkeypatch.setattr(room, "PROC", tmp_path)
-    monkeypatch.setattr(room, "CGROUPS", tmp_path / "groups")
-    assert room.memory_left(2) == 10_000_000 * 1024 // 2
+    monkeypatch.setattr(resources, "PROC", tmp_path)
+    monkeypatch.setattr(resources, "CGROUPS", tmp_path / "groups")
+    assert resources.memory_left(2) == 10_000_000 * 1024 // 2
     for name, content in files.items():
         (inner.parent / name).write_text(content)
-    assert room.memory_left(1) == 500_000_000
-    assert room.memory_left(2) == 250_000_000
+    assert resources.memory_left(1) == 500_000_000
+    assert resources.memory_left(2) == 250_000_000
 
 
 def test_the_expected_end_is_told_once_as_a_time_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "FIRST_STEPS_S", 0.0)
-    monkeypatch.setattr(speed, "SOON_S", 0.0)
+    monkeypatch.setattr(throughput, "FIRST_STEPS_S", 0.0)
+    monkeypatch.setattr(throughput, "SOON_S", 0.0)
     said = Events(tmp_path / "events.jsonl")
-    end = speed.ExpectedEnd(said)
+    end = throughput.ExpectedEnd(said)
     for step in range(1, 5):
         end.stepped(step, 4)
     said.close()

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from training.evidence import Evidence, mcnemar, paired
-from training.resampling import Figure
+from training.evaluation.bootstrap import Figure
+from training.evaluation.significance import Evidence, mcnemar, paired
 
 DRAWS, ROWS, CONFIDENCE = 200, 1000, 0.95
 Right = npt.NDArray[np.bool_]
@@ -34,8 +34,8 @@ def promoted(test: Callable[[Right, Right], Evidence], rows: int, gained: float,
     random, passed = np.random.default_rng(6), 0
     for _ in range(DRAWS):
         # Which of the two is right: both, the new one alone, the old one alone, neither.
-        kinds = random.choice(4, size=rows, p=[0.8, gained, lost, 0.2 - gained - lost])
-        passed += test(kinds <= 1, (kinds == 0) | (kinds == 2)).better
+        tasks = random.choice(4, size=rows, p=[0.8, gained, lost, 0.2 - gained - lost])
+        passed += test(tasks <= 1, (tasks == 0) | (tasks == 2)).better
     return passed
 
 

@@ -13,12 +13,13 @@ from transformers.models.auto import tokenization_auto
 from tests.training import vocabularies
 from tests.training.test_tokens import save_rows
 from tests.training.vocabularies import CHAT, PAIRS, ROBERTA, TEXTS, save_repository, snapshot
-from training import slow_tokens
-from training import snapshot as parts
-from training.kinds.sequence_classification import SequenceClassification
+from training.models import repository_files as parts
+from training.models.repository_files import as_the_file_says
 from training.problems import UserError
-from training.snapshot import as_the_file_says
-from training.tokens import load_encoder, write
+from training.task_types.sequence_classification import SequenceClassification
+from training.tokenization import transformers_encoder
+from training.tokenization.encoder import load_encoder
+from training.tokenization.token_files import write
 
 
 def bert_that_keeps_case_in_its_file(folder: Path) -> Path:
@@ -85,7 +86,7 @@ def check_ids(repository: Path, data: Path, pairs: bool, out: Path) -> None:
         if as_the_file_says(tokenizer, model):
             encoder = load_encoder(tokenizer, max_length)
         else:
-            encoder = slow_tokens.load_encoder(tokenizer, model, max_length)
+            encoder = transformers_encoder.load_encoder(tokenizer, model, max_length)
         write(SequenceClassification(), data, encoder, out / str(max_length), "warning", lambda done, total: None)
         expected = reference(*texts, truncation=True, max_length=max_length, return_token_type_ids=pairs)
         found = pa.ipc.open_file(out / str(max_length) / "train.arrow").read_all().to_pydict()
@@ -125,7 +126,7 @@ def test_a_tokenizer_that_its_class_cannot_load_is_refused(tmp_path: Path) -> No
         tmp_path / "it", "bert", None, {"tokenizer_class": "BertTokenizer"}, tokenizer_json="{"
     )
     with pytest.raises(UserError, match=r"AutoTokenizer cannot load it: .* Save the tokenizer again"):
-        slow_tokens.load_encoder(*snapshot(repository), 12)
+        transformers_encoder.load_encoder(*snapshot(repository), 12)
 
 
 def test_model_types_whose_class_transformers_overrules_are_known() -> None:

@@ -22,8 +22,8 @@ from tests.training.forks import (
     kill_when,
     run_fit,
 )
-from training.checkpoints import damage_of
-from training.protocol import Job, Outcome, read_outcome
+from training.engine.checkpoints import damage_of
+from training.jobs.protocol import Job, Outcome, read_outcome
 
 EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
 

@@ -28,20 +28,22 @@ from transformers import (
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
-from training import kinds, predict, scratch, tokens
-from training.asking import Asker
-from training.batching import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
-from training.compare import compared
-from training.continuing import know_edges
-from training.drawing import Numbered
-from training.kinds.base import Kind
-from training.likelihood import TokenLoss, following, sums_of_rows
-from training.metrics import compute
-from training.model import export, load_for_training, load_tokenizer
-from training.predicted import Likelihoods
+from training import task_types
+from training.batching.batches import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.batching.random_states import Numbered
+from training.engine.serving import Asker
+from training.evaluation.likelihood import TokenLoss, following, sums_of_rows
+from training.evaluation.metrics import compute
+from training.evaluation.predictions import Likelihoods
+from training.jobs.protocol import Events, Job
+from training.models.loading import export, load_for_training, load_tokenizer
 from training.problems import UserError
-from training.protocol import Events, Job
-from training.score import scores
+from training.programs import create_model, predict
+from training.programs.compare import compared
+from training.programs.score import scores
+from training.task_types.continuation import know_edges
+from training.task_types.task_type import TaskType
+from training.tokenization import encoder as tokens
 
 WORDS = PreTrainedTokenizerFast(
     tokenizer_object=Tokenizer(models.WordLevel({str(word): word for word in range(50)})), pad_token="9", eos_token="9"
@@ -55,8 +57,8 @@ def documents(*lists: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"input_ids": pa.array(lists, pa.list_(pa.int32())), "length": lengths})
 
 
-def rows_of(kind: Kind, split: str, max_length: int, *blocks: pa.RecordBatch) -> TokenRows:
-    return TokenRows(pa.Table.from_batches(kind.token_rows(split, max_length, iter(blocks))))
+def rows_of(task: TaskType, split: str, max_length: int, *blocks: pa.RecordBatch) -> TokenRows:
+    return TokenRows(pa.Table.from_batches(task.token_rows(split, max_length, iter(blocks))))
 
 
 def network(model_type: str, **config: Any) -> PreTrainedModel:
@@ -67,12 +69,12 @@ def network(model_type: str, **config: Any) -> PreTrainedModel:
 
 
 def test_documents_are_packed_without_a_gap_and_nobody_is_asked_for_the_first_token_of_one() -> None:
-    kind = kinds.load("causal-lm")
-    rows = rows_of(kind, "train", 5, documents(*DOCUMENTS[:2]), documents(*DOCUMENTS[2:]))
+    task = task_types.load("causal-lm")
+    rows = rows_of(task, "train", 5, documents(*DOCUMENTS[:2]), documents(*DOCUMENTS[2:]))
     assert [rows[row]["input_ids"].tolist() for row in range(3)] == [[1, 2, 3, 4, 5], [6, 9, 7, 9, 8], [8, 8, 9, 9]]
     assert [rows[row]["starts"].tolist() for row in range(3)] == [[0], [0, 2, 4], [0, 3]]
     assert rows.targets.tolist() == [4, 2, 2]
-    batch = kind.collator(WORDS, 6)([rows[row] for row in range(3)])
+    batch = task.collator(WORDS, 6)([rows[row] for row in range(3)])
     none = IGNORED
     assert batch["labels"].tolist() == [
         [none, 2, 3, 4, 5, none],
@@ -81,21 +83,21 @@ def test_documents_are_packed_without_a_gap_and_nobody_is_asked_for_the_first_to
     ]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0], [0, 1, 0, 1, 0, 0], [0, 1, 2, 0, 0, 1]]
     assert batch["input_ids"][:, 4:].tolist() == [[5, 9], [8, 9], [9, 9]]
-    assert kind.targets(batch) == 8
+    assert task.targets(batch) == 8
 
 
 def test_windows_have_all_of_a_document_in_its_row_and_one_without_tokens_has_a_row_too() -> None:
-    kind = kinds.load("causal-lm", {"packing": False})
+    task = task_types.load("causal-lm", {"packing": False})
     blocks = documents(*DOCUMENTS[:2]), documents([], *DOCUMENTS[2:])
     for split in ("train", "validation"):
-        rows = rows_of(kind, split, 3, *blocks)
+        rows = rows_of(task, split, 3, *blocks)
         assert [rows[row]["input_ids"].tolist() for row in range(len(rows))] == [
             *([1, 2, 3], [4, 5, 6], [9], [7, 9], []),
             *([8, 8, 8], [9], [9]),
         ]
         assert rows.targets.tolist() == [2, 2, 0, 1, 0, 2, 0, 0]
         assert rows.tokens.tolist() == [7, 2, 0, 4, 1]
-    assert kind.targets(kind.collator(WORDS, 1)([rows[2], rows[4]])) == 0
+    assert task.targets(task.collator(WORDS, 1)([rows[2], rows[4]])) == 0
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -103,9 +105,9 @@ def test_windows_have_all_of_a_document_in_its_row_and_one_without_tokens_has_a_
 def test_a_packed_document_gets_the_logits_that_it_gets_alone_and_with_the_librarys_collators_it_does_not(
     model_type: str, attention: str
 ) -> None:
-    kind, model = kinds.load("causal-lm"), network(model_type, attn_implementation=attention)
-    rows = rows_of(kind, "train", 14, documents(*DOCUMENTS))
-    batch = kind.collator(WORDS, 8)([rows[0]])
+    task, model = task_types.load("causal-lm"), network(model_type, attn_implementation=attention)
+    rows = rows_of(task, "train", 14, documents(*DOCUMENTS))
+    batch = task.collator(WORDS, 8)([rows[0]])
     flattened = DataCollatorWithFlattening()([{"input_ids": ids} for ids in DOCUMENTS])
     for name in ("input_ids", "labels", "position_ids"):  # so far the library agrees
         assert torch.equal(batch[name][:, :14], flattened[name])
@@ -113,7 +115,7 @@ def test_a_packed_document_gets_the_logits_that_it_gets_alone_and_with_the_libra
     with torch.no_grad():
         alone = torch.cat([model(torch.tensor([ids])).logits[0] for ids in DOCUMENTS])
         crossing = [(model(**given).logits[0] - alone).abs().max().item() for given in (flattened, joined)]
-        kind.prepare(model, WORDS)
+        task.prepare(model, WORDS)
         kept_apart = (model(**batch).logits[0, :14] - alone).abs().max().item()
     assert kept_apart < 1e-6 and min(crossing) > 0.01
     assert (joined["labels"] == WORDS.eos_token_id).sum() == 0  # filled up with eos, it teaches no model to end
@@ -129,10 +131,10 @@ def test_a_model_that_cannot_keep_documents_apart_or_sees_what_it_shall_tell_is_
 ) -> None:
     model = network(model_type)
     with pytest.raises(UserError) as refused:
-        kinds.load("causal-lm").prepare(model, WORDS)
+        task_types.load("causal-lm").prepare(model, WORDS)
     assert refused.value.problems[0].where == field
     if field == "options.packing":
-        kinds.load("causal-lm", {"packing": False}).prepare(model, WORDS)
+        task_types.load("causal-lm", {"packing": False}).prepare(model, WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +142,12 @@ def speakers(world: Path) -> Path:
     """A world with a causal model beside the other one, and the tokens of both kinds."""
     made = tokenizer_of(world)
     config = tiny.CONFIG | {"model_type": "gpt2", "vocab_size": made.get_vocab_size()}
-    scratch.create(config, made, seed=1).save_pretrained(world / "causal-lm/model")
+    create_model.create(config, made, seed=1).save_pretrained(world / "causal-lm/model")
     shutil.copytree(world / "base/model", world / "masked-lm/model")
     for name in MOST:
         shutil.copytree(world / "base/tokenizer", world / name / "tokenizer")
         encoder = tokens.load_encoder(world / "base/tokenizer", MOST[name])
-        tokens.write(kinds.load(name), world / "data", encoder, world / name / "tokens", "ignore", lambda *_: None)
+        tokens.write(task_types.load(name), world / "data", encoder, world / name / "tokens", "ignore", lambda *_: None)
     return world
 
 
@@ -157,17 +159,17 @@ def tokenizer_of(world: Path) -> Tokenizer:
     return Tokenizer.from_file(str(world / "base/tokenizer/tokenizer.json"))
 
 
-def fit_job(world: Path, job_dir: Path, kind: str, **training: Any) -> Path:
-    settings = {"kind": kind, "labels": [], "metrics": ["perplexity", "token_accuracy"]}
-    return tiny.fit_job(world, job_dir, base=kind, tokens=f"{kind}/tokens", settings=settings, **training)
+def fit_job(world: Path, job_dir: Path, task: str, **training: Any) -> Path:
+    settings = {"task": task, "labels": [], "metrics": ["perplexity", "token_accuracy"]}
+    return tiny.fit_job(world, job_dir, base=task, tokens=f"{task}/tokens", settings=settings, **training)
 
 
-@pytest.mark.parametrize(("kind", "engine"), [("causal-lm", "accelerate"), ("masked-lm", "trainer")])
+@pytest.mark.parametrize(("task", "engine"), [("causal-lm", "accelerate"), ("masked-lm", "trainer")])
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
-    speakers: Path, tmp_path: Path, kind: str, engine: str
+    speakers: Path, tmp_path: Path, task: str, engine: str
 ) -> None:
     asked = {"engine": engine, "checkpoint_interval_s": 0.02, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
-    whole, killed = (fit_job(speakers, tmp_path / name, kind, **asked) for name in ("whole", "killed"))
+    whole, killed = (fit_job(speakers, tmp_path / name, task, **asked) for name in ("whole", "killed"))
     assert finish(whole).state == "finished"
     assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
     assert finish(killed).state == "finished"
@@ -180,8 +182,8 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
 def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model_by_hand(
     speakers: Path, tmp_path: Path
 ) -> None:
-    kind, folder = kinds.load("causal-lm"), speakers / "causal-lm"
-    model = load_for_training(kind, folder / "model", [], load_tokenizer(folder / "tokenizer"), seed=1)
+    task, folder = task_types.load("causal-lm"), speakers / "causal-lm"
+    model = load_for_training(task, folder / "model", [], load_tokenizer(folder / "tokenizer"), seed=1)
     export(model, folder / "tokenizer", tmp_path / "model")
     tables = [predicted(folder, tmp_path, batch_size) for batch_size in (3, 64)]
     assert tables[0].column_names == ["row", "loss", "targets", "hits", "tokens"]
@@ -199,7 +201,7 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
             assert of_row.pop("loss") == pytest.approx(sum(losses), abs=1e-4)
             assert of_row == {"row": row, "targets": len(losses), "hits": hits, "tokens": len(ids)}
     assert max(map(len, encoded)) > 12 and len(tables[0]) == len(encoded)
-    found = kind.predicted(tables[0], [])
+    found = task.predicted(tables[0], [])
     total, targets, hits = (sum(tables[0][name].to_pylist()) for name in ("loss", "targets", "hits"))
     values = compute(["perplexity", "token_accuracy"], found)
     assert values == pytest.approx({"perplexity": math.exp(total / targets), "token_accuracy": hits / targets})
@@ -207,16 +209,16 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
 
 
 def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(speakers: Path, tmp_path: Path) -> None:
-    kind, folder = kinds.load("causal-lm", {"max_new_tokens": 5}), speakers / "causal-lm"
+    task, folder = task_types.load("causal-lm", {"max_new_tokens": 5}), speakers / "causal-lm"
     tokenizer = load_tokenizer(folder / "tokenizer")
-    model = load_for_training(kind, folder / "model", [], tokenizer, seed=1)
+    model = load_for_training(task, folder / "model", [], tokenizer, seed=1)
     model.get_output_embeddings().weight.data[tokenizer.sep_token_id] *= 3  # now and then the likeliest
     model.generation_config.update(temperature=0.6, top_p=0.9)  # as models bring them, without do_sample
     know_edges(model, tokenizer)
     export(model, folder / "tokenizer", tmp_path / "model")
     model.eval()
     texts, lengths = [*texts_of(speakers)[:20], ""], set()
-    answers = Asker(kind, tmp_path / "model", tmp_path / "model", 12).answers(
+    answers = Asker(task, tmp_path / "model", tmp_path / "model", 12).answers(
         pa.RecordBatch.from_pydict({"text": texts})
     )
     for text, answer in zip(texts, answers, strict=True):
@@ -229,12 +231,12 @@ def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(sp
         assert answer["generated_text"] == tokenizer.decode(written, skip_special_tokens=True)
     assert len(lengths) > 1
     (tmp_path / "model/generation_config.json").write_text('{"temperature": 0.6, "early_stopping": true}')
-    (name, told), *_ = kind.released(tmp_path / "model").items()
+    (name, told), *_ = task.released(tmp_path / "model").items()
     (tmp_path / "model" / name).write_text(told)
     settings = GenerationConfig.from_pretrained(tmp_path / "model")
     assert (settings.max_new_tokens, settings.do_sample, settings.temperature) == (5, False, None)
     settings.validate(strict=True)
-    quiet = kinds.load("causal-lm", {"max_new_tokens": 0})
+    quiet = task_types.load("causal-lm", {"max_new_tokens": 0})
     assert "generated_text" not in quiet.answer_types([]) and not quiet.released(tmp_path / "model")
 
 
@@ -244,11 +246,13 @@ def texts_of(world: Path, split: str = "validation") -> list[str]:
 
 
 def predicted(folder: Path, tmp_path: Path, batch_size: int) -> pa.Table:
-    settings = {"kind": "causal-lm", "splits": ["validation"], "batch_size": batch_size, "batch_division": 1}
+    settings = {"task": "causal-lm", "splits": ["validation"], "batch_size": batch_size, "batch_division": 1}
     job_dir = tmp_path / str(batch_size)
     (job_dir / "output").mkdir(parents=True)
     inputs = {"model": str(tmp_path / "model"), "tokens": str(folder / "tokens")}
-    job = Job(program="training.predict", key="predict", settings=settings | {"mixed_precision": "no"}, inputs=inputs)
+    job = Job(
+        program="training.programs.predict", key="predict", settings=settings | {"mixed_precision": "no"}, inputs=inputs
+    )
     assert predict.main(job_dir, job, Events(job_dir / "events.jsonl"))["rows"] == 60
     return pq.read_table(job_dir / "output/validation.parquet")
 
@@ -262,11 +266,11 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
     assert loss(logits[1:], labels[1:]).item() == 0 and not logits.grad.any()
     sums = sums_of_rows(logits.detach(), following(labels))
     assert sums["targets"].to_pylist() == [2, 0] and sums["loss"][1].as_py() == 0
-    kind = kinds.load("causal-lm")
-    assert kind.explained(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
+    task = task_types.load("causal-lm")
+    assert task.explained(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
     old = Likelihoods(np.ones(2), np.array([2, 1]), np.zeros(2, np.int64))
     with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
-        compared(kind.predicted(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
+        compared(task.predicted(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
     longer, same = (Likelihoods(old.loss, old.targets, old.hits, np.array([3, tokens])) for tokens in (2, 1))
     assert longer.incomparable(same) and not same.incomparable(old)
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
@@ -276,7 +280,7 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
 @pytest.fixture(scope="module")
 def masked(speakers: Path) -> tuple[TokenRows, Any]:
     folder = speakers / "masked-lm"
-    collate = kinds.load("masked-lm").collator(load_tokenizer(folder / "tokenizer"), 1)
+    collate = task_types.load("masked-lm").collator(load_tokenizer(folder / "tokenizer"), 1)
     return TokenRows(folder / "tokens/train.arrow"), collate
 
 
@@ -327,32 +331,32 @@ def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(ma
 def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_places(
     speakers: Path, tmp_path: Path
 ) -> None:
-    kind, folder = kinds.load("masked-lm"), speakers / "masked-lm"
+    task, folder = task_types.load("masked-lm"), speakers / "masked-lm"
     tokenizer = load_tokenizer(folder / "tokenizer")
-    export(load_for_training(kind, folder / "model", [], tokenizer, seed=1), folder / "tokenizer", tmp_path / "model")
+    export(load_for_training(task, folder / "model", [], tokenizer, seed=1), folder / "tokenizer", tmp_path / "model")
     text = texts_of(speakers)[0]
     first, *rest = text.split()
     hidden = " ".join([first, "[MASK]", "[MASK]", *rest])
-    asker = Asker(kind, tmp_path / "model", tmp_path / "model", 64)
+    asker = Asker(task, tmp_path / "model", tmp_path / "model", 64)
     told = [row["filled_text"] for row in asker.answers(pa.RecordBatch.from_pydict({"text": [hidden, text]}))]
     found = pipeline("fill-mask", str(tmp_path / "model"), top_k=1, dtype=torch.float32)(hidden)
     filled = [one[0]["token_str"].strip() for one in found]
     assert told == [" ".join([first, *filled, *rest]), None]
-    cut = Asker(kind, tmp_path / "model", tmp_path / "model", 4)
+    cut = Asker(task, tmp_path / "model", tmp_path / "model", 4)
     (one,) = cut.answers(pa.RecordBatch.from_pydict({"text": ["[MASK] [MASK] [MASK]"]}))
     assert one["filled_text"].count("[MASK]") == 1 and one["filled_text"].endswith("[MASK]")
 
 
 def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:
-    kind = kinds.load("masked-lm", {"whole_words": True, "mlm_probability": 0.3})
+    task = task_types.load("masked-lm", {"whole_words": True, "mlm_probability": 0.3})
     made = word_pieces()
     encoder = tokens.FastEncoder(
         Tokenizer.from_str(made.to_str()), 40, side="right", split_special_tokens=False, eos=None
     )
-    rows = TokenRows(pa.Table.from_batches([kind.features(encoder, pa.record_batch({"text": TEXTS})).rows]))
+    rows = TokenRows(pa.Table.from_batches([task.features(encoder, pa.record_batch({"text": TEXTS})).rows]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", **WORD_PIECES)
     alone = tokenizer(TEXTS, truncation=True, max_length=40)
-    collate, parts = kind.collator(tokenizer, 1), 0
+    collate, parts = task.collator(tokenizer, 1), 0
     for epoch in range(20):
         batch = collate(Numbered([rows[row] for row in range(5)], (1, epoch, 0, 0), range(5)))
         for row, labels in enumerate(batch["labels"].tolist()):

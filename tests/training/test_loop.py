@@ -29,15 +29,15 @@ from tests.training.forks import (
     start,
     weights,
 )
-from training import fit
-from training.batching import TokenRows
-from training.checkpoints import damage_of
+from training.batching.batches import TokenRows
+from training.engine.checkpoints import damage_of
+from training.jobs.protocol import Events, Job, read_outcome
 from training.problems import UserError
-from training.protocol import Events, Job, read_outcome
+from training.programs import fit
 from training.recipe import Training, parse
-from training.recipe.engine import EXTRA, OPTIMIZERS, TRAINING
-from training.recipe.extra import ACCEPTED, arguments, fits
-from training.recipe.optimizers import OPTIMIZERS as ALL_OPTIMIZERS
+from training.recipe.extra_arguments import ACCEPTED, arguments, fits
+from training.recipe.rules.engine_rules import EXTRA, OPTIMIZERS, TRAINING
+from training.recipe.tables.optimizers import OPTIMIZERS as ALL_OPTIMIZERS
 
 # Dropout is on. 150 rows: 6 full steps an epoch, and one of 6 rows that makes fewer and unequal micro-batches.
 ASKED: dict[str, Any] = {
@@ -63,8 +63,8 @@ TWO: dict[str, Any] = {
 
 def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int) -> None:
     """Trains, and dies of SIGKILL in the middle of a step's `train`, `evaluate` or `save`."""
-    from training import drawing
-    from training.loop import Loop
+    from training.batching import random_states as drawing
+    from training.engine.loop import Loop
 
     compute, states, calls = Loop.loss_and_outputs, drawing.random_states, Counter[str]()
     here: list[Loop] = []
@@ -277,8 +277,8 @@ def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_pat
 
 def made(job_dir: str, asked: list[dict[str, Any]], answers: Any) -> None:
     """Puts what has become of the settings where the test sees it."""
-    from training import model
-    from training.loop import Loop
+    from training.engine.loop import Loop
+    from training.models import loading as model
 
     model.make_deterministic()
     task = fit.make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
@@ -312,7 +312,7 @@ def test_each_of_the_extra_settings_acts(world: Path, tmp_path: Path) -> None:
 def refused(**training: Any) -> dict[str, str]:
     recipe: dict[str, Any] = {
         "name": "reviews",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": "reviews", "text": ["text"], "label": "label"},
         "model": {"source": "folder", "path": "models/small"},
         "compute": training.pop("compute", {}),

@@ -22,12 +22,14 @@ from transformers import (
 
 from tests.training import tiny
 from tests.training.forks import FORKS, assert_same, checkpoints_written, finish, kill_when
-from training import adapters, kinds, next_tokens
-from training.batching import PadToLongest, TokenRows
-from training.fit import export, make_task
-from training.model import load_for_training, load_tokenizer
+from training import task_types
+from training.batching import causal_batches
+from training.batching.batches import PadToLongest, TokenRows
+from training.jobs.protocol import Events, Job, read_outcome
+from training.models import adapters
+from training.models.loading import load_for_training, load_tokenizer
 from training.problems import UserError
-from training.protocol import Events, Job, read_outcome
+from training.programs.fit import export, make_task
 from training.recipe import parse
 from training.recipe.lora import Lora
 
@@ -145,7 +147,7 @@ def test_a_model_is_tried_on_the_device_where_it_lies() -> None:
         seen.update((name, tensor.device.type) for name, tensor in given.items())
 
     model.register_forward_pre_hook(see, with_kwargs=True)
-    next_tokens._logits(model, next_tokens.FIRST, [0, 1, 2, 3])
+    causal_batches._logits(model, causal_batches.FIRST, [0, 1, 2, 3])
     assert seen == {("input_ids", "meta"), ("position_ids", "meta")}
 
 
@@ -174,7 +176,7 @@ def test_layers_that_are_not_there_or_cannot_be_merged_are_refused_by_name(
 def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
     recipe = {
         "name": "test",
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
         "model": {"source": "folder", "path": "base"},
         "training": {"lora": {"quantization": "nf4"}},
@@ -196,16 +198,16 @@ def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_
     config = DistilBertConfig(vocab_size=120, dim=8, n_layers=1, n_heads=2, hidden_dim=8, num_labels=5)
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "base")
     inputs = {"model": str(tmp_path / "base"), "tokenizer": str(world / "base/tokenizer")}
-    job = Job(program="training.fit", key="k", settings={"labels": tiny.LABELS}, inputs=inputs)
-    kind, tokenizer = kinds.load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
+    job = Job(program="training.programs.fit", key="k", settings={"labels": tiny.LABELS}, inputs=inputs)
+    task, tokenizer = task_types.load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
     lora = Lora(target_modules="all-linear").model_dump()
-    network = load_for_training(kind, tmp_path / "base", tiny.LABELS, tokenizer, seed=1, lora=lora).eval()
+    network = load_for_training(task, tmp_path / "base", tiny.LABELS, tokenizer, seed=1, lora=lora).eval()
     learnt = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     assert {name.split(".")[0] for name in learnt} == {"distilbert", "classifier"}
     for weight in learnt.values():
         torch.nn.init.normal_(weight)
 
-    task: Any = SimpleNamespace(model=network, training={"lora": lora, "seed": 1}, kind=kind)
+    task: Any = SimpleNamespace(model=network, training={"lora": lora, "seed": 1}, task=task)
     export(task, job, tmp_path / "out", None)
     base, merged = (
         AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True)
@@ -223,7 +225,7 @@ def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_
 def put_back(job_dir: str, answers: Any) -> None:
     """Puts what a checkpoint says of its adapters where the test sees it, and what the Trainer says of one that lacks
     a weight of theirs."""
-    from training.trainer import make_trainer
+    from training.engine.trainer import make_trainer
 
     task = make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
     trainer, file = make_trainer(task), Path(job_dir) / "model.safetensors"

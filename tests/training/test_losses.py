@@ -13,8 +13,8 @@ import torch
 
 from tests.training import own, tiny
 from tests.training.forks import curve, finish
-from training import losses
 from training.problems import UserError
+from training.task_types import losses
 
 LABELS = ["a", "b", "c"]
 TRAIN = np.array([0] * 6 + [1] * 3 + [2])

@@ -18,13 +18,13 @@ from datasets import Features, List, Value
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from training import metrics
-from training.kinds import load
-from training.metric_names import LESS_IS_BETTER, OF_NUMBERS
-from training.metrics.resampled import figures
-from training.predicted import OneLabel
+from training.evaluation import metrics
+from training.evaluation.bootstrap import draws
+from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.predictions import OneLabel
 from training.problems import UserError
-from training.resampling import draws
+from training.recipe.tables.metrics import LESS_IS_BETTER, OF_NUMBERS
+from training.task_types import load
 
 ROOT = Path(__file__).parents[2]
 METRICS = load("sequence-classification").metrics
@@ -326,7 +326,8 @@ def test_values_lie_in_the_range_that_is_told_and_agreement_is_better() -> None:
 
 
 def test_scoring_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, training.score, training.metrics.resampled; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, training.programs.score, training.evaluation.metrics.bootstrap_figures; "
+    code += "print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from training.model import require_places
+from training.models.loading import require_places
 from training.problems import UserError
 
 SMALL = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

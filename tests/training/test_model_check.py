@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from training import scratch
-from training.model_check import check
 from training.problems import UserError
+from training.programs import create_model
+from training.programs.check_model import check
 
 BERT = {"model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 T5 = {"model_type": "t5", "vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
 MARIAN = {"model_type": "marian", "vocab_size": 100, "d_model": 32, "pad_token_id": 1, "max_position_embeddings": 64}
 
 
-def problems(config: dict[str, Any], kind: str = "sequence-classification", **more: Any) -> dict[str, str]:
+def problems(config: dict[str, Any], task: str = "sequence-classification", **more: Any) -> dict[str, str]:
     """Field to message; empty for a model that fits."""
     usual = {"options": {}, "labels": ["a", "b"], "max_length": 32, "lora": None, "field": "model.config"}
     try:
-        check({**usual, "kind": kind, "config": config, **more})
+        check({**usual, "task": task, "config": config, **more})
     except UserError as error:
         return {problem.where: problem.message for problem in error.problems}
     return {}
@@ -45,7 +45,7 @@ def test_a_type_that_cannot_do_the_task_is_refused_with_some_that_can() -> None:
     ((where, message),) = problems(BERT, "seq2seq", labels=[], field="model.path").items()
     assert where == "model.path"
     assert message == (
-        "'bert' has no AutoModelForSeq2SeqLM, which this kind of task needs: choose a model of a type such as t5, mt5, "
+        "'bert' has no AutoModelForSeq2SeqLM, which this task type needs: choose a model of a type such as t5, mt5, "
         "bart, mbart, marian, pegasus."
     )
 
@@ -68,8 +68,8 @@ def test_values_that_do_not_fit_each_other_are_refused_in_one_line(
     ((field, message),) = problems(BERT | changed).items()
     assert field == f"model.config{where}" and message.startswith(says) and "\n" not in message
     with pytest.raises(UserError) as refused:  # and where the model is made, too
-        scratch.configuration(BERT | changed, "model.config")
-        scratch.create(BERT | changed, scratch.train_wordpiece(lambda: iter(["a b"]), 30), 0)
+        create_model.configuration(BERT | changed, "model.config")
+        create_model.create(BERT | changed, create_model.train_wordpiece(lambda: iter(["a b"]), 30), 0)
     assert refused.value.problems[0].where == field
 
 
@@ -86,7 +86,7 @@ def test_more_tokens_than_positions_are_refused_by_each_field_that_asks_for_them
 def test_all_layers_that_the_model_lacks_are_told_by_name() -> None:
     lora = {"target_modules": ["qery", "value", "kay"], "modules_to_save": ["hed"]}
     with pytest.raises(UserError) as refused:
-        check({"kind": "sequence-classification", "options": {}, "labels": ["a", "b"], "max_length": 999} | {
+        check({"task": "sequence-classification", "options": {}, "labels": ["a", "b"], "max_length": 999} | {
             "lora": lora, "config": BERT, "field": "model.config"})  # fmt: skip
     told = [(problem.where, problem.message[:6]) for problem in refused.value.problems]
     assert told == [

@@ -14,7 +14,7 @@ from transformers import Trainer
 
 from tests.training import tiny
 from tests.training.forks import batches, checkpoints_written, finish, kill_when, run_fit
-from training.trainer import ExactTrainer
+from training.engine.trainer import ExactTrainer
 
 EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02, "num_train_epochs": 2}
 

@@ -10,8 +10,9 @@ import torch
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, events, finish, kill_when, weights
-from training.drawing import Numbered, TrainingCollator
-from training.protocol import Outcome
+from training.batching.random_states import Numbered
+from training.engine.collation import TrainingCollator
+from training.jobs.protocol import Outcome
 
 OWN: dict[str, Any] = {
     "collator": "tests.training.own:Masked",

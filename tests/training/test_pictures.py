@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.ipc import Spread
-from training.pictures import draw_rows, draw_scores, draw_tokens
-from training.predicted import OneLabel
+from training.data.arrow_files import Spread
+from training.evaluation.plots import draw_rows, draw_scores, draw_tokens
+from training.evaluation.predictions import OneLabel
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.training import tiny
-from training import predict
-from training.batching import TokenRows
-from training.kinds import load
-from training.model import export, load_for_training, load_tokenizer, load_trained
-from training.protocol import Events, Job, read_events
+from training.batching.batches import TokenRows
+from training.jobs.protocol import Events, Job, read_events
+from training.models.loading import export, load_for_training, load_tokenizer, load_trained
+from training.programs import predict
+from training.task_types import load
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(world: Path, model: Path, job_dir: Path, batch_size: int) -> Path:
     settings = {
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "splits": ["train", "validation"],
         "batch_size": batch_size,
         "batch_division": 1,
@@ -42,7 +42,7 @@ def run(world: Path, model: Path, job_dir: Path, batch_size: int) -> Path:
     }
     (job_dir / "output").mkdir(parents=True)
     inputs = {"model": str(model), "tokens": str(world / "tokens")}
-    job = Job(program="training.predict", key="predict", settings=settings, inputs=inputs)
+    job = Job(program="training.programs.predict", key="predict", settings=settings, inputs=inputs)
     assert predict.main(job_dir, job, Events(job_dir / "events.jsonl"))["rows"] == 210
     return job_dir / "output"
 
@@ -90,19 +90,19 @@ def test_export_beside_another_models_tokenizer_keeps_its_own_weights(world: Pat
     both = tmp_path / "both"
     for folder in ("model", "tokenizer"):
         shutil.copytree(world / "base" / folder, both, dirs_exist_ok=True)
-    kind = load("sequence-classification")
-    model = load_for_training(kind, both, tiny.LABELS, load_tokenizer(both), seed=1)
+    task = load("sequence-classification")
+    model = load_for_training(task, both, tiny.LABELS, load_tokenizer(both), seed=1)
     export(model, both, tmp_path / "out")
-    again = load_trained(kind, tmp_path / "out")
+    again = load_trained(task, tmp_path / "out")
     assert torch.equal(again.classifier.weight, model.classifier.weight)
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (both / "tokenizer.json").read_bytes()
 
 
 def test_initial_head_is_drawn_by_the_seed(world: Path) -> None:
-    kind, tokenizer = load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
+    task, tokenizer = load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
 
     def head(seed: int) -> torch.Tensor:
-        return load_for_training(kind, world / "base/model", tiny.LABELS, tokenizer, seed=seed).classifier.weight
+        return load_for_training(task, world / "base/model", tiny.LABELS, tokenizer, seed=seed).classifier.weight
 
     assert torch.equal(head(1), head(1))
     assert not torch.equal(head(1), head(2))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.training.calibration import REGIMES
-from training import metrics
-from training.generated import Generated
-from training.metrics.resampled import figures
-from training.predicted import ManyLabels, Predicted
-from training.tagged import Tagged
+from training.evaluation import metrics
+from training.evaluation.generated_texts import Generated
+from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.predictions import ManyLabels, Predicted
+from training.evaluation.tagged_words import Tagged
 
 
 def several(seed: int) -> ManyLabels:

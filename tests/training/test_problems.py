@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.data.lists import as_json
 from training.problems import UserError, mistake_in
-from training.rows.lists import as_json
 
 KIND = """
 import json

@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 import training
-from training import protocol
-from training.protocol import (
+from training.jobs import protocol
+from training.jobs.protocol import (
     Events,
     Failure,
     Job,
@@ -37,7 +37,7 @@ def start_program(job: Path, main: str, *, options: str = "", **env: str) -> sub
     program.write_text(
         "import os, time\n"
         "from training.problems import Problem, UserError\n"
-        "from training.program import Interrupted, run_program, stop_requested\n"
+        "from training.jobs.program import Interrupted, run_program, stop_requested\n"
         f"def main(job_dir, job, events):\n    {body}\n"
         f"run_program(main{options})\n"
     )
@@ -68,7 +68,9 @@ def failure(job: Path) -> Failure:
 
 
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
-    job = Job(program="training.fit", key="abc", settings={"seed": 1, "x": [None, 0.5]}, inputs={"model": "/m"})
+    job = Job(
+        program="training.programs.fit", key="abc", settings={"seed": 1, "x": [None, 0.5]}, inputs={"model": "/m"}
+    )
     job.write(tmp_path / "job")
     assert Job.read(tmp_path / "job") == job
 
@@ -265,7 +267,7 @@ def test_a_program_whose_supervisor_died_while_it_started_does_nothing(tmp_path:
 
 
 def test_the_protocol_loads_nothing_heavy() -> None:
-    code = "import sys, training.protocol; print(*{'torch', 'transformers', 'numpy'}.intersection(sys.modules))"
+    code = "import sys, training.jobs.protocol; print(*{'torch', 'transformers', 'numpy'}.intersection(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

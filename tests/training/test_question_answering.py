@@ -20,16 +20,19 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 from deployments.examples.question_answering import Answered, ExtractiveQA
 from tests.training import tiny
 from tests.training.forks import finish, run_main
-from training import metrics, predict, score, scratch, slow_tokens
-from training.asking import Asker
-from training.batching import TokenRows
-from training.model import load_tokenizer
+from training.batching.batches import TokenRows
+from training.data.load_rows import load
+from training.engine.serving import Asker
+from training.evaluation import metrics
+from training.jobs.protocol import Events, Job
+from training.models.loading import load_tokenizer
 from training.problems import UserError
-from training.protocol import Events, Job
+from training.programs import create_model, predict, score
 from training.recipe import Data
-from training.rows.load import load
-from training.tokens import load_encoder, tokenize
-from training.windows import windows
+from training.tokenization import transformers_encoder
+from training.tokenization.encoder import load_encoder
+from training.tokenization.token_files import tokenize
+from training.tokenization.windows import windows
 
 KIND = "deployments.examples.question_answering:ExtractiveQA"
 OPTIONS = {"stride": 4, "max_answer_tokens": 6}
@@ -65,7 +68,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     config = {**tiny.CONFIG, "vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     config |= {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     settings = {"config": config, "seed": 1, "texts": ["question", "context"], "writes": False}
-    run(scratch, home / "base", {"data": home / "data"}, **settings)
+    run(create_model, home / "base", {"data": home / "data"}, **settings)
     tokenize(ExtractiveQA(OPTIONS), home / "data", home / "base/output/tokenizer", home / "tokens", 32)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -184,7 +187,7 @@ def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
     settings = {"kind": f"{__name__}:Mistaken", "options": OPTIONS, "splits": ["validation"]}
     settings |= {"batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
     inputs = {"model": str(trained), "tokens": str(world / "tokens")}
-    Job(program="training.predict", key="k", settings=settings, inputs=inputs).write(tmp_path / "job")
+    Job(program="training.programs.predict", key="k", settings=settings, inputs=inputs).write(tmp_path / "job")
     failure = finish(tmp_path / "job", program=run_main(predict)).failure
     assert failure is not None and failure.kind == "user_error", failure
     assert failure.problems[0].where == "kind"
@@ -259,7 +262,7 @@ def test_a_question_that_leaves_no_room_is_refused_and_so_is_a_tokenizer_without
     ByT5Tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(UserError, match="does not tell which characters a token is of"):
-        windows(slow_tokens.load_encoder(tmp_path, tmp_path, 8), ["a"], ["b"], 1)
+        windows(transformers_encoder.load_encoder(tmp_path, tmp_path, 8), ["a"], ["b"], 1)
 
 
 def test_batches_count_tokens_from_the_left_whatever_the_tokenizers_side(world: Path) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime.jobs import run_child
-from tasks.runtime.launch import Machines, accelerate_argv, accelerate_environment, run_job
-from tasks.runtime.machines import Helper, Leader, gather
-from tasks.runtime.refs import Ref
-from tasks.runtime.stage import Row, Work
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Row, Work
+from tasks.jobs.child import run_child
+from tasks.jobs.launch import Machines, accelerate_argv, accelerate_environment, run_job
+from tasks.jobs.machines import Helper, Leader, gather
 from tests.training import tiny
 from tests.training.failing import predict_but_on_second_rank
 from tests.training.forks import (
@@ -30,9 +30,9 @@ from tests.training.forks import (
     run_main,
     within_a_step,
 )
-from training import champion, predict
-from training.oracle import SWITCH
-from training.protocol import Failure, Job, Outcome, read_outcome
+from training.engine.state_check import SWITCH
+from training.jobs.protocol import Failure, Job, Outcome, read_outcome
+from training.programs import predict, predict_champion
 
 # 150 rows: 12 full steps, and 6 rows left over that make unequal micro-batches.
 EPOCHS = {
@@ -47,7 +47,7 @@ EPOCHS = {
 def launched(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks that nobody disturbed, as the product launches them."""
     job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "launched", processes=2, **EPOCHS)
-    argv = accelerate_argv("training.fit", num_processes=2, mixed_precision="no", use_cpu=True)
+    argv = accelerate_argv("training.programs.fit", num_processes=2, mixed_precision="no", use_cpu=True)
     env = accelerate_environment(num_processes=2, use_cpu=True) | {SWITCH: "1"}
     outcome = run_job(job_dir, argv, env=env, on_events=lambda told: None, stall_timeout_s=120)
     assert outcome.state == "finished", outcome
@@ -190,7 +190,7 @@ def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "pred
     inputs = {"model": model, "tokens": tokens} if program == "predict" else {"model": model, "data": data}
     if program == "champion":
         inputs["tokenizer"] = model
-    say = {"kind": "sequence-classification", "batch_size": 14, "batch_division": 2, "mixed_precision": "no"}
+    say = {"task": "sequence-classification", "batch_size": 14, "batch_division": 2, "mixed_precision": "no"}
     places = {name: str(path) for name, path in inputs.items()}
     Job(program=f"training.{program}", key=job_dir.name, settings=say | settings, inputs=places).write(job_dir)
     return job_dir
@@ -199,7 +199,7 @@ def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "pred
 def test_two_processes_predict_the_bytes_of_one(world: Path, launched: Path, tmp_path: Path) -> None:
     splits = {"splits": ["train", "validation"]}
     judged = {"split": "validation", "labels": tiny.LABELS, "champion": "small/1", "max_length": 64}
-    for program, say in ((predict, splits), (champion, judged)):
+    for program, say in ((predict, splits), (predict_champion, judged)):
         name = program.__name__.rpartition(".")[2]
         written = []
         for processes in (1, 2):
@@ -263,8 +263,8 @@ def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_he
     asked = Job.read(tiny.fit_job(world, work.job, processes=2, **EPOCHS))
     run_child(
         work,
-        "training.fit",
-        accelerate_argv("training.fit", num_processes=2, mixed_precision="no", use_cpu=True, machines=first),
+        "training.programs.fit",
+        accelerate_argv("training.programs.fit", num_processes=2, mixed_precision="no", use_cpu=True, machines=first),
         env=accelerate_environment(num_processes=2, use_cpu=True, machines=first),
         settings=asked.settings,
         inputs={name: Path(path) for name, path in asked.inputs.items()},

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from tests.training import tiny
-from training import resampling, score
-from training.metrics import LabelMetric
-from training.predicted import OneLabel
-from training.protocol import Events, Job, read_events
+from training.evaluation import bootstrap
+from training.evaluation.metrics import LabelMetric
+from training.evaluation.predictions import OneLabel
+from training.jobs.protocol import Events, Job, read_events
+from training.programs import score
 
 TEXTS = ["good", "bad", 'a "quoted", split\nline', "fine"]
 LOGITS = np.array([[0, 2], [3, 0], [0, 5], [1, 0]], dtype=np.float32)
@@ -54,14 +55,14 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
     ):
         writer.write_table(table)
     settings = {
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "metrics": ["accuracy", "recall", "roc_auc", "tests.training.test_score:Blind"],
         "labels": ["neg", "pos"],
         **NO_SLICES,
     }
     write_labels(home / "data/train.arrow", [1, 1, 0])
     inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
-    job = Job(program="training.score", key="score", settings=settings, inputs=inputs)
+    job = Job(program="training.programs.score", key="score", settings=settings, inputs=inputs)
     return home / "job/output", score.main(home / "job", job, Events(home / "job/events.jsonl"))
 
 
@@ -95,10 +96,10 @@ def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_eve
 
 
 def test_draws_are_the_same_however_many_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    (whole,) = resampling.draws(7, 10, seed=1)
+    (whole,) = bootstrap.draws(7, 10, seed=1)
     assert (whole.sum(axis=1) == 7).all() and len(np.unique(whole, axis=0)) > 1
-    monkeypatch.setattr(resampling, "AT_ONCE", 25)
-    cut = list(resampling.draws(7, 10, seed=1))
+    monkeypatch.setattr(bootstrap, "AT_ONCE", 25)
+    cut = list(bootstrap.draws(7, 10, seed=1))
     assert [len(part) for part in cut] == [3, 3, 3, 1]
     np.testing.assert_array_equal(np.concatenate(cut), whole)
 

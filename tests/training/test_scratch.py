@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.training import tiny
-from training import scratch
-from training.protocol import Job, read_outcome
+from training.jobs.protocol import Job, read_outcome
+from training.programs import create_model
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,10 @@ def make_twice(home: Path, *, writes: bool) -> list[Path]:
     processes = []
     for hash_seed in ("1", "2"):
         job_dir = home / hash_seed
-        Job(program="training.scratch", key=hash_seed, settings=settings, inputs={"data": str(data)}).write(job_dir)
-        command = [sys.executable, "-m", "training.scratch", str(job_dir)]
+        Job(
+            program="training.programs.create_model", key=hash_seed, settings=settings, inputs={"data": str(data)}
+        ).write(job_dir)
+        command = [sys.executable, "-m", "training.programs.create_model", str(job_dir)]
         processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}))
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     return [home / "1", home / "2"]
@@ -48,7 +50,7 @@ def test_for_a_model_that_writes_two_processes_make_the_same_bytes_too(tmp_path:
 
 def test_a_tokenizer_of_a_model_that_writes_gives_texts_back_as_they_were() -> None:
     said = ["Ein Mann läuft, über 20 €!", "„Wohin?“, fragt sie.\n\tNach  Haus", "don't (mind) the_gap"]
-    learnt = scratch.train_bpe(lambda: iter(said), 300)
+    learnt = create_model.train_bpe(lambda: iter(said), 300)
     told = [learnt.encode(text, add_special_tokens=False) for text in said]
     assert [learnt.decode(one.ids) for one in told] == said
     assert "." in told[1].tokens and "▁Mann" in told[0].tokens

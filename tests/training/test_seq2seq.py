@@ -21,18 +21,20 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
-from training import compare, metrics, predict, score, scratch, slow_tokens
-from training.asking import Asker
-from training.batching import TokenRows
-from training.generated import Generated
-from training.kinds.seq2seq import Seq2Seq
-from training.metrics.resampled import figures
-from training.model import load_for_training, load_tokenizer, load_trained
+from training.batching.batches import TokenRows
+from training.distributed import fsdp
+from training.engine.serving import Asker
+from training.evaluation import metrics
+from training.evaluation.generated_texts import Generated
+from training.evaluation.metrics.bootstrap_figures import figures
+from training.jobs.protocol import Events, Job
+from training.models.loading import load_for_training, load_tokenizer, load_trained
 from training.problems import UserError
-from training.protocol import Events, Job
+from training.programs import compare, create_model, predict, score
 from training.recipe import Compute
-from training.strategies import fsdp
-from training.tokens import tokenize
+from training.task_types.seq2seq import Seq2Seq
+from training.tokenization import transformers_encoder
+from training.tokenization.token_files import tokenize
 
 WORDS = {"cat": "Katze", "dog": "Hund", "red": "rot", "tall": "groß", "runs": "rennt", "sleeps": "schläft"}
 CONFIG = {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 150}
@@ -59,8 +61,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     data = write_rows(home / "data", {"train": 120, "validation": 30})
     settings = {"config": CONFIG, "seed": 1, "texts": ["source", "target"], "writes": True}
     (home / "base/output").mkdir(parents=True)
-    job = Job(program="training.scratch", key="base", settings=settings, inputs={"data": str(data)})
-    scratch.main(home / "base", job, Events(home / "base/events.jsonl"))
+    job = Job(program="training.programs.create_model", key="base", settings=settings, inputs={"data": str(data)})
+    create_model.main(home / "base", job, Events(home / "base/events.jsonl"))
     tokenize(Seq2Seq(OPTIONS), data, home / "base/output/tokenizer", home / "tokens", 32)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -84,8 +86,8 @@ def test_tokens_are_those_that_autotokenizer_gives_for_sources_with_their_prefix
 
 
 def test_targets_that_are_cut_are_counted_and_told_of_by_the_option_that_cuts_them(world: Path, tmp_path: Path) -> None:
-    kind = Seq2Seq({"max_target_length": 5})
-    tokenize(kind, world / "data", world / "base/output/tokenizer", tmp_path, 32)
+    task = Seq2Seq({"max_target_length": 5})
+    tokenize(task, world / "data", world / "base/output/tokenizer", tmp_path, 32)
     tokenizer = AutoTokenizer.from_pretrained(world / "base/output/tokenizer")
     texts = rows_of(world / "data", "train")["target"].to_pylist()
     whole, cut = tokenizer(text_target=texts), tokenizer(text_target=texts, truncation=True, max_length=5)
@@ -120,78 +122,81 @@ def test_a_tokenizer_with_another_way_for_targets_encodes_them_in_it_and_the_dec
     tmp_path: Path,
 ) -> None:
     folder = save_mbart(tmp_path / "both", src_lang="en_XX", tgt_lang="de_DE")
-    encoder, tokenizer = slow_tokens.load_encoder(folder, folder, 8), AutoTokenizer.from_pretrained(folder)
+    encoder, tokenizer = (
+        transformers_encoder.load_encoder(folder, folder, 8),
+        AutoTokenizer.from_pretrained(folder),
+    )
     for _ in range(2):  # a source after a target is a source again
         assert encoder.encode(["a dog"], None).ids.tolist() == tokenizer("a dog")["input_ids"]
         targets = encoder.encode_targets(["ein Hund", "ein ein Hund Hund"], 5)
         expected = tokenizer(text_target=["ein Hund", "ein ein Hund Hund"], truncation=True, max_length=5)["input_ids"]
         assert targets.ids.tolist() == [token for row in expected for token in row]
         assert targets.lost.tolist() == [0, 1]
-    kind = Seq2Seq({"max_target_length": 8, "max_new_tokens": 8})
-    model = load_for_training(kind, folder, [], tokenizer, seed=1)
+    task = Seq2Seq({"max_target_length": 8, "max_new_tokens": 8})
+    model = load_for_training(task, folder, [], tokenizer, seed=1)
     assert model.generation_config.decoder_start_token_id == tokenizer.convert_tokens_to_ids("de_DE")
     one = save_mbart(tmp_path / "one", src_lang="en_XX")
     with pytest.raises(UserError, match="names no tgt_lang"):
-        slow_tokens.load_encoder(one, one, 8).encode_targets(["ein Hund"], 5)
+        transformers_encoder.load_encoder(one, one, 8).encode_targets(["ein Hund"], 5)
 
 
 def test_a_tokenizer_in_python_encodes_targets_as_it_does_by_itself(tmp_path: Path) -> None:
     ByT5Tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    encoder = slow_tokens.load_encoder(tmp_path, tmp_path, 8)
-    assert isinstance(encoder, slow_tokens.PythonEncoder)
+    encoder = transformers_encoder.load_encoder(tmp_path, tmp_path, 8)
+    assert isinstance(encoder, transformers_encoder.PythonEncoder)
     targets = encoder.encode_targets(["abc", "abcdef"], 5)
     assert targets.ids.tolist() == [100, 101, 102, 1, 100, 101, 102, 103, 1]
     assert targets.lost.tolist() == [0, 2]
 
 
 def test_batches_are_those_of_data_collator_for_seq2seq_and_the_models_decoder_begins_with_them(world: Path) -> None:
-    kind, tokenizer = Seq2Seq(), load_tokenizer(world / "base/output/tokenizer")
-    model = load_for_training(kind, world / "base/output/model", [], tokenizer, seed=1).eval()
+    task, tokenizer = Seq2Seq(), load_tokenizer(world / "base/output/tokenizer")
+    model = load_for_training(task, world / "base/output/model", [], tokenizer, seed=1).eval()
     assert (model.config.eos_token_id, model.config.decoder_start_token_id) == (tokenizer.sep_token_id, 0)
     rows = TokenRows(world / "tokens/train.arrow")
     some = [rows[row] for row in (0, 3, 5, 60)]
-    ours = kind.collator(tokenizer, multiple=8)(some)
+    ours = task.collator(tokenizer, multiple=8)(some)
     lists = [{"input_ids": row["input_ids"].tolist(), "labels": row["label"].tolist()} for row in some]
     theirs = DataCollatorForSeq2Seq(tokenizer, model, pad_to_multiple_of=8)(lists)
     decoder = theirs.pop("decoder_input_ids")
     assert ours.keys() == theirs.keys() - {"token_type_ids"}
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with torch.inference_mode():
-        assert torch.equal(kind.forward(model, ours).logits, model(**theirs, decoder_input_ids=decoder).logits)
-    assert kind.targets(ours) == sum(len(row["label"]) for row in some)
+        assert torch.equal(task.forward(model, ours).logits, model(**theirs, decoder_input_ids=decoder).logits)
+    assert task.targets(ours) == sum(len(row["label"]) for row in some)
 
 
 def test_losses_add_up_to_the_models_own_and_are_smoothed_as_the_trainer_smooths(world: Path) -> None:
-    kind, tokenizer = Seq2Seq({"max_new_tokens": 1}), load_tokenizer(world / "base/output/tokenizer")
-    model = load_for_training(kind, world / "base/output/model", [], tokenizer, seed=1).eval()
+    task, tokenizer = Seq2Seq({"max_new_tokens": 1}), load_tokenizer(world / "base/output/tokenizer")
+    model = load_for_training(task, world / "base/output/model", [], tokenizer, seed=1).eval()
     rows = TokenRows(world / "tokens/train.arrow")
-    batch = kind.collator(tokenizer, multiple=1)([rows[row] for row in range(9)])
+    batch = task.collator(tokenizer, multiple=1)([rows[row] for row in range(9)])
     training = {"loss": "cross_entropy", "label_smoothing_factor": 0.0, "focal_gamma": None, "class_weights": None}
     with torch.inference_mode():
-        outputs = kind.forward(model, batch)
-        answers = kind.answers(model, outputs, batch)
+        outputs = task.forward(model, batch)
+        answers = task.answers(model, outputs, batch)
         assert answers["targets"].to_pylist() == rows.targets[:9].tolist()
         mean = sum(answers["loss"].to_pylist()) / int(rows.targets[:9].sum())
         assert mean == pytest.approx(float(outputs.loss), rel=1e-6)
-        assert kind.loss(training, [], rows, outside=False) is None
-        ours = kind.loss(training, [], rows, outside=True)
+        assert task.loss(training, [], rows, outside=False) is None
+        ours = task.loss(training, [], rows, outside=True)
         assert ours is not None and float(ours(outputs.logits, batch["labels"])) == pytest.approx(mean, rel=1e-6)
-        smoothed = kind.loss(training | {"label_smoothing_factor": 0.1}, [], rows, outside=False)
+        smoothed = task.loss(training | {"label_smoothing_factor": 0.1}, [], rows, outside=False)
         theirs = LabelSmoother(0.1)({"logits": outputs.logits}, batch["labels"])
         assert smoothed is not None
         assert float(smoothed(outputs.logits, batch["labels"])) == pytest.approx(float(theirs), rel=1e-5)
 
 
 def fit_job(world: Path, job_dir: Path, *, options: dict[str, Any] | None = None, best: str | None = None) -> Path:
-    """As tiny's, of this kind and these rows."""
+    """As tiny's, of this task type and these rows."""
     chosen = {"num_train_epochs": 2, "checkpoint_interval_s": 0.02, **({"metric_for_best_model": best} if best else {})}
     tiny.fit_job(world, job_dir, **chosen)
     written = Job.read(job_dir)
     base = {"model": str(world / "base/output/model"), "tokenizer": str(world / "base/output/tokenizer")}
     settings = {
         **written.settings,
-        "kind": "seq2seq",
+        "task": "seq2seq",
         "options": OPTIONS | (options or {}),
         "labels": [],
         "metrics": METRICS,
@@ -230,8 +235,8 @@ def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_wou
     told, heard = curve(job_dir), curve(trained)
     assert told[30]["eval_loss"] == heard[30]["eval_loss"] and told[30].keys() < heard[30].keys()
     assert not [name for name in METRICS if f"eval_{name}" in told[30]]
-    kind = Seq2Seq().while_training({"strategy": "fsdp"})
-    assert kind.silent is not None and kind.silent.startswith("with fsdp, nothing is generated while training")
+    task = Seq2Seq().while_training({"strategy": "fsdp"})
+    assert task.silent is not None and task.silent.startswith("with fsdp, nothing is generated while training")
     assert Seq2Seq().while_training({"strategy": "deepspeed-zero2"}).silent is None
 
 
@@ -247,7 +252,7 @@ def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_emb
 def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
     (job_dir / "output").mkdir(parents=True)
     places = {name: str(path) for name, path in inputs.items()}
-    job = Job(program=program.__name__, key=job_dir.name, settings={"kind": "seq2seq", **settings}, inputs=places)
+    job = Job(program=program.__name__, key=job_dir.name, settings={"task": "seq2seq", **settings}, inputs=places)
     program.main(job_dir, job, Events(job_dir / "events.jsonl"))
     return job_dir / "output"
 
@@ -367,7 +372,7 @@ def test_figures_on_draws_of_rows_are_those_of_the_rows_drawn() -> None:
 
 
 def test_training_is_keyed_by_how_answers_are_made_only_where_a_metric_of_them_chooses() -> None:
-    kind = Seq2Seq(OPTIONS)
-    assert kind.options_of("fit") == {}
-    assert kind.options_of("tokenize").keys() == {"prefix", "max_target_length"}
-    assert kind.options_of("predict")["num_beams"] == 1 and "prefix" not in kind.options_of("predict")
+    task = Seq2Seq(OPTIONS)
+    assert task.options_of("fit") == {}
+    assert task.options_of("tokenize").keys() == {"prefix", "max_target_length"}
+    assert task.options_of("predict")["num_beams"] == 1 and "prefix" not in task.options_of("predict")

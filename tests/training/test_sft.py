@@ -22,14 +22,16 @@ from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.rows.test_forms import told
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
-from training import scratch, slow_tokens, tokens
-from training.asking import Asker
-from training.batching import IGNORED, TokenRows
-from training.chat import ChatTemplate, fault_of
-from training.kinds.sft import SupervisedFineTuning
-from training.model import load_tokenizer
-from training.packing import packed_whole
+from training.batching.batches import IGNORED, TokenRows
+from training.engine.serving import Asker
+from training.models.loading import load_tokenizer
 from training.problems import UserError
+from training.programs import create_model
+from training.task_types.sft import SupervisedFineTuning
+from training.tokenization import encoder as tokens
+from training.tokenization import transformers_encoder
+from training.tokenization.chat_templates import ChatTemplate, fault_of
+from training.tokenization.packing import packed_whole
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "deployments/examples/chat.jinja").read_text()
@@ -124,7 +126,7 @@ def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, templat
     (folder / "chat_template.jinja").write_text(template)
     library = AutoTokenizer.from_pretrained(folder)
     said = [[USER, {"role": "assistant", "content": "Fünf Äpfel, 日本語"}, AGAIN, LAST], [AGAIN, LAST]]
-    encoder = slow_tokens.load_encoder(folder, folder, 200) if by_class else tokens.load_encoder(folder, 200)
+    encoder = transformers_encoder.load_encoder(folder, folder, 200) if by_class else tokens.load_encoder(folder, 200)
     rows = {"messages": list(map(json.dumps, said))}
     made = KIND.features(encoder, pa.record_batch(rows)).rows
     for messages, ids, mask in zip(said, made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True):
@@ -165,7 +167,7 @@ def test_a_template_that_asks_for_the_day_gets_its_own(tmp_path: Path) -> None:
 
 def test_a_conversation_is_written_without_torch() -> None:
     code = (
-        "import sys; from training.chat import ChatTemplate; "
+        "import sys; from training.tokenization.chat_templates import ChatTemplate; "
         "print(ChatTemplate('{{ messages[0].content }}', {}).asked([{'content': 'b'}]), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -212,7 +214,7 @@ def test_a_tokenizer_that_does_not_tell_where_tokens_begin_is_refused(tmp_path: 
     settings = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>", "chat_template": CHATML}
     folder = save_repository(tmp_path / "it", "bert", None, settings)
     with pytest.raises(UserError, match="ByT5Tokenizer encodes in Python and does not tell where"):
-        KIND.features(slow_tokens.load_encoder(folder, folder, 64), pa.record_batch({"prompt": ["b"]}))
+        KIND.features(transformers_encoder.load_encoder(folder, folder, 64), pa.record_batch({"prompt": ["b"]}))
 
 
 def write_rows(folder: Path, **splits: list[Any]) -> Path:
@@ -241,9 +243,9 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     batch = KIND.collator(load_tokenizer(folder), 1)([validation[0]])
     assert KIND.targets(batch) == 0 and (batch["labels"] == IGNORED).all()
     more = write_rows(tmp_path / "more", train=[long])
-    for kind in (KIND, SupervisedFineTuning({"packing": False})):
+    for task in (KIND, SupervisedFineTuning({"packing": False})):
         with pytest.raises(UserError, match="8 leaves nothing of an answer in any row of train"):
-            tokens.tokenize(kind, more, folder, tmp_path / "none", 8)
+            tokens.tokenize(task, more, folder, tmp_path / "none", 8)
 
 
 def test_conversations_are_packed_whole_into_the_fullest_row_that_has_room() -> None:
@@ -330,7 +332,7 @@ def assistants(world: Path) -> Path:
     """A world with a causal model beside the other one, and conversations in tokens."""
     made = Tokenizer.from_file(str(world / "base/tokenizer/tokenizer.json"))
     config = tiny.CONFIG | {"model_type": "gpt2", "vocab_size": made.get_vocab_size()}
-    scratch.create(config, made, seed=1).save_pretrained(world / "sft/model")
+    create_model.create(config, made, seed=1).save_pretrained(world / "sft/model")
     shutil.copytree(world / "base/tokenizer", world / "sft/tokenizer")
     (world / "sft/tokenizer/chat_template.jinja").write_text(EXAMPLE)
     draw = random.Random(3)
@@ -347,7 +349,7 @@ def spoken(draw: random.Random) -> list[dict[str, str]]:
 
 
 def fit_job(world: Path, job_dir: Path) -> Path:
-    settings = {"kind": "sft", "labels": [], "metrics": ["perplexity", "token_accuracy"]}
+    settings = {"task": "sft", "labels": [], "metrics": ["perplexity", "token_accuracy"]}
     asked: dict[str, Any] = {"checkpoint_interval_s": 0.05, "num_train_epochs": 4, "gradient_accumulation_steps": 2}
     asked |= {"per_device_train_batch_size": 2}
     return tiny.fit_job(world, job_dir, base="sft", tokens="sft/tokens", settings=settings, **asked)
@@ -372,18 +374,18 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, tr
 
 
 def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_has(trained: Path) -> None:
-    kind, folder = SupervisedFineTuning({"max_new_tokens": 5, "min_new_tokens": 3}), trained / "output/model"
+    task, folder = SupervisedFineTuning({"max_new_tokens": 5, "min_new_tokens": 3}), trained / "output/model"
     rows = [spoken(random.Random(seed)) for seed in (1, 4)]
     rows += [row[:-1] for row in rows]
-    told = Asker(kind, folder, folder, 64).answers(pa.record_batch({"messages": list(map(json.dumps, rows))}))
+    told = Asker(task, folder, folder, 64).answers(pa.record_batch({"messages": list(map(json.dumps, rows))}))
     assert [one["targets"] > 0 for one in told] == [True, True, False, False]
     assert [one["loss"] is not None for one in told] == [True, True, False, False]
     written = [one["generated_text"] for one in told]
     assert written[:2] == written[2:] and all(written)
-    assert kind.lines(told[2]) == [written[2]] and len(kind.lines(told[0])) == 4
+    assert task.lines(told[2]) == [written[2]] and len(task.lines(told[0])) == 4
     unasked = {name: value for name, value in told[2].items() if name != "generated_text"}
-    assert kind.lines(unasked) == ["no answer is written: options.max_new_tokens is 0"]
-    assert kind.alike(told[2], told[2], 1e-3)
+    assert task.lines(unasked) == ["no answer is written: options.max_new_tokens is 0"]
+    assert task.alike(told[2], told[2], 1e-3)
     cut = {"loss": None, "targets": 0, "perplexity": None}  # as an evaluation stores a row that has no answer left
-    assert kind.alike(told[2], cut, 1e-3)
-    assert not kind.alike(told[2], told[2] | {"generated_text": "else"}, 1e-3)
+    assert task.alike(told[2], cut, 1e-3)
+    assert not task.alike(told[2], told[2] | {"generated_text": "else"}, 1e-3)

@@ -12,11 +12,12 @@ import pytest
 
 from tests.kept import write_kept
 from tests.training import tiny
-from training import score, slices
-from training.kinds import load
-from training.metrics import LabelMetric, make
-from training.predicted import OneLabel
-from training.protocol import Events, Job, read_events
+from training.evaluation import slices
+from training.evaluation.metrics import LabelMetric, make
+from training.evaluation.predictions import OneLabel
+from training.jobs.protocol import Events, Job, read_events
+from training.programs import score
+from training.task_types import load
 
 ROWS = 60
 TRUE = np.arange(ROWS) % 2
@@ -101,7 +102,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer.write_table(table)
     write_kept(home / "data", "test", {"genre": GENRES, "$k\\/": [f"{row}" for row in range(ROWS)], "third": THIRDS})
     settings = {
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "metrics": ["accuracy", "roc_auc", "tests.training.test_slices:Fussy"],
         "labels": ["neg", "pos"],
         "slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/", "third"],
@@ -113,7 +114,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pa.ipc.new_file(str(home / "data/train.arrow"), table.schema) as writer:
         writer.write_table(table)
     inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
-    job = Job(program="training.score", key="score", settings=settings, inputs=inputs)
+    job = Job(program="training.programs.score", key="score", settings=settings, inputs=inputs)
     score.main(home / "job", job, Events(home / "job/events.jsonl"))
     return home / "job"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from training.models.repository_files import need_parts, part_of
 from training.problems import UserError
-from training.snapshot import need_parts, part_of
 
 WEIGHTS = ("config.json", "model.safetensors")
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from training.evidence import mcnemar
-from training.spending import level_of
+from training.evaluation.alpha_spending import level_of
+from training.evaluation.significance import mcnemar
 
 ALPHA, ROWS, NIGHTS, HOMES = 0.05, 300, 365, 200
 MOST = 17

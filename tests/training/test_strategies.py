@@ -18,12 +18,12 @@ from transformers import AutoModelForSequenceClassification, DistilBertConfig, D
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when, run_fit
-from training import strategies
-from training.checkpoints import damage_of, step_of
+from training import distributed
+from training.distributed import zero
+from training.distributed.fsdp import wrapped_layers
+from training.engine.checkpoints import damage_of, step_of
+from training.jobs.protocol import Failure, Job, Outcome, read_outcome
 from training.problems import UserError
-from training.protocol import Failure, Job, Outcome, read_outcome
-from training.strategies import zero
-from training.strategies.fsdp import wrapped_layers
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 
@@ -114,8 +114,8 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed(strategy))
     (told,) = events(undisturbed(strategy), "strategy")
-    foreseen = strategies.load(strategy).configuration(Job.read(job_dir).settings["compute"])
-    assert strategies.FROM_THE_MODEL in str(foreseen) and strategies.FROM_THE_MODEL not in str(told)
+    foreseen = distributed.load(strategy).configuration(Job.read(job_dir).settings["compute"])
+    assert distributed.FROM_THE_MODEL in str(foreseen) and distributed.FROM_THE_MODEL not in str(told)
 
     exported = job_dir / "output/model"
     model, found = AutoModelForSequenceClassification.from_pretrained(exported, output_loading_info=True)
@@ -155,14 +155,14 @@ def test_in_bf16_a_shared_models_loss_and_the_sum_of_its_gradients_are_not_round
 
 
 def run_and_keep_the_precision(job_dir: str, rank: dict[str, str]) -> None:
-    from training.trainer import ExactTrainer
+    from training.engine.trainer import ExactTrainer
 
     def kept(trainer: ExactTrainer) -> dict[str, torch.Tensor]:
         policy = trainer.model._get_fsdp_state()._mp_policy
         (Path(job_dir) / "precision.txt").write_text(f"{policy.param_dtype} {policy.reduce_dtype}")
         return whole_weights(trainer)
 
-    module = strategies.load("fsdp")
+    module = distributed.load("fsdp")
     whole_weights = module.whole_weights
     module.whole_weights = kept
     run_fit(job_dir, rank)
@@ -173,7 +173,7 @@ def run_as_accelerate_would(job_dir: str, rank: dict[str, str]) -> None:
     trains alone, in silence.
     """
     name = Job.read(Path(job_dir)).settings["compute"]["strategy"]
-    module = strategies.load(name)
+    module = distributed.load(name)
     fields = module.arguments
     plain = {"accelerator_config": None} | ({"use_cpu": False} if "deepspeed" in name else {})
     module._share_on_cpu = lambda: None
@@ -194,7 +194,7 @@ def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("deepspeed-zero3", marks=needs_deepspeed)])
 def test_a_model_that_is_not_wrapped_at_all_is_told(strategy: str) -> None:
     compute = {"strategy": strategy, "num_processes": 2}
-    assert strategies.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
+    assert distributed.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
 
 
 def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_the_recipe() -> None:

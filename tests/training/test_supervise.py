@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import training
-from training.processes import LINUX, start_ticks
-from training.protocol import Job, read_events, read_outcome, write_atomically
+from training.jobs.processes import LINUX, start_ticks
+from training.jobs.protocol import Job, read_events, read_outcome, write_atomically
 
 ROOT = str(Path(training.__path__[0]).parent)
 GONE_WITHIN_S = 5.0
@@ -32,7 +32,7 @@ sys.exit(max(rank.wait() for rank in ranks) != 0)
 # Writes where it is at work every 10 ms, and has a child in a session of its own that heeds no SIGTERM.
 RANK = """
 import os, signal, subprocess, time
-from training.program import Interrupted, run_program, stop_requested
+from training.jobs.program import Interrupted, run_program, stop_requested
 
 def main(job_dir, job, events):
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
@@ -55,7 +55,7 @@ class Tree:
     def __init__(self, job: Path, argv: list[str], *, grace_s: float = 10.0) -> None:
         self.job = job
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-m", "training.supervise", "--grace-s", str(grace_s), str(job), "--", *argv],
+            [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(grace_s), str(job), "--", *argv],
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": ROOT},
@@ -227,6 +227,6 @@ def test_its_descendants_read_nothing_from_standard_input(job: Path) -> None:
 
 
 def test_it_loads_the_standard_library_only() -> None:
-    code = "import sys, training.supervise; print(*{'pydantic', 'numpy', 'torch'}.intersection(sys.modules))"
+    code = "import sys, training.jobs.supervise; print(*{'pydantic', 'numpy', 'torch'}.intersection(sys.modules))"
     plain = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert plain.stdout.split() == []

@@ -24,15 +24,18 @@ from tests.training.forks import assert_same, checkpoints_written, finish, kill_
 from tests.training.rows.test_forms import json_lines, run, told
 from tests.training.test_exact_tokens import python_pieces
 from tests.training.vocabularies import ROBERTA, WORD_PIECES, save_repository
-from training import compare, metrics, predict, resampling, score, slow_tokens, tokens
-from training.batching import IGNORED, LengthGroupedBatches, TokenRows
-from training.ipc import ipc_writer
-from training.kinds.token_classification import TokenClassification
-from training.metrics.resampled import figures
-from training.model import load_tokenizer
+from training.batching.batches import IGNORED, LengthGroupedBatches, TokenRows
+from training.data.arrow_files import ipc_writer
+from training.evaluation import bootstrap, metrics
+from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.tagged_words import Tagged
+from training.jobs.protocol import Events, Job, read_events
+from training.models.loading import load_tokenizer
 from training.problems import UserError
-from training.protocol import Events, Job, read_events
-from training.tagged import Tagged
+from training.programs import compare, predict, score
+from training.task_types.token_classification import TokenClassification
+from training.tokenization import encoder as tokens
+from training.tokenization import transformers_encoder
 
 KIND = TokenClassification()
 NAMES = list(TokenClassification.metrics)
@@ -171,7 +174,7 @@ def test_ids_and_tags_are_those_of_the_librarys_recipe(tmp_path: Path, name: str
 
 def test_a_tokenizer_that_does_not_tell_words_apart_is_refused(tmp_path: Path) -> None:
     folder = python_pieces(tmp_path / "python")
-    encoder = slow_tokens.load_encoder(folder, folder, 16)
+    encoder = transformers_encoder.load_encoder(folder, folder, 16)
     with pytest.raises(UserError, match="CTRLTokenizer encodes in Python and does not tell which word a token is of"):
         tokens.write(KIND, save_rows(tmp_path / "data"), encoder, tmp_path / "out", "ignore", lambda done, total: None)
 
@@ -230,8 +233,8 @@ def names(rows: Tagged) -> tuple[list[list[str]], list[list[str]]]:
 
 def by_seqeval(name: str, rows: Tagged) -> float:
     score, _, average = name.partition("_")
-    kind = getattr(seqeval, f"{score}_score")
-    return kind(*names(rows), **({} if score == "accuracy" else {"average": average or "micro", "zero_division": 0}))
+    task = getattr(seqeval, f"{score}_score")
+    return task(*names(rows), **({} if score == "accuracy" else {"average": average or "micro", "zero_division": 0}))
 
 
 def test_figures_are_those_of_seqeval_whether_or_not_a_span_is_begun_as_it_should() -> None:
@@ -264,7 +267,7 @@ def test_words_of_plain_tags_count_one_by_one_and_those_without_prediction_as_wr
 
 def test_figures_of_drawn_rows_are_what_seqeval_says_of_those_rows() -> None:
     rows = guessed(["O", "B-LOC", "I-LOC", "B-PER", "I-PER"], 25)
-    (counts,) = resampling.draws(len(rows), 5, seed=1)
+    (counts,) = bootstrap.draws(len(rows), 5, seed=1)
     for name, figure in figures(NAMES, rows).items():
         drawn = [rows.of(np.repeat(np.arange(len(rows)), count)) for count in counts]
         assert figure(counts) == pytest.approx([by_seqeval(name, one) for one in drawn], abs=1e-12), name
@@ -286,11 +289,11 @@ def sentences(count: int, seed: int) -> dict[str, list[Any]]:
     draw = random.Random(seed)
     rows: dict[str, list[Any]] = {"text": [], "label": []}
     for _ in range(count):
-        kinds = draw.choices(["animal", "tool", "food"], k=draw.randrange(1, 10))
-        rows["text"].append([draw.choice(tiny.WORDS[kind]) for kind in kinds])
+        tasks = draw.choices(["animal", "tool", "food"], k=draw.randrange(1, 10))
+        rows["text"].append([draw.choice(tiny.WORDS[task]) for task in tasks])
         first = {"animal": 1, "tool": 3, "food": 0}
         rows["label"].append(
-            [first[kind] + (kind == before and kind != "food") for before, kind in pairwise([None, *kinds])]
+            [first[task] + (task == before and task != "food") for before, task in pairwise([None, *tasks])]
         )
     return rows
 
@@ -308,7 +311,7 @@ def tags(world: Path) -> Path:
 
 def fit_job(world: Path, tags: Path, job_dir: Path, **training: Any) -> Path:
     job = Job.read(tiny.fit_job(world, job_dir, **training))
-    settings = job.settings | {"kind": "token-classification", "labels": NAMED, "metrics": ["f1", "accuracy"]}
+    settings = job.settings | {"task": "token-classification", "labels": NAMED, "metrics": ["f1", "accuracy"]}
     inputs = {**job.inputs, "tokens": str(tags / "tokens")}
     Job(program=job.program, key=job.key, settings=settings, inputs=inputs).write(job_dir)
     return job_dir
@@ -335,7 +338,7 @@ def test_training_killed_at_many_instants_ends_with_the_same_weights_and_curve(
 def run_program(program: Any, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
     (job_dir / "output").mkdir(parents=True)
     given = {name: str(folder) for name, folder in inputs.items()}
-    job = Job(program=program.__name__, key="k", settings={"kind": "token-classification", **settings}, inputs=given)
+    job = Job(program=program.__name__, key="k", settings={"task": "token-classification", **settings}, inputs=given)
     program.main(job_dir, job, Events(job_dir / "events.jsonl"))
     return job_dir / "output"
 
@@ -353,7 +356,7 @@ def predicted(tags: Path, fitted: Path, tmp_path_factory: pytest.TempPathFactory
 def test_each_word_that_was_not_cut_has_the_tag_that_the_model_gives_its_first_token(
     tags: Path, fitted: Path, predicted: Path
 ) -> None:
-    from training.model import load_trained
+    from training.models.loading import load_trained
 
     table = pq.read_table(predicted / "validation.parquet")
     rows = sentences(60, 2)
@@ -400,7 +403,7 @@ def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as
         words, row = text[int(one["row"])], int(one["row"])
         assert one["text"] == str(words)
         for name, tags_of_row in (("label", true[row]), ("prediction", given[row])):
-            spans = (f"[{kind} {' '.join(words[start : end + 1])}]" for kind, start, end in get_entities(tags_of_row))
+            spans = (f"[{task} {' '.join(words[start : end + 1])}]" for task, start, end in get_entities(tags_of_row))
             assert one[name] == " ".join(spans)
         assert int(one["wrong_tags"]) == sum(a != b for a, b in zip(true[row], given[row], strict=True))
 

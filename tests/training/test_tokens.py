@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.training.vocabularies import PAIRS, TEXTS, WORD_PIECES, word_pieces
-from training.ipc import ipc_writer
-from training.kinds.sequence_classification import SequenceClassification
+from training.data.arrow_files import ipc_writer
 from training.problems import UserError
-from training.tokens import tokenize
+from training.task_types.sequence_classification import SequenceClassification
+from training.tokenization.token_files import tokenize
 
 
 def save_tokenizer(folder: Path) -> Path:
@@ -122,7 +122,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_are_batched(
     data = save_rows(tmp_path / "data", [f"the fox {i} " * (i % 7 + 1) for i in range(5_003)])
     folder = save_tokenizer(tmp_path / "tokenizer")
     tokenize(SequenceClassification(), data, folder, tmp_path / "one", 16)
-    monkeypatch.setattr("training.tokens.BYTES_AT_ONCE", 999)
+    monkeypatch.setattr("training.tokenization.token_files.BYTES_AT_ONCE", 999)
     tokenize(SequenceClassification(), data, folder, tmp_path / "two", 16)
     for file in ("train.arrow", "validation.arrow", "log/report.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()

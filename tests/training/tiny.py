@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.protocol import Job
+from training.jobs.protocol import Job
 from training.recipe import Compute, Training
 
 LABELS = ["animal", "tool", "food"]
@@ -64,7 +64,8 @@ def write_tokens(out: Path, rows: list[list[int]], labels: list[Any], split: str
 
 
 def write_predictions(file: Path, labels: Any, logits: Any, tokens: Any, predictions: Any = None) -> None:
-    """What training.predict writes of a classification: (N,) labels, (N, L) logits and (N,) numbers of tokens."""
+    """What training.programs.predict writes of a classification: (N,) labels, (N, L) logits and (N,) numbers of
+    tokens."""
     given = logits.argmax(-1) if predictions is None else predictions
     columns = {
         "row": range(len(labels)),
@@ -78,12 +79,14 @@ def write_predictions(file: Path, labels: Any, logits: Any, tokens: Any, predict
 
 def make_world(home: Path, **config: Any) -> Path:
     """data/, tokens/, base/model/ and base/tokenizer/ under `home`; `config` changes the model's configuration."""
-    from training import scratch
+    from training.programs import create_model
 
     data = write_data(home / "data", {"train": 150, "validation": 60})
-    tokenizer = scratch.train_wordpiece(lambda: scratch.texts(data / "train.arrow", ["text"]), CONFIG["vocab_size"])
-    model = scratch.create(CONFIG | config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, seed=1)
-    scratch.save_tokenizer(tokenizer, 64, home / "base/tokenizer")
+    tokenizer = create_model.train_wordpiece(
+        lambda: create_model.texts(data / "train.arrow", ["text"]), CONFIG["vocab_size"]
+    )
+    model = create_model.create(CONFIG | config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, seed=1)
+    create_model.save_tokenizer(tokenizer, 64, home / "base/tokenizer")
     model.save_pretrained(home / "base/model")
     for split in ("train", "validation"):
         table = pa.ipc.open_file(str(data / f"{split}.arrow")).read_all()
@@ -114,7 +117,7 @@ def fit_job(
         "logging_steps": 4,
     }
     every = {
-        "kind": "sequence-classification",
+        "task": "sequence-classification",
         "labels": LABELS,
         "max_length": 64,
         "training": Training(**{**chosen, **training}).model_dump(),
@@ -127,5 +130,5 @@ def fit_job(
     absolute = {name: str(world / path) for name, path in inputs.items()}
     if named := training.get("resume_from_checkpoint"):
         absolute["checkpoint"] = named
-    Job(program="training.fit", key=job_dir.name, settings=every, inputs=absolute).write(job_dir)
+    Job(program="training.programs.fit", key=job_dir.name, settings=every, inputs=absolute).write(job_dir)
     return job_dir

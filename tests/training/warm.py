@@ -8,9 +8,9 @@ from pathlib import Path
 import transformers.models.bert.modeling_bert  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import training.dropout
-import training.estimate  # noqa: F401
-from training.curves import draw_curves
+import training.models.dropout
+import training.programs.estimate  # noqa: F401
+from training.evaluation.loss_curve import draw_curves
 
 get_checkpoint_conversion_mapping("bert")
 with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """The command line."""
-    from tasks.runtime import services
+    from tasks.prefect import servers
     from tests.servers import closed_port
     from tests.ui.browser import Missing
     from tests.ui.pages import look
@@ -33,7 +33,7 @@ def main() -> int:
             _finetune("up", "--detach", "--prefect-port", ports["prefect"], "--mlflow-port", ports["mlflow"])
             _finetune("deploy", "deployments/demo.yaml")
             prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports.values())
-            os.environ.update(services.told().environment)
+            os.environ.update(servers.told().environment)
             _run("-m", "prefect", "--no-prompt", "deployment", "run", "finetune/demo", "--watch")
             look(prefect, mlflow, Path(__file__).with_name("pictures"))
         except Missing as missing:
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _finetune(*arguments: str) -> None:
-    _run("-c", "from flows.commands.main import start; start()", *arguments)
+    _run("-c", "from flows.cli.main import start; start()", *arguments)
 
 
 def _run(*arguments: str) -> None:

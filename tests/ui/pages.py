@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tasks.runtime import services
+from tasks.prefect import servers
 from tests.ui.browser import Missing, Page, browser
 from training.recipe import Recipe
 
@@ -116,7 +116,7 @@ def _texts(section: type[BaseModel]) -> Iterator[str]:
 
 
 def _login() -> str:
-    return base64.b64encode(services.auth_string().encode()).decode()
+    return base64.b64encode(servers.auth_string().encode()).decode()
 
 
 def _ask(prefect: str, path: str, what: dict[str, Any]) -> list[Any]:

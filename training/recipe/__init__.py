@@ -14,16 +14,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from training.metric_names import more_is_better
 from training.problems import Problem, UserError
+from training.recipe.error_messages import describe, field_name, templated
 from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Model, Recipe, Release, Tokens, Training
-from training.recipe.files import Expanded
 from training.recipe.overrides import finetune_entry, merge, parse_set, read_entries
-from training.recipe.release import fits_slice, with_usual_metric
-from training.recipe.rules import Written, broken_rules
-from training.recipe.section import Level
-from training.recipe.slices import FEWEST_ROWS
-from training.recipe.wording import describe, field_name, templated
+from training.recipe.referenced_files import Expanded
+from training.recipe.rules.release_rules import fits_slice, with_usual_metric
+from training.recipe.rules.slice_rules import FEWEST_ROWS
+from training.recipe.rules.training_rules import Written, broken_rules
+from training.recipe.tables.checks import Level
+from training.recipe.tables.metrics import more_is_better
 
 __all__ = [
     "FEWEST_ROWS",

@@ -12,7 +12,6 @@ from training.recipe.section import (
     BalancedOrWeights,
     CodeName,
     ColumnType,
-    Level,
     NameOrNames,
     NamesOrFile,
     PathOrMapping,
@@ -22,6 +21,7 @@ from training.recipe.section import (
     Text,
     Word,
 )
+from training.recipe.tables.checks import Level
 
 MOST = 1_000_000_000
 """Of steps, and of seconds: far above any use, and below what libraries can count."""
@@ -69,13 +69,13 @@ class Data(Section):
     limit: int | None = Field(default=None, ge=1, le=10**15)
     """At most as many rows of each split, the first ones: for trials."""
     text: list[Text] | None = Field(default=None, min_length=1, max_length=2)
-    """The text column, or the two columns of a pair of texts, in the model's order (null: the kind wants none)."""
+    """The text column, or the two columns of a pair of texts, in the model's order (null: the task type wants none)."""
     label: Text | None = None
-    """The column of labels: names, or whole numbers; for some kinds lists of them, or any numbers (null: the kind wants
-    none)."""
+    """The column of labels: names, or whole numbers; for some task types lists of them, or any numbers (null: the task
+    type wants none)."""
     columns: dict[Text, Text] = Field(default_factory=dict)
-    """The columns of the kinds that want others than text and label, by what they are to the kind:
-    `{source: en, target: de}` (where left out, a column of that name, if the kind cannot do without it)."""
+    """The columns of the task types that want others than text and label, by what they are to the task type:
+    `{source: en, target: de}` (where left out, a column of that name, if the task type cannot do without it)."""
     label_separator: Text | None = None
     """What separates several labels in one cell, such as the comma of `4,27` (null: such a cell is a JSON list)."""
     label_names: NamesOrFile | None = None
@@ -85,7 +85,7 @@ class Data(Section):
     """Gigabytes that one file may hold once it is unpacked: a small file may be packed from an endless one."""
     checks: dict[str, Level] = Field(default_factory=dict)
     """What becomes of what a check finds, by the check's name: error (nothing is stored), warning or ignore. Rows that
-    cannot be used are left out unless they are an error. The checks: training/rows/checks.py."""
+    cannot be used are left out unless they are an error. The checks: training/data/checks.py."""
 
 
 class Model(Section):
@@ -94,7 +94,7 @@ class Model(Section):
     source: Literal["hub", "folder", "scratch"]
     """hub: a repository of the Hub. folder: a local one in the same layout.
     scratch: random weights, and a tokenizer trained on the training split: WordPiece, which knows neither case nor
-    accents, and for kinds whose models write texts BPE, which keeps them as they are."""
+    accents, and for task types whose models write texts BPE, which keeps them as they are."""
     path: Text | None = None
     """The repository's name or the folder; null for scratch."""
     revision: str | None = None
@@ -212,8 +212,8 @@ class Training(Section):
     """Where training's figures go beside MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
     loss: CodeName = "cross_entropy"
-    """What training makes small, for kind sequence-classification: cross_entropy (the model's own), focal, or a
-    function of yours as `module:function`, called with logits (B, L) and labels (B,): training/losses.py."""
+    """What training makes small, for task sequence-classification: cross_entropy (the model's own), focal, or a
+    function of yours as `module:function`, called with logits (B, L) and labels (B,): training/task_types/losses.py."""
     focal_gamma: float | None = Field(default=None, ge=0)
     """For `loss: focal`: how much less the rows count that are right already (null: 2; 0: cross entropy)."""
     class_weights: BalancedOrWeights | None = None
@@ -223,15 +223,15 @@ class Training(Section):
     """Trains small matrices beside the weights, and leaves the weights as they are (null: trains all of them). It needs
     the extra `lora`; `{}` takes the defaults."""
     engine: CodeName = "trainer"
-    """What trains: trainer (that of transformers), accelerate (a plain loop with fewer settings: training/loop.py), or
-    a function of yours as `module:function`: training/engines.py."""
+    """What trains: trainer (that of transformers), accelerate (a plain loop with fewer settings:
+    training/engine/loop.py), or a function of yours as `module:function`: training/engine/training_task.py."""
     collator: CodeName | None = None
     """What makes rows into the batches of training: a function or class of yours as `module:name`, called with the
-    tokenizer and the multiple to pad to, that gives a function of a batch's features (null: the kind's own)."""
+    tokenizer and the multiple to pad to, that gives a function of a batch's features (null: the task type's own)."""
     callbacks: list[CodeName] = Field(default_factory=list)
     """TrainerCallbacks of yours as `module:Class`, made without arguments, one of each on every process."""
     trainer: CodeName | None = None
-    """A subclass of yours of ExactTrainer (training/trainer.py), as `module:Class` (null: that one itself)."""
+    """A subclass of yours of ExactTrainer (training/engine/trainer.py), as `module:Class` (null: that one itself)."""
     inexact_resume: bool = False
     """Whether a run may go on from a checkpoint of another machine, of other library versions, or with ddp of another
     number of processes, although it then ends with other bytes."""
@@ -302,7 +302,7 @@ class Evaluation(Section):
     metrics: list[CodeName] = Field(default=["accuracy"], min_length=1)
     """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
     of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`. Where it is left out and accuracy does not
-    fit the kind, the first that does."""
+    fit the task type, the first that does."""
     slices: list[Text] = Field(default_factory=list)
     """By what each split is also judged in groups: columns of the rows (text, whole numbers or truths, of at most 1,000
     different values), `label` (where a row has one), or `length_bucket` (quarters of the rows by their number of
@@ -401,12 +401,13 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """Names the runs of this recipe: lower-case letters, digits and `-`."""
-    kind: CodeName
+    task: CodeName
     """What the model learns to do: sequence-classification (one of the labels), multi-label-classification (any number
     of them), regression (a number), token-classification (a tag a word), causal-lm, masked-lm, seq2seq (a text),
-    sft (an answer in a conversation). Or a kind of yours, a class as `module:Class`: training/kinds/base.py."""
+    sft (an answer in a conversation). Or a task type of yours, a class as `module:Class`:
+    training/task_types/task_type.py."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the kind's own; its class in training/kinds tells of them, and of their defaults."""
+    """Settings of the task type, declared with their defaults by its class in training/task_types."""
     data: Data
     """Where the rows come from and which columns count."""
     model: Model
@@ -423,9 +424,9 @@ class Recipe(Section):
     """What becomes of a model that is good enough."""
 
     @property
-    def task(self) -> dict[str, Any]:
-        """The kind and its options, as `kinds.load` takes them."""
-        return {"kind": self.kind, "options": self.options}
+    def task_and_options(self) -> dict[str, Any]:
+        """The task type and its options, as `task_types.load` takes them."""
+        return {"task": self.task, "options": self.options}
 
     @property
     def judged_split(self) -> Split:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from training.recipe.error_messages import LIST, WORD
 from training.recipe.section import Section, Text
-from training.recipe.wording import LIST, WORD
 
 if TYPE_CHECKING:
-    from training.recipe.rules import Written
+    from training.recipe.rules.training_rules import Written
 
 AllOrNames = Annotated[
     Annotated[Literal["all-linear"], Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],

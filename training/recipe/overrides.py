@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from training.problems import Problem, UserError, nearest
-from training.recipe.wording import section_of
+from training.recipe.error_messages import section_of
 
 ENTRYPOINT = "flows.finetune:finetune"
 

@@ -6,7 +6,7 @@ python -m training.recipe.reference
 from __future__ import annotations
 
 from training.recipe import Training
-from training.recipe.extra import ACCEPTED, arguments, set_by_project
+from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
 
 
 def table() -> str:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 
-from training.closed import Closed
+from training.recipe.closed import Closed
+from training.recipe.error_messages import LIST, MAPPING, NUMBER, WORD
 from training.recipe.forms import any_of
-from training.recipe.wording import LIST, MAPPING, NUMBER, WORD
 
 Split = Literal["train", "validation", "test"]
 # YAML 1.1 reads a bare `no` as false.
@@ -49,7 +49,6 @@ PathOrMapping = Annotated[
     Discriminator(lambda value: WORD if isinstance(value, str) else MAPPING),
 ]
 ColumnType = Literal["string", "int64", "float64", "bool"]
-Level = Literal["error", "warning", "ignore"]
 
 
 class Section(Closed):

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from training.recipe import Recipe
-from training.recipe.code import code_fields, named_code
+from training.recipe.code_fields import code_fields, named_code
 
 ROOT = Path(__file__).resolve().parents[3]
 # The only files that import modules by a name which is not their own: by `Place`, whose fields the next test looks at;
 # a Hub metric, which evaluation.metrics names; and from tables of the project's own.
 IMPORTERS = {
-    *("training/named.py", "training/metrics/hub.py"),
-    *("training/engines.py", "training/strategies/__init__.py"),
+    *("training/jobs/user_code.py", "training/evaluation/metrics/pinned.py"),
+    *("training/engine/training_task.py", "training/distributed/__init__.py"),
 }
 
 
@@ -46,7 +46,7 @@ def test_no_other_file_imports_by_name_unpickles_or_evaluates() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"kind": "my:Kind"}, [("kind", "my:Kind")]),
+        ({"task": "my:Kind"}, [("task", "my:Kind")]),
         ({"data": {"source": "python", "path": "pandas:read_pickle"}}, [("data.path", "pandas:read_pickle")]),
         ({"training": {"callbacks": ["a:B", "c:D"]}}, [("training.callbacks", "a:B"), ("training.callbacks", "c:D")]),
         (
@@ -58,7 +58,7 @@ def test_no_other_file_imports_by_name_unpickles_or_evaluates() -> None:
             [("evaluation.metrics", "hub:a/b@" + "0" * 40), ("evaluation.allow_remote_code", "true")],
         ),
         (
-            {"kind": "regression", "data": {"path": "s3://bucket/rows.csv"}, "training": {"engine": "accelerate"}},
+            {"task": "regression", "data": {"path": "s3://bucket/rows.csv"}, "training": {"engine": "accelerate"}},
             [],
         ),
         ({"training": "my:engine", "evaluation": None}, []),

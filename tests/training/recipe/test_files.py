@@ -18,7 +18,7 @@ from training.recipe.accelerate_file import Refused, translated
 
 PLAIN: dict[str, Any] = {
     "name": "reviews",
-    "kind": "sequence-classification",
+    "task": "sequence-classification",
     "data": {"source": "csv", "path": "reviews", "text": ["text"], "label": "label"},
     "model": {"source": "folder", "path": "models/small"},
 }
@@ -138,8 +138,8 @@ def test_accelerates_file_is_the_recipe_that_says_the_same() -> None:
     assert recipe(accelerate=write("a.yaml", ZERO)) == fields(
         {**shared, "strategy": "deepspeed-zero3", "offload": "all"}, gradient_accumulation_steps=4, max_grad_norm=0.5
     )
-    for kind in ("MULTI_GPU", "MULTI_CPU"):
-        assert recipe(accelerate=write("a.yaml", COMMON | {"distributed_type": kind})) == fields(shared)
+    for task in ("MULTI_GPU", "MULTI_CPU"):
+        assert recipe(accelerate=write("a.yaml", COMMON | {"distributed_type": task})) == fields(shared)
     alone = {"distributed_type": "NO", "mixed_precision": "no"}
     assert recipe(accelerate=write("a.yaml", alone)) == fields({"num_processes": 1, "mixed_precision": "no"})
     many = {"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1", "main_process_port": 29500}

@@ -10,19 +10,19 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from training.kinds import KINDS
-from training.kinds import load as load_kind
+from training.data.file_systems import shown
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
-from training.recipe.extra import arguments
-from training.recipe.slices import named_groups
-from training.rows.urls import shown
+from training.recipe.extra_arguments import arguments
+from training.recipe.rules.slice_rules import named_groups
+from training.task_types import TASK_TYPES
+from training.task_types import load as load_task
 
 ROOT = Path(__file__).parents[3]
 
 PLAIN: dict[str, Any] = {
     "name": "reviews",
-    "kind": "sequence-classification",
+    "task": "sequence-classification",
     "data": {"source": "csv", "path": "reviews", "text": ["text"], "label": "label"},
     "model": {"source": "folder", "path": "models/small"},
 }
@@ -94,9 +94,9 @@ def test_a_recipe_survives_being_written_and_read() -> None:
 def test_every_field_says_what_it_does() -> None:
     def undescribed(model: type[BaseModel]) -> list[str]:
         inner = [field.annotation for field in model.model_fields.values()]
-        below = [kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        below = [task for task in inner if isinstance(task, type) and issubclass(task, BaseModel)]
         return [f for f, info in model.model_fields.items() if not info.description] + [
-            name for kind in below for name in undescribed(kind)
+            name for task in below for name in undescribed(task)
         ]
 
     assert undescribed(Recipe) == []
@@ -165,8 +165,8 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("name", "My Reviews",
          "'My Reviews' is not a name for it: use lower-case letters, digits and '-', beginning with "
          "a letter or digit."),
-        ("kind", "ranking",
-         f"'ranking' is unknown: choose from {', '.join(KINDS)}, or name a class of yours as module:Class."),
+        ("task", "ranking",
+         f"'ranking' is unknown: choose from {', '.join(TASK_TYPES)}, or name a class of yours as module:Class."),
         ("data.path", "", "is empty: it takes text."),
         ("data.label", 3, "3 is of the wrong type: it takes text. Put it in quotes."),
         ("data.text", ["a", "b", "c"], "['a', 'b', 'c'] has 3 entries: it takes at most 2."),
@@ -219,7 +219,7 @@ def test_a_mistake_is_told_with_its_value_and_what_is_allowed(where: str, value:
 def test_a_metric_that_is_not_computed_while_training_cannot_choose_the_best_model() -> None:
     seq2seq = {
         **{name: PLAIN[name] for name in ("name", "model")},
-        "kind": "seq2seq",
+        "task": "seq2seq",
         "data": {"source": "csv", "path": "rows"},
         "evaluation": {"metrics": ["rougeL"]},
         "training": {"metric_for_best_model": "rougeL"},
@@ -272,7 +272,7 @@ def test_columns_are_slices_of_the_splits_that_keep_them() -> None:
 
 
 def test_rows_that_are_packed_are_not_predicted() -> None:
-    texts = {"kind": "causal-lm", "data.label": None, "evaluation.splits": ["validation", "train"]}
+    texts = {"task": "causal-lm", "data.label": None, "evaluation.splits": ["validation", "train"]}
     texts |= {"evaluation.metrics": ["perplexity"]}
     assert problems(overrides=texts) == {
         "evaluation.splits[1]": (
@@ -328,18 +328,18 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
 def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
     assert problems(overrides={"evaluation.metrics": ["f1", "acuracy"]}) == {
         "evaluation.metrics[1]": (
-            f"'acuracy' is unknown: choose from {', '.join(load_kind('sequence-classification').metrics)}, "
+            f"'acuracy' is unknown: choose from {', '.join(load_task('sequence-classification').metrics)}, "
             "or name a class of yours as module:Class. Did you mean 'accuracy'?"
         )
     }
 
 
 def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
-    assert changed(kind="regression").evaluation.metrics == ["mse"]
-    assert changed(kind="multi-label-classification").evaluation.metrics == ["accuracy"]
+    assert changed(task="regression").evaluation.metrics == ["mse"]
+    assert changed(task="multi-label-classification").evaluation.metrics == ["accuracy"]
     told = problems(
         overrides={
-            "kind": "regression",
+            "task": "regression",
             "evaluation.metrics": ["r2", "hamming_loss"],
             "evaluation.slices": ["label"],
             "training.loss": "focal",
@@ -347,13 +347,13 @@ def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
             "training.class_weights": "balanced",
         }
     )
-    idle = "does nothing with kind regression: leave it out, or set it to {}."
-    choices = f"{', '.join(load_kind('regression').metrics)}, or name a class of yours as module:Class."
+    idle = "does nothing with task regression: leave it out, or set it to {}."
+    choices = f"{', '.join(load_task('regression').metrics)}, or name a class of yours as module:Class."
     assert told == {
         "training.loss": idle.format("cross_entropy"),
         "training.label_smoothing_factor": idle.format("0.0"),
         "training.class_weights": idle.format("null"),
-        "evaluation.metrics[1]": f"'hamming_loss' does not fit kind regression: choose from {choices}",
+        "evaluation.metrics[1]": f"'hamming_loss' does not fit task regression: choose from {choices}",
         "evaluation.slices[0]": (
             "'label' is for kinds of one label a row, and regression is none: choose another slice, "
             "such as length_bucket."
@@ -462,8 +462,8 @@ def test_what_a_repository_cannot_take_is_told(values: dict[str, Any], where: st
 def test_missing_fields_are_told_with_what_they_are_for() -> None:
     values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
     assert problems(values) == {
-        "data.label": "is missing: The column of labels: names, or whole numbers; for some kinds lists of them, or any "
-        "numbers."
+        "data.label": "is missing: The column of labels: names, or whole numbers; for some task types lists of them, "
+        "or any numbers."
     }
 
 
@@ -513,7 +513,7 @@ def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
         ({"header": ["text", "label", "text"]}, "data.header",
          "'text' is there twice; each column has a name of its own."),
         ({"label_separator": ","}, "data.label_separator",
-         "',' is for several labels in a row, and kind sequence-classification has none: set it to null."),
+         "',' is for several labels in a row, and task sequence-classification has none: set it to null."),
         ({"source": "arrow", "encoding": "latin-1"}, "data.encoding",
          "'latin-1' is for `source: csv` and `json` only; with arrow, leave it out."),
         ({"encoding": "utf-9"}, "data.encoding",
@@ -621,10 +621,10 @@ def test_scratch_needs_a_config_that_fits_the_tokens() -> None:
 
 def test_messages_for_a_model_from_scratch_need_a_template_and_prompts_need_none() -> None:
     model = {"source": "scratch", "config": {"model_type": "gpt2", "vocab_size": 300}}
-    values = {"name": "a", "kind": "sft", "data": {"source": "json", "path": "rows"}, "model": model}
+    values = {"name": "a", "task": "sft", "data": {"source": "json", "path": "rows"}, "model": model}
     assert list(problems(values)) == ["model.chat_template"]
-    assert parse(values, {"data.columns": {"prompt": "q"}}).kind == "sft"
-    assert parse(values, {"model.chat_template": "chat.jinja"}).kind == "sft"
+    assert parse(values, {"data.columns": {"prompt": "q"}}).task == "sft"
+    assert parse(values, {"model.chat_template": "chat.jinja"}).task == "sft"
 
 
 def test_without_evaluations_nothing_may_depend_on_them() -> None:
@@ -705,7 +705,7 @@ ENTRY = """
     overrides: {{training.seed: 5, tokens.max_length: 32}}
     recipe:
       name: reviews
-      kind: sequence-classification
+      task: sequence-classification
       data: {{source: csv, path: d, text: [text], label: label}}
       model: {{source: folder, path: m}}
       training: {{learning_rate: 1e-4}}
@@ -766,7 +766,7 @@ def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
 
 
 def test_limits_of_answers_that_contradict_one_another_are_told_by_their_fields() -> None:
-    pairs = {"kind": "seq2seq", "data.text": None, "data.label": None, "evaluation.metrics": ["bleu"]}
+    pairs = {"task": "seq2seq", "data.text": None, "data.label": None, "evaluation.metrics": ["bleu"]}
     limits = {"options": {"max_new_tokens": 8, "min_new_tokens": 9, "length_penalty": 0.5}}
     assert problems(overrides=pairs | limits) == {
         "options.min_new_tokens": "9: more than options.max_new_tokens, 8.",

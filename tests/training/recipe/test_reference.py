@@ -13,14 +13,14 @@ from tests.training import tiny
 from tests.training.forks import FORKS, assert_same, checkpoints_written, curve, events, finish, kill_when, weights
 from training.problems import UserError
 from training.recipe import Training, parse
-from training.recipe.extra import ACCEPTED, arguments, set_by_project
-from training.recipe.optimizers import OPTIMIZERS, REFUSED
+from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
 from training.recipe.reference import table
+from training.recipe.tables.optimizers import OPTIMIZERS, REFUSED
 
 ROOT = Path(__file__).parents[3]
 PLAIN: dict[str, Any] = {
     "name": "reviews",
-    "kind": "sequence-classification",
+    "task": "sequence-classification",
     "data": {"source": "csv", "path": "reviews", "text": ["text"], "label": "label"},
     "model": {"source": "folder", "path": "models/small"},
 }
@@ -190,9 +190,9 @@ def test_those_that_are_about_the_weights_change_them_and_those_about_memory_or_
 
 def arrived(job_dir: str, names: list[str], answers: Any) -> None:
     """Puts what has become of the fields, and of what follows from them, where the test sees it."""
-    from training import fit
-    from training.protocol import Events, Job
-    from training.trainer import make_trainer
+    from training.engine.trainer import make_trainer
+    from training.jobs.protocol import Events, Job
+    from training.programs import fit
 
     task = fit.make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
     trainer = make_trainer(task)

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from training.data.prediction_files import BATCH_ROWS, DELIMITERS, WRITTEN, Writer, read
 from training.problems import UserError
-from training.rows.answered import BATCH_ROWS, DELIMITERS, WRITTEN, Writer, read
 
 LABELS = ["neg", "pos"]
 ADDED = {

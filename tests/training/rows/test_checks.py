@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.training.rows.kinds import CLASSIFICATION
+from tests.training.rows.task_types import CLASSIFICATION
+from training.data.checks import LEAVES_OUT, LEVELS, ROW_CHECKS, SPLIT_CHECKS
+from training.data.load_rows import load
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.rows.checks import LEAVES_OUT, LEVELS, ROW_CHECKS, SPLIT_CHECKS
-from training.rows.load import load
 
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.training.rows.kinds import CLASSIFICATION
+from tests.training.rows.task_types import CLASSIFICATION
+from training.data.load_rows import load
+from training.data.quoting import QuotedFields
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.rows.load import load
-from training.rows.quoting import QuotedFields
 
 
 def run(folder: Path, rows: str | bytes, name: str = "train.csv", **data: Any) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from training.problems import UserError
 from training.recipe import parse
-from training.rows.filters import parse_filter
+from training.recipe.filters import parse_filter
 
 DAY = datetime.datetime(2026, 1, 31)
 ROWS = pa.table(
@@ -149,14 +149,13 @@ def test_a_wrong_filter_is_a_mistake_of_the_recipe() -> None:
     data = {"source": "csv", "path": "reviews", "text": ["text"], "label": "label", "filter": "stars = 4"}
     model = {"source": "folder", "path": "models/small"}
     with pytest.raises(UserError) as raised:
-        parse({"name": "r", "kind": "sequence-classification", "data": data, "model": model})
+        parse({"name": "r", "task": "sequence-classification", "data": data, "model": model})
     (problem,) = raised.value.problems
     assert problem.where == "data.filter" and problem.message.endswith("is not understood: write ==.")
 
 
 def test_reading_a_filter_loads_no_pyarrow() -> None:
-    program = (
-        "import sys; from training.rows.filters import parse_filter as p; p('a == 1'); print('pyarrow' in sys.modules)"
-    )
+    program = "import sys; from training.recipe import filters; filters.parse_filter('a == 1'); "
+    program += "print('pyarrow' in sys.modules)"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "False"

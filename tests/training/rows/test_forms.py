@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.training.rows.kinds import CLASSIFICATION, Chat, Rating, Tags
-from training.kinds.multi_label_classification import MultiLabelClassification
-from training.kinds.regression import Regression
-from training.kinds.seq2seq import Seq2Seq
-from training.pictures import draw_rows
+from tests.training.rows.task_types import CLASSIFICATION, Chat, Rating, Tags
+from training.data.load_rows import load
+from training.evaluation.plots import draw_rows
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.rows.columns import KindOfRows
-from training.rows.load import load
+from training.recipe.column_types import RowSpecification
+from training.task_types.multi_label_classification import MultiLabelClassification
+from training.task_types.regression import Regression
+from training.task_types.seq2seq import Seq2Seq
 
 Row = dict[str, Any]
 TAGS: list[Row] = [
@@ -46,7 +46,7 @@ def csv_cells(file: Path, rows: list[Row]) -> str:
     return str(file)
 
 
-def run(kind: KindOfRows, file: str, out: Path, source: str = "json", **data: Any) -> dict[str, Any]:
+def run(task: RowSpecification, file: str, out: Path, source: str = "json", **data: Any) -> dict[str, Any]:
     """The report on the rows of a file, which are train and validation alike."""
     data["checks"] = {"shared_rows": "ignore"} | data.get("checks", {})
     made = Data(source=source, path=file if source == "python" else "-", **data)
@@ -55,15 +55,15 @@ def run(kind: KindOfRows, file: str, out: Path, source: str = "json", **data: An
         other = Path(file).with_stem("validation")
         other.write_bytes(Path(file).read_bytes())
         files = {"train": [file], "validation": [str(other)]}
-    load(made, kind, files, out)
+    load(made, task, files, out)
     report: dict[str, Any] = json.loads((out / "log" / "report.json").read_text())
     return report
 
 
-def told(kind: KindOfRows, rows: list[Row], folder: Path, **data: Any) -> list[str]:
+def told(task: RowSpecification, rows: list[Row], folder: Path, **data: Any) -> list[str]:
     """What is wrong with rows of JSON: check and row, and what is said but for what to do."""
     try:
-        found = [Problem(**one) for one in run(kind, json_lines(folder / "r.jsonl", rows), folder, **data)["problems"]]
+        found = [Problem(**one) for one in run(task, json_lines(folder / "r.jsonl", rows), folder, **data)["problems"]]
     except UserError as error:
         found = list(error.problems)
     said = (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.training.rows.kinds import CLASSIFICATION
+from tests.training.rows.task_types import CLASSIFICATION
+from training.data.load_rows import load
 from training.recipe import Data
-from training.rows.load import load
 
 Pair = tuple[str, str]
 

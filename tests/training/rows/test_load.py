@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.rows.kinds import CLASSIFICATION
+from tests.training.rows.task_types import CLASSIFICATION
+from training.data.casting import shaped
+from training.data.hub_rows import from_dataset, hub_splits
+from training.data.load_rows import label_places, load
+from training.data.slice_columns import Slices
+from training.data.sources import find, load_object
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.rows.asked import Asked
-from training.rows.hub import from_dataset, hub_splits
-from training.rows.load import label_places, load
-from training.rows.shaping import shaped
-from training.rows.slices import Slices
-from training.rows.sources import find, load_object
+from training.recipe.source_columns import Asked
 
 ROWS: dict[str, list[tuple[str, str]]] = {
     "train": [("good, really", "pos"), ("NA", "neg"), ('say "no"\nand leave', "neg"), ("1.0", "pos")],
@@ -148,7 +148,7 @@ def test_a_function_is_called_for_each_split_that_is_evaluated_unless_it_is_held
 def test_a_test_split_of_the_hub_is_read_if_it_is_there_and_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"train": 1, "test": 1, "unsupervised": 1}
     builder = SimpleNamespace(info=SimpleNamespace(splits=there))
-    monkeypatch.setattr("training.rows.hub._builder_of", lambda data, pinned: builder)
+    monkeypatch.setattr("training.data.hub_rows._builder_of", lambda data, pinned: builder)
 
     def read(*evaluated: str, **more: Any) -> list[str]:
         return list(hub_splits(Asked(recipe("hub", "me/rows", **more), CLASSIFICATION, evaluated), {}))
@@ -393,7 +393,9 @@ def test_a_column_of_texts_is_not_taken_for_labels(tmp_path: Path) -> None:
 
 def test_reading_imports_no_heavy_library() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'evaluate'}"
-    code = f"import sys, training.rows.load, training.tokens; print(sorted({heavy} & set(sys.modules)))"
+    code = (
+        f"import sys, training.data.load_rows, training.tokenization.encoder; print(sorted({heavy} & set(sys.modules)))"
+    )
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"
 

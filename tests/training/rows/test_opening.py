@@ -19,11 +19,11 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from training.data.decoding import opened, seekable
+from training.data.file_systems import told
+from training.data.sources import EXPORT
 from training.problems import NETWORK, UserError
 from training.recipe import Data
-from training.rows.opening import opened, seekable
-from training.rows.sources import EXPORT
-from training.rows.urls import told
 
 TEXT = "text,label\nnaïve café,1\n„gut“ 你好,0\n"
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -16,12 +16,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.rows.kinds import CLASSIFICATION
+from tests.training.rows.task_types import CLASSIFICATION
+from training.data.load_rows import load
+from training.data.slice_columns import MOST_COLUMNS, Slices
 from training.problems import UserError
 from training.recipe import Data
-from training.rows.asked import Asked
-from training.rows.load import load
-from training.rows.slices import MOST_COLUMNS, Slices
+from training.recipe.source_columns import Asked
 
 TRAIN = {"text": ["good", "bad"], "label": ["a", "b"]}
 ROWS = 1200
@@ -102,7 +102,7 @@ def read(folder: Path, source: str, file: Path, splits: Mapping[str, Path] | Non
     """What `load` makes of a file of validation."""
     train = folder / f"train-{file.name}"
     if not train.exists():
-        next(write for name, (kind, write) in WRITERS.items() if kind == source)(train, TRAIN)
+        next(write for name, (task, write) in WRITERS.items() if task == source)(train, TRAIN)
     out = folder / f"out-{file.name}"
     data = recipe(source, folder, **more)
     load(data, CLASSIFICATION, {"train": [str(train)], "validation": [str(file)], **(splits or {})}, out)
@@ -425,9 +425,9 @@ def test_a_column_of_an_object_is_kept_only_if_it_has_a_value_for_each_row_in_or
     unequal = {"short": ["x"], "long": ["x", "y", "z"]}
     out = from_object(monkeypatch, tmp_path / "out", rows | whole | none | unequal)
     assert slices(out) == {"tuple": ["x", "y"], "range": ["0", "1"], "series": ["1", "2"], "array": ["true", "false"]}
-    kinds = {"letters": "str", "bytes": "bytes", "mapping": "dict", "set": "set", "once": "generator"}
+    tasks = {"letters": "str", "bytes": "bytes", "mapping": "dict", "set": "set", "once": "generator"}
     assert summary(out)["left_out"] == {
-        **{name: f"is of type {kind}" for name, kind in kinds.items()},
+        **{name: f"is of type {task}" for name, task in tasks.items()},
         "short": "holds 1 value for 2 rows",
         "long": "holds 3 values for 2 rows",
     }

@@ -11,9 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 
+from training.data.sources import find, fingerprint, is_rows, load_object, shown
 from training.problems import UserError
 from training.recipe import Data
-from training.rows.sources import find, fingerprint, is_rows, load_object, shown
 
 
 def find_files(data: Data) -> dict[str, list[str]]:
@@ -351,7 +351,7 @@ def test_a_module_that_fails_says_why(my_rows: Path) -> None:
 def test_finding_files_here_needs_no_heavy_library(tmp_path: Path) -> None:
     heavy = "{'fsspec', 'pyarrow', 'numpy', 'torch', 'transformers', 'datasets', 'tokenizers'}"
     code = (
-        "import sys; from training.recipe import Data; from training.rows.sources import find;"
+        "import sys; from training.recipe import Data; from training.data.sources import find;"
         "data = Data(source='csv', path=sys.argv[1], text=['text'], label='label'); find(data);"
         f"print(sorted({heavy} & set(sys.modules)))"
     )

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.rows.kinds import CLASSIFICATION
+from tests.training.rows.task_types import CLASSIFICATION
+from training.data.casting import Shaped, shaped
+from training.data.load_rows import load
+from training.data.parquet_files import BLOCK_BYTES, read_arrow, read_parquet
+from training.data.slice_columns import Slices
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.rows.asked import Asked
-from training.rows.load import load
-from training.rows.shaping import Shaped, shaped
-from training.rows.slices import Slices
-from training.rows.typed import BLOCK_BYTES, read_arrow, read_parquet
+from training.recipe.source_columns import Asked
 
 GOOD = {"text": ["one", "two", "three"], "label": ["a", "b", "a"], "stars": [1, 2, 3]}
 LONG = "x" * 900_000

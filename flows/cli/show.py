@@ -1,0 +1,175 @@
+"""`finetune show NAME/VERSION|NAME@ALIAS|RUN`: where a model came from, all the way."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from flows.cli.arguments import add_json_argument, need_writable
+from flows.cli.codes import COMPLETED
+from flows.reports.tables import aligned, terminal_width
+from tasks.tracking.reports import counted, score_told
+from training.jobs.protocol import write_atomically
+
+LABEL = 14
+DIGITS = 12
+"""Of digests that are only to be told apart; --json has all of them."""
+
+Facts = Iterator[tuple[str, str]]
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The subcommand's arguments."""
+    parser = commands.add_parser("show", help="show where a model came from", description=__doc__)
+    parser.add_argument(
+        "name",
+        metavar="NAME/VERSION|NAME@ALIAS|RUN",
+        help="a registered version; or a flow run by the first digits of its id, or a recipe's name for its last run",
+    )
+    add_json_argument(parser, "the whole record")
+    return parser
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Prints the record. Raises UserError for a name that is not there."""
+    from tasks.registry import lineage
+
+    need_writable(arguments.json)
+    record = lineage.find(arguments.name)
+    if arguments.json is not None:
+        write_atomically(arguments.json.absolute(), f"{json.dumps(record, indent=2, ensure_ascii=False)}\n".encode())
+    print("\n".join(_lines(record, terminal_width())))
+    return COMPLETED
+
+
+def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
+    yield _title(record)
+    sections = {"": _made, "data": _data, "base model": _base, "training": _training, "code": _code}
+    for name, facts in sections.items():
+        if name:
+            yield f"\n{name}"
+        for label, text in facts(record):
+            start = f"  {label:<{LABEL}}"
+            below = " " * len(start)
+            yield from textwrap.wrap(
+                text,
+                width,
+                initial_indent=start,
+                subsequent_indent=below,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    yield "\nstages"
+    yield from (f"  {line}" for line in aligned(_stages(record)))
+    yield "\nrecipe, pinned, without what is left to its default"
+    recipe = yaml.safe_dump(record["said"], sort_keys=False, allow_unicode=True, width=width - 2)
+    yield from (f"  {line}" for line in recipe.splitlines())
+
+
+def _title(record: Mapping[str, Any]) -> str:
+    registered, run = record.get("registered"), record["run"]
+    if registered is None:
+        return f"{record['recipe']['name']}, flow run {run['flow_run_id']}"
+    return ", ".join([f"{registered['name']} version {registered['version']}", *registered["aliases"]])
+
+
+def _made(record: Mapping[str, Any]) -> Facts:
+    run, verdict, version = record["run"], record["verdict"], record["version"]
+    if registered := record.get("registered"):
+        yield "registered", _time(registered["registered"])
+    elif version:
+        yield "registered", f"{version['name']} version {version['version']}"
+    yield "run", f"{run['state']}, began {_time(run['began'])}, recorded {_time(run['written'])}"
+    yield "flow run", run["flow_run_id"]
+    yield "MLflow run", run["mlflow_run_id"] or "not known"
+    for name, file in (record["model"] or {"files": {}})["files"].items():
+        if name.endswith(".safetensors"):
+            yield "weights", f"{name}, {file['bytes']:,} bytes"
+            yield "", f"sha256 {file['sha256']}"
+    if verdict:
+        yield "verdict", f"{verdict['decision']}: {verdict['reason']}"
+    for split, figures in (record["metrics"] or {}).items():
+        yield split, ", ".join(f"{name} {score_told(figure)}" for name, figure in figures.items())
+    if publication := record["publication"]:
+        yield "published", f"{publication['repo']} at {publication['revision']}, commit {publication['commit']}"
+
+
+def _data(record: Mapping[str, Any]) -> Facts:
+    data, pins, rows = record["recipe"]["data"], record["pins"], record["rows"]
+    yield "source", " ".join(filter(None, [data["source"], data["path"], data["config"]]))
+    if pins["data_hub"]:
+        yield "commit", pins["data_hub"]["commit"]
+    if pins["data_fingerprint"]:
+        yield "fingerprint", pins["data_fingerprint"]
+    for split, files in pins["data_files"].items():
+        for file in files:
+            yield from _file(split, file)
+    if rows:
+        counts = [f"{name.removesuffix('_rows')} {n:,}" for name, n in rows["figures"].items() if name[-5:] == "_rows"]
+        labels = f"; {counted(len(rows['labels']), 'label')}" if rows["labels"] else ""
+        yield "rows", f"{', '.join(counts)}{labels}"
+        yield "digest", rows["digest"]
+
+
+def _base(record: Mapping[str, Any]) -> Facts:
+    model, pins = record["recipe"]["model"], record["pins"]
+    if champion := pins.get("started_from"):
+        yield "champion", f"{champion['name']} version {champion['version']}"
+        yield "digest", champion["model"]
+    elif model["source"] == "scratch":
+        yield "made from", f"a configuration ({model['config']['model_type']}) and the seed {model['seed']}"
+    else:
+        yield model["source"], model["path"]
+    if pins["model_hub"]:
+        yield "commit", pins["model_hub"]["commit"]
+    for name, file in pins["model_files"].items():
+        yield from _file(name, file)
+
+
+def _training(record: Mapping[str, Any]) -> Facts:
+    under, figures, compute = record["circumstances"], record["training"], record["recipe"]["compute"]
+    if figures:
+        yield (
+            "steps",
+            f"{figures['steps']:,}, {figures['micro_batch']} rows in a pass, loss {figures['train_loss']:.4f}",
+        )
+    processes = f"{compute['num_processes']} process{'' if compute['num_processes'] == 1 else 'es'}"
+    yield "processes", f"{processes}, {compute['strategy']}, mixed precision {compute['mixed_precision']}"
+    if under:
+        gpus = ", ".join(under["gpus"]) or "no GPU"
+        yield "machine", f"{under['processor']}, {counted(under['cores'], 'core')}, {gpus}; {under['system']}"
+        yield "threads", f"{under['threads']} a process"
+
+
+def _code(record: Mapping[str, Any]) -> Facts:
+    code = record["code"]
+    if git := code["git"]:
+        yield "git commit", git["commit"] + (", and changes that were not committed" if git["dirty"] else "")
+    yield "digest", f"{code['digest']} of {counted(len(code['files']), 'file')}"
+    libraries = {**record["project"], **{n: v for n, v in record["libraries"].items() if n != "python"}}
+    yield "versions", ", ".join(f"{name} {version}" for name, version in libraries.items())
+
+
+def _file(label: str, file: Mapping[str, Any]) -> Facts:
+    size = f", {file['size_bytes']:,} bytes" if file["size_bytes"] is not None else ""
+    yield label, f"{file['path']}{size}"
+    yield "", f"sha256 {file['sha256']}"
+
+
+def _stages(record: Mapping[str, Any]) -> list[list[str]]:
+    table = [["stage", "key", "digest", "state", "ingredients"]]
+    for stage in record["stages"]:
+        told = f"{len(stage['ingredients'])} of its own, {counted(len(stage['code']), 'file')} of code"
+        key, digest = ((stage[part] or "")[:DIGITS] for part in ("key", "digest"))
+        table.append([stage["name"], key, digest, stage["state"], told if digest else ""])
+    return table
+
+
+def _time(time: str | None) -> str:
+    """`2026-11-21 19:40 UTC`"""
+    return f"{time[:16].replace('T', ' ')} UTC" if time else "at a time that is not known"

@@ -1,0 +1,322 @@
+"""Digests of the code behind a stage, so that an edit which can change its bytes is noticed, and a reformat is not.
+
+From the roots that a stage names, imports are followed through this project's own packages and through the user's
+modules, which are found as the programs of jobs find them. Each file counts as its syntax tree without comments and
+docstrings. Modules in Python's folders of libraries are not followed: the versions of their distributions count. All
+other modules are the user's, including those found through PYTHONPATH or an editable install.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.machinery import FileFinder, ModuleSpec
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipimport import zipimporter
+
+from tasks.cache import settings
+from tasks.cache.digests import Digests
+from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_module, search_path
+from training.problems import Problem, UserError
+
+# Code that decides how a stage is run, shown or described, not what it makes. A recipe's values are ingredients
+# already, so the module that reads them is not.
+NOT_INGREDIENTS = (
+    "flows",
+    *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prefect", "registry", "services", "tracking")),
+    "training.evaluation.plots",
+    "training.engine.throughput",
+    "training.jobs.processes",
+    "training.jobs.program",
+    "training.jobs.protocol",
+    "training.jobs.resources",
+    "training.jobs.supervise",
+    "training.problems",
+    "training.programs.estimate",
+    *(f"training.recipe.{name}" for name in ("accelerate_file", "code_fields", "deepspeed_file", "error_messages")),
+    *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "forms", "lora", "overrides", "reference")),
+    *(f"training.recipe.{name}" for name in ("referenced_files", "rules", "section")),
+    "training.recipe.tables.optimizers",
+    "training.recipe.tables.task_types",
+)
+# The package itself, whose other modules count.
+_ALONE = ("training.recipe",)
+
+
+class Code(NamedTuple):
+    """The code behind some modules."""
+
+    files: Mapping[str, Source]
+    """By name, such as `training/tokenization/encoder.py`."""
+    distributions: Sequence[str]
+    """Of the libraries that the user's modules import."""
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """`{"training/tokenization/encoder.py": digest, …}`"""
+        return {name: source.digest for name, source in self.files.items()}
+
+
+class Source(NamedTuple):
+    """A file of code."""
+
+    file: Path
+    digest: str
+
+
+def code_behind(roots: Iterable[str]) -> Code:
+    """The files of these modules and of all that they import, as far as they are the project's or the user's.
+
+    Args:
+        roots: dotted module names. Raises ModuleNotFoundError for one that has no source file here.
+    """
+    _forget_folders()
+    found: dict[str, Source] = {}
+    waiting, libraries = list(roots), set[str]()
+    seen: set[str] = set()
+    if missing := [root for root in waiting if _module(root) is None]:
+        raise ModuleNotFoundError(f"no source file of {', '.join(missing)}")
+    while waiting:
+        name = waiting.pop()
+        module = None if name in seen else _module(name)
+        seen.add(name)
+        if module is None or _is_left_out(name) or module.name in found:
+            continue
+        digest, imports = _read(module, _state(module.file))
+        found[module.name] = Source(module.file, digest)
+        waiting.extend(imports)
+        # Importing a.b.c runs a/__init__ and a/b/__init__ first.
+        waiting.extend(name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1))
+        if not _is_own(name):
+            libraries.update(top for top in {name.partition(".")[0] for name in imports} if _is_library(top))
+    return Code(dict(sorted(found.items())), sorted({one for top in libraries for one in _distributions(top)}))
+
+
+def code_digests(roots: Iterable[str]) -> dict[str, str]:
+    """The digests of `code_behind`."""
+    return code_behind(roots).digests
+
+
+def users_code(named: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The modules of the user's that are named, and the distributions of the installed ones.
+
+    `named` has `module:name` by the field that says so; words without a colon are the project's own names, and what is
+    the Hub's is pinned by its name. Raises UserError for all whose module is neither here nor installed.
+    """
+    _forget_folders()
+    here, distributions, problems = [], [], []
+    for where, name in named.items():
+        module, colon, _ = name.partition(":")
+        if not colon or module == "hub":
+            continue
+        if _module(module) is not None:
+            here.append(module)
+        elif _is_library(top := module.partition(".")[0]) and find_module(module):
+            distributions += _distributions(top)
+        else:
+            message = f"{name!r}: there is no module {module!r} in {Path.cwd()} or installed."
+            problems.append(Problem(kind="recipe", where=where, message=message))
+    if problems:
+        raise UserError(problems)
+    return here, distributions
+
+
+def library_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions of distributions, and Python's own `major.minor`."""
+    versions = {name: importlib.metadata.version(name) for name in names}
+    versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    return versions
+
+
+class GitCommit(NamedTuple):
+    """What is checked out in the working directory."""
+
+    commit: str
+    dirty: bool
+    """Whether files that git knows differ from it."""
+
+
+def git_commit() -> GitCommit | None:
+    """The commit of the working directory; None where it is in no repository of git, or there is no git."""
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # looking must not get in the way of who works there
+
+    def said(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        return GitCommit(said("rev-parse", "HEAD"), bool(said("status", "--porcelain", "--untracked-files=no")))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _is_left_out(name: str) -> bool:
+    return name in _ALONE or any(name == out or name.startswith(out + ".") for out in NOT_INGREDIENTS)
+
+
+class _Module(NamedTuple):
+    """A module of the project's or the user's, with source or without."""
+
+    dotted: str
+    name: str
+    """As a path below the folder that it is imported from: folders may be moved."""
+    file: Path
+    """Of an archive, all of it."""
+    loader: Any
+    """Has the source of a module in an archive; None for a file of its own."""
+
+
+def _module(dotted: str) -> _Module | None:
+    """The module's file; None for a library, a namespace package, and a module that is not there."""
+    if _is_own(dotted):  # installed as a wheel, the project lies beside every library
+        stem = PROJECT.joinpath(*dotted.split("."))
+        files = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
+        file = next((file for file in files if file.is_file()), None)
+        return None if file is None else _Module(dotted, file.relative_to(PROJECT).as_posix(), file, None)
+    spec = find_module(dotted) if _is_users(dotted.partition(".")[0]) else None
+    if spec is None or not spec.has_location or spec.origin is None or _in_libraries(spec):
+        return None
+    name = dotted.replace(".", "/") + ("/__init__" if spec.submodule_search_locations is not None else "")
+    if archive := getattr(spec.loader, "archive", None):
+        return _Module(dotted, f"{name}.py", Path(archive), spec.loader)
+    return _Module(dotted, name + Path(spec.origin).suffix, Path(spec.origin), None)
+
+
+def _is_own(dotted: str) -> bool:
+    return dotted.partition(".")[0] in OWN_PACKAGES
+
+
+@cache
+def _is_users(top: str) -> bool:
+    """Whether a module without dots is there, and lies outside the folders of libraries."""
+    spec = find_module(top)
+    return spec is not None and not _in_libraries(spec)
+
+
+def _is_library(top: str) -> bool:
+    """Whether a module without dots is installed beside Python's own."""
+    spec = None if _is_own(top) or top in sys.stdlib_module_names else find_module(top)
+    return spec is not None and _in_libraries(spec)
+
+
+def _in_libraries(spec: ModuleSpec) -> bool:
+    """Whether a module, or all of a namespace package, lies in a folder of libraries or in Python itself."""
+    if spec.submodule_search_locations is not None and not spec.has_location:
+        return all(map(_is_in_libraries, spec.submodule_search_locations))
+    return not spec.has_location or spec.origin is None or _is_in_libraries(spec.origin)
+
+
+def _is_in_libraries(path: str) -> bool:
+    own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return not LIBRARIES.isdisjoint(path.split(os.sep)) or any(Path(path).is_relative_to(folder) for folder in own)
+
+
+def _distributions(top: str) -> list[str]:
+    """The distributions of an installed module, whose versions tell its code."""
+    folders = [Path(entry) for entry in search_path() if _is_in_libraries(entry) and Path(entry).is_dir()]
+    return sorted({one for folder in folders for one in _listed(folder, _state(folder)).get(top, ())})
+
+
+@cache
+def _listed(folder: Path, state: tuple[int, ...]) -> Mapping[str, Sequence[str]]:
+    # To read what each distribution installed takes a second. Whatever is installed or removed changes the folder.
+    told = Digests(settings.home_path()).derived(folder, " distributions", _list_distributions)
+    return dict(json.loads(told))
+
+
+def _list_distributions(folder: Path) -> str:
+    by_module: dict[str, set[str]] = {}
+    for one in importlib.metadata.distributions(path=[str(folder)]):
+        tops = {Path(file).parts[0].partition(".")[0] for file in one.files or ()}
+        for top in tops | set((one.read_text("top_level.txt") or "").split()):
+            by_module.setdefault(top, set()).add(one.name)
+    return json.dumps({top: sorted(names) for top, names in by_module.items()})
+
+
+def _forget_folders() -> None:
+    """Has Python look again at what is in folders: a file that was just made may not be in its list yet."""
+    _is_users.cache_clear()
+    for finder in sys.path_importer_cache.values():
+        if isinstance(finder, FileFinder | zipimporter):
+            finder.invalidate_caches()
+
+
+@cache
+def _read(module: _Module, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
+    """A module's digest and the names it imports; `state` makes an edited file a new question.
+
+    To parse all of a training's code takes most of a second, so the answer is remembered in the home, too, for as long
+    as it would be found in the same way.
+    """
+    package = module.dotted if Path(module.name).stem == "__init__" else module.dotted.rpartition(".")[0]
+    inside = f" {module.name}" if module.loader else ""
+    found_by = f" code of {package}{inside} {platform.python_version()} {_state(Path(__file__))}"
+    memory = Digests(settings.home_path())
+    digest, *imports = memory.derived(module.file, found_by, lambda _: _parsed(package, module)).split()
+    return digest, tuple(imports)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _parsed(package: str, module: _Module) -> str:
+    """The digest of a module's syntax, and the names it imports, all apart by spaces; of a module without source, the
+    digest of its bytes."""
+    content: bytes | str | None = module.file.read_bytes()
+    if module.loader is not None:
+        content = module.loader.get_source(module.dotted)
+    if content is None or not module.name.endswith(".py"):
+        return hashlib.sha256(module.file.read_bytes()).hexdigest()
+    tree = ast.parse(content, filename=str(module.file))
+    imports = dict.fromkeys(_imports(tree, package))
+    for node in ast.walk(tree):
+        _drop_docstring(node)
+    return " ".join([hashlib.sha256(ast.dump(tree).encode()).hexdigest(), *imports])
+
+
+def _imports(tree: ast.AST, package: str) -> Iterable[str]:
+    """What is imported, but for types alone."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting.extend(node.orelse)
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            yield base
+            # `from package import name` may mean a module of that package.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+        return
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        node.body[0] = ast.Pass()

@@ -1,0 +1,256 @@
+"""The walk over the stages that runs them, each as a Prefect task, cached by Prefect's own extension points.
+
+Why not Prefect's defaults: its default key holds the flow run's id, so nothing is reused across runs; its default
+serializer would hand on a path whose files are gone; its file lock outlives a killed holder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE, CachePolicy
+from prefect.client.schemas.objects import State
+from prefect.context import TaskRunContext
+from prefect.serializers import Serializer
+from prefect.states import Completed
+from prefect.transactions import IsolationLevel, Transaction, transaction
+
+from tasks.cache import settings, store
+from tasks.cache.history import History
+from tasks.cache.locks import FlockManager
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Row, Stage, Watcher, Work
+from training.jobs.protocol import read_outcome
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class GivenKey(CachePolicy):
+    """A key computed beforehand: Prefect would log a failure to compute one and run uncached."""
+
+    given: str = ""
+
+    def compute_key(
+        self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
+    ) -> str:
+        """The record's place inside the artifact's own folder, so that there is one truth."""
+        return self.given
+
+
+class ArtifactSerializer(Serializer):
+    """Writes a ref as JSON; reads it only if the artifact is whole, else raises, which Prefect takes for a miss."""
+
+    type: str = "finetune-artifact"
+
+    def dumps(self, obj: Ref) -> bytes:
+        """JSON. Raises AttributeError for anything but a ref, so that nothing else is ever cached."""
+        return obj.model_dump_json().encode()
+
+    def loads(self, blob: bytes) -> Ref:
+        """The ref, as the store has it. Raises `store.Damaged` where the artifact is absent or not whole."""
+        claimed = Ref.model_validate_json(blob)
+        found = store.find(claimed.kind, claimed.key)
+        if found != claimed:
+            raise store.Damaged(f"{claimed.location} is not what the record says")
+        return claimed
+
+
+class Running:
+    """Runs a composition of stages inside a Prefect flow.
+
+    Args:
+        recipe: its name, for the history.
+        run: the flow run's id.
+        watchers: told of each stage's start, events and end; one that fails fails no stage.
+        force: stages to make anew, by name.
+    """
+
+    def __init__(
+        self, recipe: str, run: str, watchers: Sequence[Watcher] = (), force: frozenset[str] = frozenset()
+    ) -> None:
+        self.rows: list[Row] = []
+        self._history = History(recipe)
+        self._run = run
+        self._watchers = _Watchers(watchers)
+        self._force = force
+        self._uncommitted: list[Callable[[], None]] | None = None
+        """What to remember of the stages of a `together` that has not ended yet."""
+
+    def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
+        """The stage's result. Raises what the stage raises."""
+        started = time.monotonic()
+        key, state = "", "failed"
+        result: Any = None
+        try:
+            flat, _ = stage.flat_ingredients(*inputs)
+            key = stage.key(flat)
+            self._watchers.stage_started(stage.name, key)
+            work = Work(key, self._place(stage, key), self._run, (self._watchers,), stage.name, state="cached")
+            result = self._task(stage, work, flat)(*inputs)
+            if isinstance(result, State):  # Prefect hands on a state that the body chose as it is
+                result = result.result()
+            state = work.state
+        finally:
+            artifact = result.location if isinstance(result, Ref) else None
+            row = Row(stage.name, key or None, state, time.monotonic() - started, artifact)
+            self.rows.append(row)
+            self._watchers.stage_ended(row, result)
+        if self._uncommitted is None:
+            self._remember(stage, key, result)
+        else:
+            self._uncommitted.append(lambda: self._remember(stage, key, result))
+        return result
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """One Prefect transaction around actions: where one fails, those before it take back what they did.
+
+        No cached stage may run in it: its lock would be held until the end. A process that is killed takes nothing
+        back; the next run finds what was done, and goes on from there.
+        """
+        self._uncommitted = []
+        try:
+            with transaction():
+                yield
+            for remember in self._uncommitted:
+                remember()
+        finally:
+            self._uncommitted = None
+
+    def _remember(self, stage: Stage[Any], key: str, result: Any) -> None:
+        self._history.remember_key(stage.name, key)
+        if stage.gives is not None:
+            self._history.remember_result(stage.name, key, result)
+
+    def _place(self, stage: Stage[Any], key: str) -> Path:
+        """Where a stage's files come to lie; an action makes no artifact, so its log is the run's."""
+        if stage.cached:
+            return store.folder(stage.name, key)
+        return settings.home() / "runs" / self._run / stage.name
+
+    def _task(self, stage: Stage[Any], work: Work, flat: dict[str, Any]) -> Task[..., Any]:
+        if not stage.cached:
+            return Task(
+                fn=_action_body(stage, work),
+                name=stage.name,
+                cache_policy=NO_CACHE,
+                persist_result=False,
+                on_rollback=[_taking_back(work)],
+            )
+        locks = FlockManager(settings.home() / "locks", on_wait=lambda _: self._watchers.stage_waits(stage.name))
+        policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
+        forced = stage.name in self._force
+        return Task(
+            fn=_artifact_body(stage, work, flat, forced),
+            name=stage.name,
+            cache_policy=policy.configure(lock_manager=locks, isolation_level=IsolationLevel.SERIALIZABLE),
+            result_storage=settings.home() / "artifacts",
+            result_serializer=ArtifactSerializer(),
+            cache_result_in_memory=False,
+            persist_result=True,
+            refresh_cache=forced,
+        )
+
+
+class _Watchers:
+    """Tells them all. What fails in one is logged, once a watcher, and goes no further: they only look on."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+        self._failed: set[int] = set()
+
+    def stage_started(self, stage: str, key: str) -> None:
+        self._tell(lambda watcher: watcher.stage_started(stage, key))
+
+    def stage_waits(self, stage: str) -> None:
+        self._tell(lambda watcher: watcher.stage_waits(stage))
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        self._tell(lambda watcher: watcher.stage_events(stage, events))
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        self._tell(lambda watcher: watcher.stage_ended(row, result))
+
+    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+        for watcher in self._watchers:
+            try:
+                tell(watcher)
+            except Exception:
+                if id(watcher) not in self._failed:
+                    _logger.warning("%s cannot follow this run", type(watcher).__name__, exc_info=True)
+                self._failed.add(id(watcher))
+
+
+def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool) -> Any:
+    def body(*inputs: Any) -> Ref | State[Ref]:
+        found = None if forced else _whole(stage.name, work.key)
+        if found is not None:
+            # Whole but for Prefect's record: the earlier run was killed between the two.
+            shutil.rmtree(work.job, ignore_errors=True)
+            return Completed(name="Cached", data=found)
+        if forced:
+            _forget_finished(work.job)
+        work.state = "ran"
+        with store.filling(stage.name, work.key) as aside:
+            work.out = aside
+            figures = stage.make(work, *inputs)
+            ref = store.publish(aside, stage.name, work.key, flat, figures)
+        # Work in progress is kept until it is published, for a run that goes on after a kill.
+        shutil.rmtree(work.job, ignore_errors=True)
+        return ref
+
+    body.__name__ = stage.name
+    body.__doc__ = stage.make.__doc__
+    return body
+
+
+def _action_body(stage: Stage[Any], work: Work) -> Any:
+    def body(*inputs: Any) -> Any:
+        work.state = "ran"
+        shutil.rmtree(work.out, ignore_errors=True)
+        # The outside world may be another when the action is repeated: a job that had finished is not used again.
+        _forget_finished(work.job)
+        result = stage.make(work, *inputs)
+        shutil.rmtree(work.job, ignore_errors=True)
+        return result
+
+    body.__name__ = stage.name
+    body.__doc__ = stage.make.__doc__
+    return body
+
+
+def _taking_back(work: Work) -> Callable[[Transaction], None]:
+    def take_back(transaction: Transaction) -> None:
+        if work.take_back is None:
+            return
+        try:
+            event = {"kind": "note", "message": work.take_back()}
+        except Exception as error:  # the run has failed already, and that is what ends it
+            event = {"kind": "warning", "message": f"what it did could not be taken back: {error}"}
+        work.on_events([event])
+
+    return take_back
+
+
+def _forget_finished(job: Path) -> None:
+    """Removes a job that would only hand its result out again; one that was killed goes on all the same."""
+    outcome = read_outcome(job)
+    if outcome is not None and outcome.state == "finished":
+        shutil.rmtree(job)
+
+
+def _whole(stage: str, key: str) -> Ref | None:
+    try:
+        return store.find(stage, key)
+    except store.Damaged as damage:
+        store.discard(stage, key, str(damage))
+        return None

@@ -1,0 +1,112 @@
+"""What is remembered of a recipe, by its name: the last artifact of each stage, and the last completed run.
+
+    <home>/recipes/<name>/stages/<stage>    a key
+    <home>/recipes/<name>/results/<stage>   what an action gave, with its key
+    <home>/recipes/<name>/commits.json      the last commit of each repository of the Hub, by name and revision
+    <home>/recipes/<name>/unreachable.json  the flow runs of `retrain`, in a row, that the Hub did not answer
+    <home>/recipes/<name>/completed.json    the result of the last completed run
+
+Only explanations and the check that nothing changed read it; no artifact is named by it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from tasks.cache import settings
+from tasks.cache.refs import HubPin, Pins
+from training.jobs.protocol import write_atomically
+
+Values = TypeVar("Values", dict[str, Any], list[str])
+
+
+def recipes() -> list[str]:
+    """The names of all recipes of which something is remembered."""
+    return sorted(path.name for path in (settings.home() / "recipes").glob("*") if path.is_dir())
+
+
+class History:
+    """The memory of one recipe name."""
+
+    def __init__(self, recipe: str) -> None:
+        self._folder: Path = settings.home() / "recipes" / recipe
+
+    def last_key(self, stage: str) -> str | None:
+        """The key that the stage had when it last ended well."""
+        path = self._folder / "stages" / stage
+        return path.read_text().strip() if path.is_file() else None
+
+    def remember_key(self, stage: str, key: str) -> None:
+        """Notes that the stage ended well under this key."""
+        (self._folder / "stages").mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / "stages" / stage, key.encode())
+
+    def last_result(self, stage: str, key: str) -> Any:
+        """What the action gave when it last ended well, as JSON values. Raises LookupError where it is not known."""
+        try:
+            kept = json.loads((self._folder / "results" / stage).read_bytes())
+            if kept["key"] == key:
+                return kept["result"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LookupError(stage) from error
+        raise LookupError(stage)
+
+    def remember_result(self, stage: str, key: str, result: BaseModel | None) -> None:
+        """Notes what the action gave under this key."""
+        (self._folder / "results").mkdir(parents=True, exist_ok=True)
+        values = None if result is None else result.model_dump(mode="json")
+        write_atomically(self._folder / "results" / stage, json.dumps({"key": key, "result": values}).encode())
+
+    def last_commit(self, kind: str, name: str) -> HubPin | None:
+        """The last known commit of a repository of the Hub; `kind` is model or dataset, `name` owner/name@revision."""
+        commit = self._read("commits.json", dict).get(f"{kind} {name}")
+        return HubPin(name=name, commit=commit) if isinstance(commit, str) else None
+
+    def remember_commits(self, pins: Pins) -> None:
+        """Notes the commits that the recipe's names mean now; commits of other names and revisions are kept."""
+        found = {"dataset": pins.data_hub, "model": pins.model_hub}
+        named = {f"{kind} {pin.name}": pin.commit for kind, pin in found.items() if pin}
+        if named:
+            self._write("commits.json", self._read("commits.json", dict) | named)
+
+    def count_unreachable(self, run: str) -> int:
+        """Adds a flow run that the Hub did not answer; returns how many there are in a row. A retry counts once."""
+        runs = self._read("unreachable.json", list)
+        if run not in runs:
+            runs.append(run)
+            self._write("unreachable.json", runs)
+        return len(runs)
+
+    def forget_unreachable(self) -> None:
+        """Starts that count again: the Hub answered."""
+        (self._folder / "unreachable.json").unlink(missing_ok=True)
+
+    def last_completed(self) -> dict[str, Any] | None:
+        """The result of the last completed run."""
+        return self._read("completed.json", dict) or None
+
+    def remember_completed(self, result: dict[str, Any]) -> None:
+        """Keeps the result of a completed run."""
+        self._write("completed.json", result)
+
+    def keys(self) -> set[str]:
+        """The keys of the last artifact of each stage, and of all stages of the last completed run."""
+        last = {path.read_text().strip() for path in (self._folder / "stages").glob("*")}
+        done = self.last_completed() or {"stages": []}
+        return last | {stage["key"] for stage in done["stages"] if stage["key"]}
+
+    def _read(self, name: str, form: type[Values]) -> Values:
+        """The JSON value in a file; an empty one if there is none, or it is damaged: only a help is lost."""
+        try:
+            value = json.loads((self._folder / name).read_bytes())
+        except (OSError, ValueError):
+            return form()
+        return value if isinstance(value, form) else form()
+
+    def _write(self, name: str, value: Any) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / name, json.dumps(value, indent=1).encode())

@@ -1,0 +1,66 @@
+"""What files hold, by name: digests of files here and elsewhere, each read only where it may have changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tasks.cache import settings
+from tasks.cache.digests import Digests
+from tasks.cache.refs import FilePin
+from training.data.file_systems import is_url, pieces, shown, told
+from training.data.listing import Found, asked
+from training.problems import Problem, UserError
+
+Progress = Callable[[int, int], None]
+
+
+def digests_of(files: Iterable[Found], progress: Progress = lambda done, total: None) -> dict[str, str]:
+    """The sha256 of each file, hex. `progress` hears of the bytes of files elsewhere, as far as they must be read.
+
+    Raises UserError for a file that cannot be read.
+    """
+    files = list(files)
+    here = [Path(file.file) for file in files if not is_url(file.file)]
+    try:
+        found = dict(zip(map(str, here), Digests(settings.home()).of_many(here), strict=True))
+    except OSError as error:
+        with told(str(error.filename)):
+            raise
+    return found | _digests_elsewhere([file for file in files if is_url(file.file)], progress)
+
+
+def need_unchanged(pins: Iterable[FilePin]) -> None:
+    """Raises UserError where a file has not the content any more that it was pinned with: what was read of it would
+    be stored under the name of something else."""
+    pinned = {pin.path: pin.sha256 for pin in pins}
+    there = [asked(path) if is_url(path) else Found(path) for path in pinned]
+    now = digests_of(found for found in there if found is not None)
+    problems = [
+        Problem(kind="data", where=shown(path), message="has changed since this run began: start another one.")
+        for path, digest in pinned.items()
+        if now.get(path) != digest
+    ]
+    if problems:
+        raise UserError(problems)
+
+
+def _digests_elsewhere(files: list[Found], progress: Progress) -> dict[str, str]:
+    """The sha256 of each URL's bytes; those that their file system says are unchanged are not read."""
+    memory = Digests(settings.home())
+    known = {file.file: memory.recalled(file.file, file.state) for file in files if file.state}
+    unknown = [file for file in files if not known.get(file.file)]
+    total, done = sum(file.size_bytes or 0 for file in unknown), 0
+    digests = {name: digest for name, digest in known.items() if digest}
+    for file in unknown:
+        digest = hashlib.sha256()
+        for piece in pieces(file.file):
+            digest.update(piece)
+            done += len(piece)
+            progress(done, max(done, total))
+        digests[file.file] = digest.hexdigest()
+        after = asked(file.file)
+        if file.state and after and after.state == file.state:
+            memory.remember(file.file, file.state, digests[file.file])
+    return digests

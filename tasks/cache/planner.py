@@ -1,0 +1,186 @@
+"""The walk over the stages that only looks: what is cached, what would run, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.cache import store
+from tasks.cache.history import History
+from tasks.cache.refs import Pins, Ref
+from tasks.cache.stage import Stage, Work
+
+
+class Unknown:
+    """The result of a stage that has to run first."""
+
+
+@dataclass(frozen=True)
+class Perhaps(Unknown):
+    """The result of a stage that may give again what it gave last."""
+
+    last: Any = None
+    """What that was; None if it is not known."""
+
+
+UNKNOWN = Unknown()
+_NOWHERE = Path(os.devnull)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """One line of a plan."""
+
+    name: str
+    state: str
+    """cached, ran (an action that only reads), will run, or may run: if a stage above gives something else than it gave
+    last, or if there is a champion."""
+    key: str | None
+    """None where an input is not known yet."""
+    reasons: tuple[str, ...] = ()
+    figures: Mapping[str, Any] | None = None
+
+
+class Looking:
+    """Walks a composition of stages and changes nothing.
+
+    Args:
+        recipe: its name, to compare a missing stage with the last one made for it.
+        force: stages that would be made anew, by name.
+    """
+
+    def __init__(self, recipe: str, force: frozenset[str] = frozenset()) -> None:
+        self.rows: list[Foreseen] = []
+        self.inputs: dict[str, tuple[Any, ...]] = {}
+        """What each stage would be given."""
+        self._history = History(recipe)
+        self._force = force
+
+    def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
+        """The stage's result if it is known without running it, else Unknown."""
+        result, row = self._look(stage, inputs)
+        self.rows.append(row)
+        self.inputs[stage.name] = inputs
+        return result
+
+    def together(self) -> AbstractContextManager[None]:
+        """As for whoever runs them; nothing is done here."""
+        return nullcontext()
+
+    def _look(self, stage: Stage[Any], inputs: tuple[Any, ...]) -> tuple[Any, Foreseen]:
+        unknown = [value for value in inputs if isinstance(value, Unknown)]
+        if unknown:
+            return self._look_ahead(
+                stage, inputs, [value for value in unknown if isinstance(value, Perhaps)] == unknown
+            )
+        if stage.foreseeable:
+            result = stage.make(Work(key="", out=_NOWHERE, run=""), *inputs)
+            flat, _ = stage.flat_ingredients(*inputs)
+            notes = tuple(result.notes) if isinstance(result, Pins) else ()
+            return result, Foreseen(stage.name, "ran", stage.key(flat), notes)
+        flat, names = stage.flat_ingredients(*inputs)
+        key = stage.key(flat)
+        if not stage.cached:
+            if self._history.last_key(stage.name) != key:
+                return UNKNOWN, Foreseen(stage.name, "will run", key, ("it acts on the outside world",))
+            return self._given_before(stage, key), Foreseen(stage.name, "cached", key)
+        if stage.name in self._force:
+            return UNKNOWN, Foreseen(stage.name, "will run", key, ("forced",))
+        ref, reasons = self._find(stage, key, flat, names)
+        if ref is None:
+            return self._last(stage), Foreseen(stage.name, "will run", key, reasons)
+        return ref, Foreseen(stage.name, "cached", key, figures=ref.figures)
+
+    def _look_ahead(self, stage: Stage[Any], inputs: tuple[Any, ...], perhaps: bool) -> tuple[Any, Foreseen]:
+        """A stage below one that has to run first; `perhaps` if all such may give again what they gave last."""
+        states = ("will run", "may run") if perhaps else ("will run",)
+        # The result of an action that is done already may be lost, and then nothing above has to run.
+        above = next((row.name for row in reversed(self.rows) if row.state in states), "an earlier stage")
+        if stage.where:
+            return Perhaps() if perhaps else UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
+        if not perhaps:
+            return UNKNOWN, Foreseen(stage.name, "will run", None, (f"{above} runs before it",))
+        may_run = Foreseen(stage.name, "may run", None, (f"only if {above} gives something else than last time",))
+        if any(isinstance(value, Perhaps) and value.last is None for value in inputs):
+            return Perhaps(), may_run
+        flat, names = stage.flat_ingredients(*(value.last if isinstance(value, Perhaps) else value for value in inputs))
+        key = stage.key(flat)
+        if not stage.cached:
+            same = stage.foreseeable or self._history.last_key(stage.name) == key
+            row = Foreseen(stage.name, "will run", None, (f"{above} runs before it",))
+            return (Perhaps(), may_run) if same else (UNKNOWN, row)
+        if stage.name in self._force:
+            return UNKNOWN, Foreseen(stage.name, "will run", None, ("forced",))
+        ref, reasons = self._find(stage, key, flat, names)
+        if ref is None:
+            return self._last(stage), Foreseen(stage.name, "will run", None, reasons)
+        return Perhaps(ref), may_run
+
+    def _find(
+        self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]
+    ) -> tuple[Ref | None, tuple[str, ...]]:
+        """The artifact; or None, and why there is none."""
+        try:
+            ref = store.find(stage.name, key)
+        except store.Damaged as damage:
+            return None, (f"damaged: {damage}",)
+        return ref, () if ref else self._why_missing(stage, key, flat, names)
+
+    def _last(self, stage: Stage[Any]) -> Unknown:
+        """The result to expect of a stage that will run: perhaps the last one, if other inputs may well give it."""
+        last = self._history.last_key(stage.name) if stage.may_repeat else None
+        try:
+            ref = store.find(stage.name, last) if last else None
+        except store.Damaged:
+            return UNKNOWN
+        return Perhaps(ref) if ref else UNKNOWN
+
+    def _given_before(self, stage: Stage[Any], key: str) -> Any:
+        """What an action that would do the same again gave."""
+        if stage.gives is None:
+            return UNKNOWN
+        try:
+            values = self._history.last_result(stage.name, key)
+            return None if values is None else stage.gives.model_validate(values)
+        except (LookupError, ValueError):  # of an earlier version of the project
+            return UNKNOWN
+
+    def _why_missing(self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]) -> tuple[str, ...]:
+        last = self._history.last_key(stage.name)
+        if last is None:
+            return ("it has not run before",)
+        before = store.ingredients_of(stage.name, last)
+        if last == key or before is None:
+            return ("its artifact is gone",)
+        return tuple(differences(before, flat, names))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """What changed between two sets of ingredients, a phrase each, the user's own fields first."""
+    phrases: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        sort, _, rest = name.partition(".")
+        if sort == "code":
+            verb = "added" if old is None else "removed" if new is None else "changed"
+            phrases[1].append(f"{rest} {verb}")
+        elif sort == "library":
+            phrases[2].append(f"{rest} {_shown(old)} → {_shown(new)}")
+        elif sort == "upstream":
+            phrases[0].append(f"{rest} gave something else")
+        elif sort == "files":
+            phrases[0].append(f"{names.get(name, rest)} {'is gone' if new is None else 'changed'}")
+        else:
+            phrases[0].append(f"{names.get(name, name)} {_shown(old)} → {_shown(new)}")
+    return [phrase for group in phrases.values() for phrase in group]
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else text[:37] + "…"

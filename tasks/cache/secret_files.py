@@ -1,0 +1,30 @@
+"""Files of the home that hold a secret: random, made once, readable by their user alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from tasks.cache import settings
+from tasks.cache.locks import FlockManager
+from training.jobs.protocol import fsync
+
+
+def made_once(file: Path, content: bytes) -> Path:
+    """The file, with mode 0600 and on the disk. It gets this content if it is missing, or empty after a power cut."""
+    locks, holder = FlockManager(settings.home() / "locks"), f"{os.getpid()}-{threading.get_ident()}"
+    locks.acquire_lock(file.name, holder)
+    try:
+        if not file.exists() or not file.stat().st_size:
+            aside = file.with_name(f".{file.name}-new")
+            aside.unlink(missing_ok=True)  # of a process that was killed
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as opened:
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            aside.rename(file)
+            fsync(file.parent)
+    finally:
+        locks.release_lock(file.name, holder)
+    return file

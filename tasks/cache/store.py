@@ -1,0 +1,207 @@
+"""The artifact store: a folder a key, complete and hashed, or absent.
+
+    <home>/artifacts/<stage>/<key>/    content, manifest.json, ingredients.json, record (Prefect's)
+    <home>/quarantine/                 what was found damaged, for a look; never read again
+
+A folder is filled aside, fsynced, given its manifest, and renamed into place, so that whoever reads a name finds all
+of it or nothing. Files under `log/` (events with their times, pictures) are verified like the rest but do not count
+for the content's digest: two trainings to the same bytes are the same artifact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.cache import settings
+from tasks.cache.digests import Digests, digest_of
+from tasks.cache.refs import Ref
+from training.jobs.protocol import fsync
+from training.problems import full_disk
+
+MANIFEST = "manifest.json"
+INGREDIENTS = "ingredients.json"
+RECORD = "record"
+LOG = "log"
+ABANDONED_S = 24 * 3600.0
+"""How old a half-made folder or an unknown job must be before it counts as abandoned."""
+
+
+class Damaged(Exception):
+    """An artifact is not what its manifest says."""
+
+
+def folder(stage: str, key: str) -> Path:
+    """Where the artifact lies, or would lie."""
+    return settings.home() / "artifacts" / stage / key
+
+
+def find(stage: str, key: str) -> Ref | None:
+    """The artifact, verified; None where it is absent. Raises Damaged where it is not whole."""
+    place = folder(stage, key)
+    if not place.is_dir():
+        return None
+    manifest = _read_json(place / MANIFEST)
+    if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _seal(manifest):
+        raise Damaged(f"{place / MANIFEST} has changed")
+    ref = Ref.model_validate(manifest["ref"])
+    if (ref.kind, ref.key) != (stage, key):
+        raise Damaged(f"{place} holds {ref.kind} {ref.key}")
+    listed = {entry["path"]: entry for entry in manifest["files"]}
+    present = {path.relative_to(place).as_posix() for path in _files(place)}
+    if odd := sorted(present ^ set(listed)):
+        raise Damaged(f"{place / odd[0]} is {'missing' if odd[0] in listed else 'not in the manifest'}")
+    for path, entry in listed.items():
+        if (place / path).stat().st_size != entry["bytes"]:
+            raise Damaged(f"{place / path} has {(place / path).stat().st_size} bytes, not {entry['bytes']}")
+    for path, digest in zip(listed, Digests(settings.home()).of_many([place / p for p in listed]), strict=True):
+        if digest != listed[path]["sha256"]:
+            raise Damaged(f"{place / path} has changed")
+    return ref
+
+
+@contextlib.contextmanager
+def filling(stage: str, key: str) -> Iterator[Path]:
+    """An empty folder to fill, beside the artifact's place; gone after the block unless `publish` took it.
+
+    Raises UserError in place of whatever error came of a full disk.
+    """
+    above = settings.home() / "artifacts" / stage
+    above.mkdir(parents=True, exist_ok=True)
+    _sweep(above)
+    aside = above / f".{key[:16]}-{uuid.uuid4().hex[:8]}"
+    aside.mkdir(mode=0o700)
+    lock = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # while it is held, no sweep takes the folder, however old it is
+    try:
+        yield aside
+    except Exception as error:
+        if full := full_disk(above, error):
+            raise full from error
+        raise
+    finally:
+        os.close(lock)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def publish(aside: Path, stage: str, key: str, ingredients: Mapping[str, Any], figures: Mapping[str, Any]) -> Ref:
+    """Makes the filled folder the artifact of this name and returns its ref.
+
+    An artifact that lies there already (a forced rebuild) is replaced. Raises OSError where the disk is full; then
+    nothing is published.
+    """
+    _write_json(aside / INGREDIENTS, dict(ingredients))
+    paths = sorted(_files(aside))
+    digests = Digests(settings.home()).of_many(paths)
+    files: list[dict[str, Any]] = [
+        {"path": path.relative_to(aside).as_posix(), "bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    ]
+    content = {f["path"]: f["sha256"] for f in files if f["path"] != INGREDIENTS and f["path"].split("/")[0] != LOG}
+    parts: dict[str, dict[str, str]] = {}
+    for path, digest in content.items():
+        parts.setdefault(path.split("/")[0], {})[path] = digest
+    ref = Ref(
+        kind=stage,
+        key=key,
+        digest=digest_of(content),
+        parts={name: digest_of(inside) for name, inside in parts.items()},
+        figures=dict(figures),
+    )
+    manifest = {"ref": ref.model_dump(), "files": files}
+    for path in paths:
+        fsync(path)
+    _write_json(aside / MANIFEST, {**manifest, "digest": _seal(manifest)})
+    for inner in {path.parent for path in paths} | {aside}:
+        fsync(inner)
+    place = folder(stage, key)
+    if place.exists():
+        discard(stage, key, "replaced")
+    aside.rename(place)
+    fsync(place.parent)
+    return ref
+
+
+def discard(stage: str, key: str, why: str) -> Path | None:
+    """Moves an artifact out of the way, into quarantine with the reason; None where there is none."""
+    place = folder(stage, key)
+    if not place.exists():
+        return None
+    room = settings.home() / "quarantine"
+    room.mkdir(mode=0o700, exist_ok=True)
+    # Second and stage first: a listing reads as a history.
+    kept = room / f"{time.strftime('%Y%m%dT%H%M%S')}-{stage}-{key[:16]}-{uuid.uuid4().hex[:4]}"
+    place.rename(kept)
+    (kept / "quarantined.txt").write_text(why + "\n")
+    return kept
+
+
+def ingredients_of(stage: str, key: str) -> dict[str, Any] | None:
+    """What an artifact was made from, or None where that is not known any more."""
+    try:
+        return dict(_read_json(folder(stage, key) / INGREDIENTS))
+    except Damaged:
+        return None
+
+
+def manifest_of(stage: str, key: str) -> tuple[Ref, dict[str, dict[str, Any]]] | None:
+    """An artifact's ref and its files by path, each with `bytes` and `sha256`, as the manifest has them: nothing is
+    verified. None where it is gone or not to be read."""
+    try:
+        manifest = _read_json(folder(stage, key) / MANIFEST)
+        files = {file["path"]: {"bytes": file["bytes"], "sha256": file["sha256"]} for file in manifest["files"]}
+        return Ref.model_validate(manifest["ref"]), files
+    except (Damaged, KeyError, TypeError, ValueError):
+        return None
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """All files of an artifact but the manifest and Prefect's record."""
+    for path in place.rglob("*"):
+        if path.parent == place and path.name in (MANIFEST, RECORD):
+            continue
+        if not path.is_dir() or path.is_symlink():
+            yield path
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return digest_of({"ref": manifest["ref"], "files": manifest["files"]})
+
+
+def _sweep(above: Path) -> None:
+    """Removes half-made folders that are old and whose maker is dead: a living one holds a lock on its folder."""
+    for aside in above.glob(".*-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - aside.stat().st_mtime <= ABANDONED_S:
+                continue
+            lock = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(aside, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise Damaged(f"{path} is not a JSON object")
+    return value
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,83 @@
+"""A training's checkpoints go to the Hugging Face Hub while it goes on, by a child of the flow that training knows
+nothing of."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.cache.stage import Work
+from tasks.hub.push import environment
+from tasks.jobs.launch import Handle, poll, python_argv, start, stop
+from training.engine import checkpoints
+from training.jobs.protocol import CHECKPOINTS, Job, read_outcome
+from training.recipe import Recipe
+
+PROGRAM = "tasks.hub.push_checkpoints"
+FOLDER = "hub"
+"""In the training's job: that of the child."""
+ENDED = "ended"
+"""The file that tells the child that no checkpoint will follow."""
+LAST_UPLOAD_S = 60.0
+"""How long the end of training waits for the next checkpoint to arrive."""
+
+
+@contextlib.contextmanager
+def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
+    """Around the training of `work`: its checkpoints are pushed as `release.hub.checkpoints` says.
+
+    What goes wrong with that is a warning; the training neither waits for it nor fails of it.
+    """
+    hub = recipe.release.hub
+    outgoing = work.job / checkpoints.OUTGOING  # makes the training keep what it would rotate away unsent
+    if hub is not None and hub.checkpoints == "all_checkpoints":
+        outgoing.mkdir(parents=True, exist_ok=True)
+    else:
+        shutil.rmtree(outgoing, ignore_errors=True)
+    if hub is None or hub.checkpoints == "no":
+        yield
+        return
+    settings = hub.model_dump(include={"repo", "revision", "private", "checkpoints"})
+    inputs = {"job": str(work.job.resolve()), "tokenizer": str(tokenizer)}
+    folder = work.job / FOLDER
+    (folder / ENDED).unlink(missing_ok=True)
+    Job(program=PROGRAM, key=work.key, settings={**settings, "name": recipe.name}, inputs=inputs).write(folder)
+    child = start(folder, python_argv(PROGRAM), environment())
+    try:
+        yield
+        _end(child, folder, work)
+    finally:
+        stop(child, grace_s=0.0)
+
+
+def _end(child: Handle, folder: Path, work: Work) -> None:
+    """Lets the child send what is left as long as it makes progress, and warns of what is missing."""
+    (folder / ENDED).touch()
+    saved = work.job / CHECKPOINTS
+    left, deadline = checkpoints.to_send(saved), time.monotonic() + LAST_UPLOAD_S
+    while poll(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        if (now := checkpoints.to_send(saved)) != left:
+            left, deadline = now, time.monotonic() + LAST_UPLOAD_S
+    message = None
+    if poll(child):
+        message = f"nothing arrived for {LAST_UPLOAD_S:g} s after the end of training"
+    elif (outcome := read_outcome(folder)) is None or outcome.failure is not None:
+        message = outcome.failure.message if outcome and outcome.failure else "what sends them was killed"
+    elif outcome.figures["trouble"]:
+        message = outcome.figures["trouble"]
+    missing = checkpoints.to_send(saved) if (work.job / checkpoints.OUTGOING).is_dir() else []
+    said = (
+        [f"{_names(missing)}: {message or 'damaged before it was sent'}"] if missing else [message] if message else []
+    )
+    if lost := checkpoints.lost(saved):
+        said.append(f"{_names(lost)}: the disk had less than {checkpoints.LEAST_FREE:.0%} free to keep them until then")
+    if said:
+        work.on_events([{"kind": "warning", "message": f"the Hub has not all checkpoints: {'; '.join(said)}"}])
+
+
+def _names(checkpoints: list[Path]) -> str:
+    return ", ".join(checkpoint.name for checkpoint in checkpoints)

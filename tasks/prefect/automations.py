@@ -1,0 +1,182 @@
+"""Prefect automations that this project makes, known by their names: what crashes the runs of workers that died, and
+what sends notifications.
+
+A notification goes through a block of the server's, which alone knows its address and its secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.prefect.deployments import FLOWS
+from tasks.prefect.events import ALIVE, DECISION, MODEL, RESOURCE, VERDICT
+from training.problems import Problem, UserError, nearest
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import BlockDocument
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger
+
+DEAD = "finetune: crash runs that fell silent"
+SILENT_S = 95.0
+"""Three signs of life are missed: one may be lost while the server starts again."""
+AT_REST = (
+    *("Completed", "Unchanged", "HubUnreachable", "Failed", "TimedOut", "Crashed", "Cancelled"),
+    *("AwaitingRetry", "Scheduled", "Pending", "Paused", "Suspended"),
+)
+"""States of which none is expected to say that it goes on. A run whose end has another name is silent all the same, and
+stays as it ended: the server crashes none that has."""
+NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
+PAGE = 200
+Labels = dict[str, str | list[str]]
+
+VERDICT_SUBJECT = "{{ event.resource.id|replace('finetune.model.', '') }}: {{ event.payload.summary }}"
+VERDICT_BODY = """{{ event.payload.reason }}
+{% if event.payload.version %}Version: {{ event.payload.version }}
+{% endif %}{% if event.payload.champion_before %}Champion before: {{ event.payload.champion_before }}
+{% endif %}Run: UI_URL/runs/flow-run/{{ event.payload.flow_run_id }}"""
+FAILURE_SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name|lower }}"
+FAILURE_BODY = """{{ flow_run.state.message }}
+Run: UI_URL/runs/flow-run/{{ flow_run.id }}
+Go on with it: finetune resume {{ flow_run.id }}"""
+
+
+class Notification(NamedTuple):
+    """One automation that notifies."""
+
+    kind: str
+    """verdict or failure."""
+    block: str
+    """`slack-webhook/team`."""
+    enabled: bool
+
+    @property
+    def name(self) -> str:
+        """Of the automation."""
+        return f"finetune: {self.kind} to {self.block}"
+
+
+def crash_silent_runs(client: SyncPrefectClient) -> None:
+    """Has the server crash runs that say no more that they go on. One that somebody disabled stays disabled."""
+    from datetime import timedelta
+
+    from prefect.client.schemas.objects import StateType
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    # Only runs of this project begin with such an event, so no other run is concerned. By name: Prefect's own heartbeat
+    # is no sign of life, for what follows it would not be waited for.
+    silence = EventTrigger(
+        after={ALIVE},
+        expect={ALIVE, *(f"prefect.flow-run.{state}" for state in AT_REST)},
+        for_each={RESOURCE},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=SILENT_S),
+    )
+    message = f"No sign of life for {SILENT_S:g} s: its worker or its machine died. `finetune resume` goes on with it."
+    crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
+    told = "Runs whose worker or machine died are crashed, so that they can be tried again."
+    _put(client, AutomationCore(name=DEAD, description=told, trigger=silence, actions=[crash]))
+
+
+def notify(client: SyncPrefectClient, called: str, kinds: Collection[str]) -> None:
+    """Has the server notify through this block of these kinds, and of no other. Raises UserError for an unknown one."""
+    block = _block(client, called)
+    for kind in KINDS:
+        one = Notification(kind, called, enabled=True)
+        if kind in kinds:
+            _put(client, _notification(one, block))
+        else:
+            for known in client.read_automations_by_name(one.name):
+                client.delete_automation(known.id)
+
+
+def _put(client: SyncPrefectClient, made: AutomationCore) -> None:
+    """Makes it, or changes that of its name to it; whether that is enabled stays."""
+    if known := client.read_automations_by_name(made.name):
+        # Set by name, for the client leaves out all else; but the owner the server refuses to be told.
+        whole = {**made.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
+        client.update_automation(known[0].id, type(made).model_validate(whole))
+    else:
+        client.create_automation(made)
+
+
+def notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
+    """Those that there are, by the automation's id."""
+    found = {}
+    for one in client.read_automations():
+        if called := NAME.fullmatch(one.name):
+            found[one.id] = Notification(called["kind"], called["block"], one.enabled)
+    return found
+
+
+def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str]) -> list[Notification]:
+    """Ends the notifications of these kinds through this block, or through all; gives those. Raises UserError for a
+    block without any."""
+    found = notifications(client)
+    gone = {id: one for id, one in found.items() if block in (None, one.block) and one.kind in kinds}
+    if not gone and block is not None:
+        blocks = sorted({one.block for one in found.values()})
+        message = f"nothing is sent through {block!r}, only through {', '.join(blocks) or 'no block at all'}."
+        raise _mistake(message + nearest(block, blocks))
+    for id in gone:
+        client.delete_automation(id)
+    return [*gone.values()]
+
+
+def _verdicts() -> EventTrigger:
+    from prefect.events.schemas.automations import EventTrigger
+
+    # Runs that failed say so in a verdict too: they are the other kind's.
+    decided: Labels = {RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]}
+    return EventTrigger(expect={VERDICT}, match=decided, for_each={RESOURCE})
+
+
+def _failures() -> EventTrigger:
+    from prefect.events.schemas.automations import EventTrigger
+
+    flows: Labels = {"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS.values()]}
+    ended = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
+    return EventTrigger(expect=ended, match_related=flows, for_each={RESOURCE})
+
+
+KINDS = {
+    "verdict": (_verdicts, VERDICT_SUBJECT, VERDICT_BODY, "A model was promoted, kept as challenger or rejected."),
+    "failure": (_failures, FAILURE_SUBJECT, FAILURE_BODY, "A run of finetune or retrain failed or crashed."),
+}
+
+
+def _notification(one: Notification, block: BlockDocument) -> AutomationCore:
+    from prefect.events.actions import SendNotification
+    from prefect.events.schemas.automations import AutomationCore
+    from prefect.settings import PREFECT_UI_URL
+
+    trigger, subject, body, told = KINDS[one.kind]
+    # As it is reached from here: Prefect's own filter for links gives None on a server that was not told its address.
+    linked = body.replace("UI_URL", str(PREFECT_UI_URL.value()))
+    send = SendNotification(block_document_id=block.id, subject=subject, body=linked)
+    return AutomationCore(name=one.name, description=told, trigger=trigger(), actions=[send])
+
+
+def _block(client: SyncPrefectClient, called: str) -> BlockDocument:
+    found: dict[str, BlockDocument] = {}
+    while page := client.read_block_documents(offset=len(found), limit=PAGE, include_secrets=False):
+        found |= {f"{one.block_type.slug}/{one.name}": one for one in page if one.block_type and one.name}
+        if len(page) < PAGE:
+            break
+    able = {name: one for name, one in found.items() if one.block_schema and "notify" in one.block_schema.capabilities}
+    if called in able:
+        return able[called]
+    there = f"choose from {', '.join(sorted(able))}, or make one" if able else "make one"
+    what = "is no block that sends notifications" if called in found else "is no block of the server's"
+    message = f"{called!r} {what}: {there} in the UI under Blocks, or begin with `prefect block create slack-webhook`."
+    raise _mistake(message + nearest(called, able))
+
+
+def _mistake(message: str) -> UserError:
+    return UserError([Problem(kind="option", where="BLOCK", message=message)])

@@ -1,0 +1,158 @@
+"""Deployment files, checked as a whole and given to the Prefect server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.prefect import servers
+from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
+from training.problems import Problem, UserError, nearest
+from training.recipe import parse, read_entries
+
+# The flows that are deployed, by their entrypoints.
+FLOWS = {"flows.finetune:finetune": "finetune", "flows.retrain:retrain": "retrain"}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One entry of a deployment file."""
+
+    file: Path
+    name: str
+    flow: str
+    pool: str
+
+
+def checked(files: Sequence[Path]) -> list[Deployment]:
+    """The deployments of the files. Raises UserError with the mistakes of all of them."""
+    found: list[Deployment] = []
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            found += _deployments(file)
+        except UserError as error:
+            problems += error.problems
+    names = [(one.flow, one.name) for one in found]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        where = ", ".join(str(one.file) for one in found if (one.flow, one.name) == name)
+        message = f"{'/'.join(name)} is deployed more than once: the last would replace the others."
+        problems.append(_problem(where, message))
+    if problems:
+        raise UserError(problems)
+    return found
+
+
+def need_server() -> str:
+    """The API of the Prefect server. Raises UserError without one."""
+    from prefect.settings import PREFECT_API_URL
+
+    if not (url := PREFECT_API_URL.value()):
+        raise UserError([_problem(VARIABLES[PREFECT], "there is no Prefect server: `finetune up`, or name yours.")])
+    return str(url)
+
+
+def need_pools(names: Iterable[str]) -> None:
+    """Makes the work pool that `finetune up` serves where it is missing. Raises UserError for any other that is."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    problems = []
+    with get_client(sync_client=True) as client:
+        for name in sorted(set(names)):
+            try:
+                client.read_work_pool(name)
+            except ObjectNotFound:
+                if name == servers.POOL:
+                    template = ProcessWorker.get_default_base_job_template()
+                    client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+                else:
+                    message = f"there is no work pool {name!r}: prefect work-pool create {name} --type process"
+                    problems.append(_problem("work_pool.name", message))
+    if problems:
+        raise UserError(problems)
+
+
+def deploy(file: Path) -> None:
+    """Gives the server all of the file's deployments. Raises ServicesFailed with what Prefect said."""
+    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
+    run = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if run.returncode:
+        raise ServicesFailed(f"{file} was not deployed. Prefect says:\n{(run.stdout + run.stderr).strip()}")
+
+
+def _deployments(file: Path) -> list[Deployment]:
+    entries = read_entries(file)
+    problems = _not_prefects(file, entries)
+    found = []
+    for number, entry in enumerate(entries):
+        name, pool = entry.get("name"), entry.get("work_pool")
+        where = f"{file}: {name or f'deployments[{number}]'}"
+        flow = FLOWS.get(str(entry.get("entrypoint")))
+        if not name:
+            problems.append(_problem(where, "a deployment needs a name."))
+        if not isinstance(pool, dict) or not pool.get("name"):
+            message = f"it needs a work pool, whose workers run it: {{name: {servers.POOL}}}."
+            problems.append(_problem(f"{where}.work_pool", message))
+        else:
+            found.append(Deployment(file, str(name), str(flow), str(pool["name"])))
+        if flow is None:
+            message = f"{entry.get('entrypoint')!r} is none of {', '.join(FLOWS)}."
+            problems.append(_problem(f"{where}.entrypoint", message + nearest(str(entry.get("entrypoint")), FLOWS)))
+            continue
+        parameters = entry.get("parameters") or {}
+        try:
+            parse(parameters.get("recipe", {}), parameters.get("overrides"))
+        except UserError as error:
+            problems += [one.model_copy(update={"where": f"{where}: {one.where}"}) for one in error.problems]
+    if problems:
+        raise UserError(problems)
+    return found
+
+
+def _not_prefects(file: Path, listed: Sequence[dict[str, Any]]) -> list[Problem]:
+    """What Prefect would pass over in silence: fields that it does not know, and values that it cannot read."""
+    from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel
+    from pydantic import ValidationError
+
+    problems = []
+    known = DeploymentConfig.model_fields
+    for entry in listed:
+        for number, schedule in enumerate(entry.get("schedules") or ()):
+            where = f"{file}: {entry.get('name')}.schedules[{number}]"
+            problems += [_problem(where, message) for message in _wrong_schedule(schedule)]
+        for field in entry.keys() - known.keys():
+            where = f"{file}: {entry.get('name')}.{field}"
+            problems.append(_problem(where, f"Prefect knows no such field.{nearest(field, known)}"))
+    try:
+        others = [{field: value for field, value in entry.items() if field != "schedules"} for entry in listed]
+        PrefectYamlModel.model_validate({"deployments": others})
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            place = ".".join(map(str, detail["loc"]))
+            problems.append(_problem(f"{file}: {place}", f"{detail['msg']}, not {detail['input']!r}."))
+    return problems
+
+
+def _wrong_schedule(schedule: Any) -> Iterator[str]:
+    from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
+    from pydantic import ValidationError
+
+    try:
+        _schedule_config_to_deployment_schedule(schedule)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            place = ".".join(map(str, detail["loc"])) or "schedule"
+            yield f"{place} {schedule.get(place)!r}: {detail['msg'].removeprefix('Value error, ')}."
+    except (AttributeError, ValueError):
+        yield f"{schedule!r} is no schedule: write a mapping with cron, interval or rrule."
+
+
+def _problem(where: str, message: str) -> Problem:
+    return Problem(kind="deployment", where=where, message=message)

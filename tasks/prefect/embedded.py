@@ -1,0 +1,120 @@
+"""The Prefect server of a run that has none, started for the run and gone with it, and the database of such servers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from tasks.cache import settings
+from tasks.prefect import servers
+from training.jobs.processes import die_with_parent
+from training.jobs.search_path import python_path
+from training.problems import Problem, UserError
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 5.0
+
+
+# Undone when the process ends; a server must outlive Prefect's own clean-up, which sends it the last log lines.
+_for_this_process = contextlib.ExitStack()
+
+
+def ensure_prefect_server() -> str:
+    """The URL of the server that the settings name, of `finetune up`, or of one that lives as long as this process.
+
+    Prefect would start one itself, but in this process's group: a Ctrl-C would end it before the run could tell it
+    anything, and a SIGKILL of this process would leave it running. This one is in a session of its own and dies
+    with this process. Its history is kept in the database of the home, and it asks for the password of the home.
+    Call it from the main thread: the server is tied to the thread that starts it.
+    Raises RuntimeError where it does not start, and UserError where another machine has this home's server.
+    """
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_ENABLED, temporary_settings
+
+    named = PREFECT_API_URL.value()
+    if named:
+        return str(named)
+    if other := servers.elsewhere():
+        message = f"`finetune up` over this home runs {other.place}: run there, or name a server that both reach."
+        raise UserError([Problem(kind="option", where="PREFECT_API_URL", message=message)])
+    login: dict[Any, Any] = {PREFECT_API_AUTH_STRING: servers.auth_string()}
+    with servers.one_server_starts():
+        state = servers.running()
+        if state is not None and state.prefect and servers.PREFECT in state.answering:
+            # `finetune up` was starting when this process looked for it first.
+            url = f"{state.prefect}/api"
+        else:
+            url = _started()
+            login |= {PREFECT_UI_ENABLED: False}
+    _for_this_process.enter_context(temporary_settings({PREFECT_API_URL: url, **login}))
+    return url
+
+
+def database_url() -> str:
+    """The database of the servers of this home: the one that the user's environment or Prefect profile names, else a
+    file in the home, so that no two homes see each other's runs."""
+    from prefect.settings import get_current_settings
+
+    database = get_current_settings().server.database
+    url = database.connection_url.get_secret_value() if database.connection_url else ""
+    if url and database.model_fields_set & {"connection_url", "driver", "password"}:
+        return url
+    return f"sqlite+aiosqlite:///{settings.home_path() / 'prefect' / 'prefect.db'}"
+
+
+def _started() -> str:
+    """The URL of a new server, once it answers."""
+    port = _free_port()
+    server = _start(port)
+    atexit.register(_stop, server)
+    url = f"http://127.0.0.1:{port}/api"
+    _wait_for(url, server)
+    return url
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _start(port: int) -> subprocess.Popen[bytes]:
+    # A checkout first, and no working directory: no `tasks` folder of the user's is taken for ours.
+    found = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), "--for-one-run"],
+        env={**os.environ, "FINETUNE_HOME": str(settings.home()), **found},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if servers.answers(url):
+            return
+        if server.poll() is not None:
+            raise RuntimeError(
+                f"the Prefect server ended with exit code {server.returncode}: try `prefect server start`"
+            )
+        time.sleep(0.05)
+    raise RuntimeError(f"the Prefect server did not answer within {START_TIMEOUT_S:g} s at {url}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

@@ -1,0 +1,148 @@
+"""Events that the Prefect server is told, and the runs that deployments start because of them.
+
+| event | resource | told |
+|---|---|---|
+| finetune.data.updated | finetune.data.NAME | by `finetune data-updated NAME` |
+| finetune.run.alive | prefect.flow-run.ID | by each run, twice a minute |
+| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by a run that judged or failed; where a server is |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tasks.prefect import servers
+from tasks.prefect.deployments import need_server
+from tasks.prefect.servers import ServicesFailed
+from training.problems import Problem, UserError, nearest
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.events import Event
+
+DATA_UPDATED, ALIVE, VERDICT = "finetune.data.updated", "finetune.run.alive", "finetune.verdict"
+RESOURCE, DECISION = "prefect.resource.id", "finetune.decision"
+DATA, MODEL = "finetune.data.", "finetune.model."
+STARTED_WAIT_S = 30.0
+ALIVE_EVERY_S = 30.0
+ENDED_WAIT_S = 2.0
+
+
+@contextlib.contextmanager
+def alive(run: str) -> Iterator[None]:
+    """Tells the server in the block that this flow run goes on, from a thread: one that falls silent is taken for dead.
+
+    Prefect's own heartbeat comes as often as whoever started the run has set, by default every three minutes: too
+    seldom to be missed within two.
+    """
+    from prefect.events import emit_event
+
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.is_set():
+            emit_event(ALIVE, {RESOURCE: f"prefect.flow-run.{run}"})
+            ended.wait(ALIVE_EVERY_S)
+
+    # In this context, which knows the server.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(tell,), name="alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(ENDED_WAIT_S)  # what it tells after the run's end would look like a run that goes on
+
+
+def verdict(model: str, payload: dict[str, Any]) -> None:
+    """Tells the server what became of a run for this model; `payload["decision"]` is a label of the event too, for
+    triggers to match. It is sent by a thread of Prefect's: a server that is away delays nothing."""
+    from prefect.events import emit_event
+
+    emit_event(VERDICT, {RESOURCE: MODEL + model, DECISION: payload["decision"]}, payload=payload)
+
+
+def data_updated(name: str) -> list[tuple[str, FlowRun]]:
+    """Tells the server that the data of this name were updated, and waits until that has started a run of each
+    deployment that it starts: `retrain/sst2`, with the run.
+
+    Raises UserError, and tells the server nothing, without a server or without such a deployment; ServicesFailed where
+    the server does not answer, or does not start them.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.events import Event, Resource
+
+    url = need_server()
+    if not servers.answers(url):
+        raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` says what runs.")
+    event = Event(event=DATA_UPDATED, resource=Resource({RESOURCE: DATA + name}))
+    with get_client(sync_client=True) as client:
+        started = _started_by(client, event, name)
+        asyncio.run(_send(event))
+        return _runs(client, event, started)
+
+
+async def _send(event: Event) -> None:
+    from prefect.events.clients import get_events_client
+
+    # The client waits for the server to confirm each event: what it could not send, it would only log else.
+    async with get_events_client(checkpoint_every=1) as client:
+        await client.emit(event)
+
+
+def _started_by(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.UUID]:
+    """The deployments that the event starts. Raises UserError without one."""
+    from prefect.events.actions import RunDeployment
+    from prefect.events.schemas.automations import EventTrigger
+    from prefect.events.schemas.events import ResourceSpecification
+
+    found, known = set(), set()
+    for automation in client.read_automations():
+        trigger = automation.trigger
+        if not automation.enabled or not isinstance(trigger, EventTrigger) or DATA_UPDATED not in trigger.expect:
+            continue
+        ids = {one.deployment_id for one in automation.actions if isinstance(one, RunDeployment) and one.deployment_id}
+        match = ResourceSpecification.model_validate(trigger.match)
+        known |= {value.removeprefix(DATA) for _, values in match.items() for value in values}
+        found |= ids if match.matches(event.resource) else set()
+    if not found:
+        message = f"no deployment is started by {DATA_UPDATED} of {name!r}"
+        message += f", only of {', '.join(sorted(known))}." if known else ": `finetune deploy`, with a trigger for it."
+        raise UserError([Problem(kind="option", where="NAME", message=message + nearest(name, known))])
+    return found
+
+
+def _runs(client: SyncPrefectClient, event: Event, deployments: set[uuid.UUID]) -> list[tuple[str, FlowRun]]:
+    """The deployments' runs that the server has made since the event, by flow and deployment."""
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterId,
+        FlowRunFilter,
+        FlowRunFilterExpectedStartTime,
+    )
+
+    since = FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=event.occurred))
+    those = DeploymentFilter(id=DeploymentFilterId(any_=sorted(deployments)))
+    deadline = time.monotonic() + STARTED_WAIT_S
+    while True:
+        listed = client.read_flow_runs(flow_run_filter=since, deployment_filter=those)
+        made = {run.deployment_id: run for run in listed if run.created_by and run.created_by.type == "AUTOMATION"}
+        if made.keys() == deployments:
+            return [(_called(client, run), run) for run in made.values()]
+        if time.monotonic() > deadline:
+            message = f"the server has the event, but has not started all within {STARTED_WAIT_S:g} s"
+            raise ServicesFailed(f"{message}: see {need_server().removesuffix('/api')}/events")
+        time.sleep(0.2)
+
+
+def _called(client: SyncPrefectClient, run: FlowRun) -> str:
+    assert run.deployment_id is not None
+    return f"{client.read_flow(run.flow_id).name}/{client.read_deployment(run.deployment_id).name}"

@@ -1,0 +1,69 @@
+"""What has run, as MLflow tells it: for a person or a program to read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tasks.prefect.flow_runs import was_killed_here
+from tasks.registry.versions import every, problem
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, failures_told
+from tasks.tracking.mlflow_run import JUDGED_TAG, VERSION_TAG
+from training.problems import nearest
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+STATES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
+
+
+def listed(recipe: str | None, limit: int) -> list[dict[str, Any]]:
+    """The last `limit` runs, of all recipes or of this one, newest first, as JSON values: ids, `recipe`, `state`,
+    `started_ms`, `seconds`, the figure that is `judged`, `verdict`, `reason` and the `version` that it registered.
+
+    Raises UserError for a recipe that has not run, MlflowFailed where MLflow does not answer.
+    """
+    with failures_told():
+        client = connect()
+        names = {one.experiment_id: one.name for one in every(client.search_experiments)}
+        chosen = [id for id, name in names.items() if recipe in (None, name)]
+        if recipe is not None and not chosen:
+            has = ", ".join(sorted({*names.values()} - {"Default"})) or "nothing has run yet"
+            message = f"no recipe {recipe!r} has run: {has}.{nearest(recipe, list(names.values()))}"
+            raise problem("RECIPE", message)
+        # Others may track in the same place: theirs have no flow run.
+        found = client.search_runs(
+            chosen, f"tags.`{FLOW_RUN_TAG}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]
+        )
+        return [_as_json(run, names[run.info.experiment_id]) for run in found]
+
+
+def _as_json(run: Run, recipe: str) -> dict[str, Any]:
+    tags, began = run.data.tags, run.info.start_time
+    state = STATES.get(run.info.status, run.info.status.lower())
+    if state == "running" and was_killed_here(tags[FLOW_RUN_TAG]):
+        state = "killed"
+    ended = run.info.end_time or (int(time.time() * 1000) if state == "running" else None)
+    return {
+        "flow_run_id": tags[FLOW_RUN_TAG],
+        "mlflow_run_id": run.info.run_id,
+        "recipe": recipe,
+        "state": state,
+        "started_ms": began,
+        "seconds": None if ended is None else (ended - began) / 1000,
+        "judged": _judged(tags, run.data.metrics),
+        "verdict": tags.get("gate.decision"),
+        "reason": tags.get("gate.reason"),
+        "version": tags.get(VERSION_TAG),
+    }
+
+
+def _judged(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Any] | None:
+    """The figure that models of the recipe are compared by, once it is known."""
+    name = tags.get(JUDGED_TAG, "")
+    if f"score/{name}/value" not in metrics:
+        return None
+    split, _, metric = name.partition("/")
+    figures = {part: metrics.get(f"score/{name}/{part}") for part in ("value", "low", "high")}
+    return {"split": split, "metric": metric, **figures}

@@ -1,0 +1,170 @@
+"""Champions of the registry: who is it, what has it learnt from, and its files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.cache import settings, store
+from tasks.cache.code import code_digests, users_code
+from tasks.cache.digests import digest_of
+from tasks.cache.refs import Champion, Pins
+from tasks.cache.stage import Work
+from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG, find_model
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, database_there, failures_told
+from training.models.repository_files import part_of
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+
+PARTS = ("model", "tokenizer")
+# The folders in which mlflow.transformers keeps them; one that is served by code has both in the last.
+_LAYOUT = {"model": "model", "tokenizer": "components/tokenizer"}
+_SERVED_BY_CODE = "artifacts/model"
+# Of a recipe's data: where the rows lie, and what is only said of them.
+_NOT_LEARNT_FROM = {"revision", "max_file_gb", "checks"}
+
+
+class Present(NamedTuple):
+    """The champion, with its version's tags."""
+
+    champion: Champion
+    tags: Mapping[str, str]
+
+
+def present(recipe: Recipe) -> Present | None:
+    """The version that the champion's alias points to now; None where there is none. Raises MlflowFailed."""
+    name = recipe.release.registry
+    if name is None or not database_there():  # a plan makes none
+        return None
+    with failures_told():
+        client = connect()
+        model = find_model(client, name)
+        number = model.aliases.get(recipe.release.champion) if model else None
+        if number is None:
+            return None
+        version = client.get_model_version(name, number)
+    task = json.loads(version.tags.get(TASK_TAG, "{}"))
+    # One that was registered by other means is known by when it was: a server that is made anew counts from 1 again.
+    unnamed = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
+    champion = Champion(
+        name=name,
+        version=str(number),
+        model=version.tags.get(MODEL_TAG) or unnamed,
+        key=version.tags.get("finetune.fit.key"),
+        max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
+        options=task["options"] if task.get("task") == recipe.task else None,
+    )
+    return Present(champion, version.tags)
+
+
+def rows_digest(recipe: Recipe, pins: Pins) -> str:
+    """Of the rows that a model learns from: the content of the training split, and how it is read. Where files lie does
+    not count, nor does another split."""
+    data, elsewhere = recipe.data, {"path", "config", "splits"} if pins.data_files else set()
+    newer = set() if data.columns else {"columns"}  # than digests that registered versions are known by
+    own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
+    return digest_of(
+        {
+            "data": data.model_dump(mode="json", exclude=_NOT_LEARNT_FROM | elsewhere | newer),
+            "files": [pin.sha256 for pin in pins.data_files.get("train", ())],
+            "commit": pins.data_hub.commit if pins.data_hub else None,
+            "fingerprint": pins.data_fingerprint,
+            "code": code_digests(own),
+        }
+    )
+
+
+def started_from(recipe: Recipe, pins: Pins) -> tuple[Champion | None, str]:
+    """What a training on these rows starts from, None for the base model; and a sentence on why.
+
+    It is the champion; where that was trained on exactly these rows, it is what that training started from. So a model
+    is never trained again on exactly the rows that made it, and its promotion is no reason to train. Rows that stay in
+    data that grows are learnt again by each champion; any other commit of the Hub counts as other rows, and so do those
+    of a version that does not tell its own. Raises MlflowFailed.
+    """
+    found = present(recipe)
+    if found is None:
+        return None, f"{recipe.release.registry} has no {recipe.release.champion} yet: training starts from the base"
+    champion, tags = found
+    if tags.get(ROWS_TAG) != pins.rows:
+        return champion, f"training starts from {champion}, the {recipe.release.champion}"
+    said = tags.get(STARTED_FROM_TAG)
+    earlier = Champion.model_validate_json(said) if said else None
+    return earlier, f"{champion} has learnt from these rows: training starts from {earlier or 'the base'}, as it did"
+
+
+def folders_of(work: Work, champion: Champion, where: str) -> dict[str, Path]:
+    """The folders of its model and tokenizer, which may be one: in the store where it is still there and whole, else
+    fetched. Raises UserError, for the recipe's field `where`, for one that cannot be read, MlflowFailed."""
+    return _in_store(champion) or fetched(work, champion, where)
+
+
+def _in_store(champion: Champion) -> dict[str, Path] | None:
+    try:
+        trained = store.find("fit", champion.key) if champion.key else None
+    except store.Damaged:  # made again by the next run that wants it
+        return None
+    if trained is None or trained.parts["model"] != champion.model:
+        return None
+    return dict.fromkeys(PARTS, trained.path / "model")
+
+
+def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
+    """The champion's folders, from MLflow: no file but the known ones, of which none is run."""
+    place, aside = work.job / "champion", work.job / ".champion"
+    folders = {part: place / part for part in PARTS}
+    if place.is_dir():  # by a try that was killed later on
+        return folders
+    work.on_events([{"task": "note", "message": f"{champion} is fetched from MLflow"}])
+    shutil.rmtree(aside, ignore_errors=True)
+    with failures_told():
+        from mlflow.artifacts import download_artifacts, list_artifacts
+
+        uri, tracking_uri, found = _place_of(champion, where), settings.tracking_uri(), {}
+        by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
+        for part in PARTS:
+            folder = _SERVED_BY_CODE if by_code else _LAYOUT[part]
+            listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
+            found[part] = [file for entry in listed if part_of(file := Path(entry.path).name) == part]
+            (aside / part).mkdir(parents=True)
+            for file in found[part]:
+                source = f"{uri}/{folder}/{file}"
+                download_artifacts(artifact_uri=source, dst_path=str(aside / part), tracking_uri=tracking_uri)
+    if not all(found.values()) or not any(file.endswith(".safetensors") for file in found["model"]):
+        raise _unreadable(champion, where, "has no model in safetensors with its tokenizer in MLflow")
+    aside.rename(place)
+    return folders
+
+
+def _place_of(champion: Champion, where: str) -> str:
+    """The URI of its files."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(connect().get_model_version_download_uri(champion.name, champion.version))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise _unreadable(champion, where, "is not in MLflow any more") from error
+
+
+def _unreadable(champion: Champion, where: str, why: str) -> UserError:
+    what, then = _TOLD[where]
+    return UserError([Problem(kind="release", where=where, message=f"{what.format(champion)} {why}{then}")])
+
+
+# By the recipe's field: what the version is there, and what to do.
+_TOLD = {
+    "release.registry": (
+        "the champion {}",
+        ": give its alias to a version that finetune registered, or name another registry.",
+    ),
+    "model.start_from": (
+        "the version {}, which training starts from,",
+        ": set this to base, and begin a new run (one that is resumed keeps what it began with).",
+    ),
+    "VERSION": ("the version {}, which training started from,", ": what it became cannot be made again here."),
+}

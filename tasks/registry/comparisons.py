@@ -1,0 +1,55 @@
+"""Comparisons on the same test rows, as the registry remembers them: one tag of the registered model each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.registry.versions import find_model
+from tasks.tracking.connection import connect, exclusive, failures_told
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+COMPARISON_TAG = "finetune.comparison."
+CLAIM = "claimed "
+DIGITS = 16
+
+
+def count_of(name: str, rows: str, pair: str) -> int:
+    """The number, from 1, of a comparison among all on the same rows. A comparison that is known keeps its number.
+
+    Args:
+        name: The registered model, which is created if there is none.
+        rows: Digest of the test rows.
+        pair: Digest of both models' predictions and of the metric.
+
+    Two homes may count at the same time. Each claims a number in a tag of its own, reads the others' tags, and settles
+    on the number if nobody else has it. Of two that claim one number at least one reads the other's claim, and whoever
+    does moves on, so no number is settled twice. A settled number never moves.
+    """
+    rows_tag = f"{COMPARISON_TAG}{rows[:DIGITS]}."
+    own = f"{rows_tag}{pair[:DIGITS]}"
+    with failures_told(), exclusive(f"registry-{name}"):
+        client = connect()
+        settled, claimed = _numbers(client, name, rows_tag)
+        while own not in settled:
+            mine = claimed.get(own)
+            claimants = sorted(tag for tag, number in claimed.items() if number == mine)
+            if claimants == [own] and mine not in settled.values():
+                value = str(mine)
+            else:
+                # All claimants may move at once: each to a number of its own.
+                place = claimants.index(own) if claimants else 0
+                value = f"{CLAIM}{max([*settled.values(), *claimed.values()], default=0) + 1 + place}"
+            client.set_registered_model_tag(name, own, value)
+            settled, claimed = _numbers(client, name, rows_tag)
+    return settled[own]
+
+
+def _numbers(client: MlflowClient, name: str, rows_tag: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Settled and claimed numbers, by tag."""
+    model = find_model(client, name) or client.create_registered_model(name)
+    tags = {tag: value for tag, value in model.tags.items() if tag.startswith(rows_tag)}
+    settled = {tag: int(value) for tag, value in tags.items() if value.isdecimal()}
+    claims = {tag: value.removeprefix(CLAIM) for tag, value in tags.items() if value.startswith(CLAIM)}
+    return settled, {tag: int(number) for tag, number in claims.items() if number.isdecimal()}

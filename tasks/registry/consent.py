@@ -1,0 +1,76 @@
+"""The user's consent to run code that a recipe from a server names.
+
+    <home>/runs/<flow run>/code.json    the code that the run named when it began here
+
+The home is trusted, for only its user may write there. A recipe that a registry or a Prefect server gives is not: who
+may write to the server could name any importable function in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.cache import settings
+from training.jobs.protocol import write_atomically
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+from training.recipe.code_fields import named_code
+from training.recipe.overrides import merge
+
+OPTION = "--run-code"
+OPTION_HELP = "run the code that the recipe names (module:name, metrics of the Hub): without this it is only listed"
+
+
+def remember(run: str, recipe: Recipe) -> None:
+    """Keeps the code that a flow run names, as it begins here: to resume it needs no consent to the same code."""
+    if found := list(named_code(Recipe, recipe.model_dump(mode="json"))):
+        with contextlib.suppress(OSError):  # a full disk only means that `finetune resume` lists the code
+            write_atomically(settings.home() / "runs" / run / "code.json", json.dumps(found).encode())
+
+
+def require(
+    source: str,
+    *recipes: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    run: str | None = None,
+) -> None:
+    """Raises UserError with every field that names code. Call it before the recipe is parsed: that imports its kind.
+
+    Args:
+        source: where the recipes come from, in words.
+        recipes: the values of the fields, valid or not.
+        overrides: fields by dotted name.
+        run: the flow run whose code, if it began in this home, needs no consent.
+    """
+    remembered = _remembered(run)
+    found = dict.fromkeys(
+        entry
+        for values in recipes
+        if isinstance(values, Mapping)
+        for entry in named_code(Recipe, merge(values, overrides or {}, Recipe)[0])
+    )
+    problems = [
+        Problem(
+            kind="option",
+            where=field,
+            message=f"{value!r} is code, and {source} named it: read it, then run the same command with {OPTION}.",
+        )
+        for field, value in found
+        if (field, value) not in remembered
+    ]
+    if problems:
+        raise UserError(problems)
+
+
+def _remembered(run: str | None) -> Sequence[tuple[str, str]]:
+    if run is None:
+        return []
+    try:
+        return [
+            (field, value) for field, value in json.loads((settings.home() / "runs" / run / "code.json").read_text())
+        ]
+    except (OSError, ValueError):
+        return []

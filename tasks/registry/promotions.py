@@ -1,0 +1,303 @@
+"""Who became champion, when and why: every move of the champion's alias is kept, and can be taken back.
+
+Moves are numbered tags of the registered model. The tag is written before the alias moves: a move that a kill kept
+from happening is known by what came after it.
+
+Homes that share a registry share no lock, and MLflow cannot set an alias on condition that it is what it was. So a move
+is announced by its tag, of a name that no other has, then the model is read again: where another move was announced, or
+the alias has moved, this one is taken back. Of two that overlap at least one sees the other. After the alias has moved,
+the model is read once more, for this process may have been held up for so long that others took it for dead.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import random
+import re
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.cache import settings
+from tasks.registry.versions import ALIAS_TAGS, Aliases, aliases_of, need_model, need_version, problem, versions_of
+from tasks.tracking.connection import connect, exclusive, failures_told
+from training.problems import NETWORK, Problem, UserError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import RegisteredModel
+
+MOVE_TAG = "finetune.move."
+TRIES = 5
+PENDING_WAIT_S = 15.0
+"""How long a move that was announced may take until its process is taken for dead."""
+PENDING_S = 600.0
+"""Seconds after which an announced move is dead without waiting; the clocks of two machines may differ by less."""
+# MLflow's databases hold 5000 characters of a registered model's tag.
+LONGEST_WHY = 4000
+
+
+class Move(BaseModel):
+    """One move of the champion's alias."""
+
+    model_config = ConfigDict(frozen=True)
+
+    alias: str
+    before: str | None
+    """The version that had it."""
+    to: str
+    """The version that got it."""
+    by: Literal["run", "promote", "rollback"]
+    """A run whose model earned it, or the command of a person."""
+    flow_run: str | None = None
+    user: str
+    host: str
+    home: str = ""
+    """Digest of the home that made it: a home makes one move at a time, so one that did not happen is dead to it."""
+    time: str
+    """When, in UTC: 2026-01-31T12:00:00+00:00."""
+    why: str = ""
+
+
+def moves_of(model: RegisteredModel) -> list[Move]:
+    """The moves that are kept of a registered model, oldest first."""
+    return [move for _, move in _numbered(model)]
+
+
+def _numbered(model: RegisteredModel) -> list[tuple[int, Move]]:
+    """The moves with their numbers, in order. Two of one number were announced at once; at most one happened."""
+    found = []
+    for tag, text in model.tags.items():
+        if named := _TAG.fullmatch(tag):
+            try:
+                found.append((int(named[1]), tag, Move.model_validate_json(text)))
+            except ValidationError:  # edited by hand, or of a later version of the project
+                continue
+    return [(number, move) for number, _, move in sorted(found, key=lambda one: (one[0], one[2].time, one[1]))]
+
+
+_TAG = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
+
+
+def champions(moves: Sequence[Move], now: str | None) -> list[str]:
+    """The versions that rolling back goes through, first to last; the last one is the champion `now`.
+
+    A move that never happened is passed over, and one that was made elsewhere, in MLflow's own pages, is taken in:
+    each move says which version was champion before it.
+    """
+    line: list[str] = []
+    earlier: list[str] = []
+    for move in moves:
+        earlier = _as_it_was(line, earlier, move.before)
+        line = _back_to(earlier, move.to) if move.by == "rollback" else [*earlier, move.to]
+    return _as_it_was(line, earlier, now)
+
+
+def _as_it_was(line: list[str], earlier: list[str], champion: str | None) -> list[str]:
+    """The line that ends with the champion as it was: the last move may not have happened, or others may have."""
+    if champion is None or line[-1:] == [champion]:
+        return line
+    return earlier if earlier[-1:] == [champion] else [*line, champion]
+
+
+def _back_to(line: list[str], version: str) -> list[str]:
+    places = [place for place, one in enumerate(line[:-1]) if one == version]
+    return line[: places[-1] + 1] if places else [*line, version]
+
+
+def taken_from(model: RegisteredModel, alias: str, version: str) -> str | None:
+    """The words for how a person took the champion's alias from this version; None where that is not so, or not any
+    more."""
+    moves = [move for move in moves_of(model) if move.alias == alias and version in (move.before, move.to)]
+    if not moves or moves[-1].before != version or moves[-1].by == "run":
+        return None
+    if str(model.aliases.get(alias)) == version:  # the move never happened
+        return None
+    last = moves[-1]
+    why = f" ({last.why})" if last.why else ""
+    return (
+        f"was {alias} until {last.user} made version {last.to} that by finetune {last.by} on {last.time[:10]}{why}: "
+        f"it gets the alias back by finetune promote {model.name} {version}."
+    )
+
+
+def call_aliases(client: MlflowClient, model: RegisteredModel, names: Aliases) -> None:
+    """Has the registered model know what its recipe calls the aliases."""
+    for usual, name in names._asdict().items():
+        if model.tags.get(ALIAS_TAGS[usual], usual) != name:
+            client.set_registered_model_tag(model.name, ALIAS_TAGS[usual], name)
+
+
+def crown(
+    client: MlflowClient,
+    model: RegisteredModel,
+    version: str,
+    names: Aliases,
+    *,
+    by: Literal["run", "promote", "rollback"],
+    why: str,
+    flow_run: str | None = None,
+) -> Move | None:
+    """Makes the version the champion, and no challenger any more; gives the move, None where it is champion already.
+
+    Raises UserError if another home moves the alias at the same time, or has moved it since `model` was read.
+    """
+    before = model.aliases.get(names.champion)
+    if before is not None and str(before) == version:
+        return None
+    move = Move(
+        alias=names.champion,
+        before=None if before is None else str(before),
+        to=version,
+        by=by,
+        flow_run=flow_run,
+        user=_user(),
+        host=socket.gethostname(),
+        home=_home(),
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        why=why[:LONGEST_WHY],
+    )
+    number, tag = _announced(client, model.name, move)
+    if str(model.aliases.get(names.challenger)) == version:
+        client.delete_registered_model_alias(model.name, names.challenger)
+    # Last, and by one call: whoever asks for the champion meets the old one or the new one.
+    client.set_registered_model_alias(model.name, names.champion, version)
+    now = need_model(client, model.name)
+    later = [other for n, other in _numbered(now) if n > number and other.alias == move.alias]
+    if later and later[0].before != version:  # made by somebody who took this process for dead
+        if _has(now, move.alias, version):
+            client.set_registered_model_alias(model.name, move.alias, later[-1].to)
+        client.delete_registered_model_tag(model.name, tag)
+        raise _beaten(model.name, move, later[-1].to)
+    return move
+
+
+def _announced(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
+    """Writes the move's tag, and gives its number and name, once no other move of the alias is under way.
+
+    Raises UserError if the alias is not where the move is from.
+    """
+    for _ in range(TRIES):
+        model = _settled(client, name, move.alias)
+        if not _has(model, move.alias, move.before):
+            break
+        number = 1 + max((n for n, _ in _numbered(model)), default=0)
+        tag = f"{MOVE_TAG}{number}-{secrets.token_hex(4)}"
+        client.set_registered_model_tag(name, tag, move.model_dump_json())
+        now = need_model(client, name)
+        others = {one for one in now.tags.keys() - model.tags.keys() - {tag} if _TAG.fullmatch(one)}
+        if not others and _has(now, move.alias, move.before):
+            return number, tag
+        client.delete_registered_model_tag(name, tag)
+        time.sleep(random.uniform(0, 1))  # the other one has backed off, too
+    raise _beaten(name, move, need_model(client, name).aliases.get(move.alias))
+
+
+def _settled(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
+    """The registered model once no announced move of the alias is under way: all happened, or died."""
+    ends = time.monotonic() + PENDING_WAIT_S
+    while True:
+        model = need_model(client, name)
+        if time.monotonic() >= ends or not _is_moving(model, alias):
+            return model
+        time.sleep(0.2)
+
+
+def _is_moving(model: RegisteredModel, alias: str) -> bool:
+    """Whether another home announced the last move a short time ago, and it has not happened."""
+    moves = _numbered(model)
+    last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
+    earliest = datetime.now(UTC) - timedelta(seconds=PENDING_S)
+    return any(
+        _has(model, alias, move.before) and datetime.fromisoformat(move.time) > earliest
+        for move in last
+        if move.home != _home() and not _has(model, alias, move.to)
+    )
+
+
+def _home() -> str:
+    return hashlib.sha256(f"{socket.gethostname()} {settings.home_path()}".encode()).hexdigest()[:12]
+
+
+def _has(model: RegisteredModel, alias: str, version: str | None) -> bool:
+    at = model.aliases.get(alias)
+    return (None if at is None else str(at)) == version
+
+
+def _beaten(name: str, move: Move, now: object) -> UserError:
+    message = (
+        f"another run or person moved {move.alias!r} of {name!r} at the same time (it is at version {now} now), so "
+        f"version {move.to} did not get it: run the same command again."
+    )
+    return UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
+
+
+def promote(name: str, version: str, why: str = "", alias: str | None = None) -> str:
+    """Gives the version an alias, by default the champion's; gives a sentence on what was done.
+
+    Raises UserError for names that are not there, MlflowFailed where MLflow does not answer.
+    """
+    if alias is not None and (not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", alias) or _KEPT_BY_MLFLOW.fullmatch(alias)):
+        raise problem(
+            "--alias", f"{alias!r} is no alias: use letters, digits, - and _; not latest, nor v1 and the like."
+        )
+    with failures_told(), exclusive(f"registry-{name}"):
+        client = connect()
+        model = need_model(client, name)
+        names = aliases_of(model)
+        alias = alias or names.champion
+        number = str(need_version(client, model, version=version).version)
+        before = model.aliases.get(alias)
+        if before is not None and str(before) == number:
+            return f"{name} version {number} is {alias} already."
+        if alias == names.champion:
+            crown(client, model, number, names, by="promote", why=why)
+        else:
+            client.set_registered_model_alias(name, alias, number)
+    return f"{name} version {number} is {alias} now{_after(before)}."
+
+
+_KEPT_BY_MLFLOW = re.compile(r"latest|[vV]\d+")
+
+
+def roll_back(name: str, why: str = "") -> str:
+    """Makes the champion before this one champion again; gives a sentence on what was done.
+
+    Called twice, it goes back twice. Raises UserError where there is none to go back to, MlflowFailed where MLflow
+    does not answer.
+    """
+    with failures_told(), exclusive(f"registry-{name}"):
+        client = connect()
+        model = need_model(client, name)
+        names = aliases_of(model)
+        now = model.aliases.get(names.champion)
+        if now is None:
+            message = f"{name!r} has no {names.champion}: name a version, finetune promote {name} VERSION."
+            raise problem("NAME", message)
+        there = {str(version.version) for version in versions_of(client, name)}
+        moves = [move for move in moves_of(model) if move.alias == names.champion]
+        line = champions(moves, str(now))
+        earlier = [version for version in line[:-1] if version in there and version != str(now)]
+        if not earlier:
+            message = f"version {now} of {name!r} is the first {names.champion} that is known: there is none before it."
+            raise problem("NAME", f"{message} Name another: finetune promote {name} VERSION.")
+        crown(client, model, earlier[-1], names, by="rollback", why=why)
+    return f"{name} version {earlier[-1]} is {names.champion} again{_after(now)}."
+
+
+def _after(before: object) -> str:
+    return f", after version {before}" if before is not None else ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user that has no name
+        return str(os.getuid())

@@ -1,0 +1,113 @@
+"""Registered models and their versions: how they are found, and what their tags say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.cache import settings
+from training.problems import Problem, UserError, nearest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+
+# Tags of a version. Values of several are JSON.
+RECIPE_TAG = "finetune.recipe"
+TASK_TAG = "finetune.task"
+COLUMNS_TAG = "finetune.columns"
+"""What the recipe called each column that the model is shown, by what it is to the task type."""
+DATA_TAG = "finetune.data"
+ROWS_TAG = "finetune.rows_digest"
+STARTED_FROM_TAG = "finetune.started_from"
+DATA_COMMIT_TAG = "finetune.data_commit"
+DATA_FILES_TAG = "finetune.data_files"
+GIT_COMMIT_TAG = "finetune.git_commit"
+VERDICT_TAG = "finetune.verdict"
+REASON_TAG = "finetune.verdict_reason"
+SPLIT_TAG = "finetune.judged_split"
+FIGURES_TAG = "finetune.figures"
+# Tags of a registered model: the aliases that its recipe gives, where they are not the usual ones.
+ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
+
+SHOWN_VERSIONS = 20
+
+
+class Aliases(NamedTuple):
+    """What the aliases of a registered model are called."""
+
+    champion: str = "champion"
+    challenger: str = "challenger"
+
+
+def aliases_of(model: RegisteredModel) -> Aliases:
+    """The names that the model's recipe has for them."""
+    return Aliases(*(model.tags.get(tag, usual) for usual, tag in ALIAS_TAGS.items()))
+
+
+def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
+    """The registered model; None where nothing is registered under the name yet."""
+    return next((model for model in client.search_registered_models(f"name = '{name}'") if model.name == name), None)
+
+
+def aliases_given(model: RegisteredModel, version: str) -> list[str]:
+    """The aliases of a version."""
+    return sorted(alias for alias, its in model.aliases.items() if str(its) == version)
+
+
+def need_model(client: MlflowClient, name: str) -> RegisteredModel:
+    """The registered model. Raises UserError, with those that there are, where there is none of the name."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_registered_model(name)
+    except MlflowException as error:
+        there = sorted(model.name for model in every(client.search_registered_models))
+        if name in there:
+            raise
+        where = settings.without_credentials(settings.tracking_uri())
+        has = ", ".join(there) or "nothing is registered yet: finetune run registers a model"
+        raise problem("NAME", f"no model {name!r} is registered in {where}: {has}.{nearest(name, there)}") from error
+
+
+def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "", version: str = "") -> ModelVersion:
+    """The version of this number, or with this alias. Raises UserError, with those that there are, for any other."""
+    if alias and alias not in model.aliases:
+        has = ", ".join(sorted(model.aliases)) or "none yet"
+        raise problem("NAME", f"{model.name!r} has no alias {alias!r}: it has {has}.{nearest(alias, model.aliases)}")
+    number = str(model.aliases[alias]) if alias else version
+    found = {str(one.version): one for one in versions_of(client, model.name)}
+    if number not in found:
+        shown = list(found)[:SHOWN_VERSIONS]
+        has = ", ".join(shown) + (", …" if len(found) > len(shown) else "") if found else "none"
+        raise problem("VERSION", f"{model.name!r} has no version {number!r}: it has {has}.")
+    return found[number]
+
+
+def versions_of(client: MlflowClient, name: str) -> list[ModelVersion]:
+    """All versions of a registered model, newest first."""
+    quote = '"' if "'" in name else "'"  # names that other programs gave may hold either
+    found = every(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
+    return sorted(found, key=lambda version: -int(version.version))
+
+
+def figures_in(tags: Mapping[str, str]) -> dict[str, Any]:
+    """`{"validation": {"accuracy": {"value": 0.8, …}}}` of a version's tags; empty for one that was not made here."""
+    try:
+        return dict(json.loads(tags.get(FIGURES_TAG, "{}")))
+    except ValueError:
+        return {}
+
+
+def problem(where: str, message: str) -> UserError:
+    """A mistake in what was asked of the registry."""
+    return UserError([Problem(kind="registry", where=where, message=message)])
+
+
+def every(search: Callable[..., Any], **chosen: Any) -> Iterator[Any]:
+    """What a search of MLflow's finds, all pages of it."""
+    page = None
+    while page is None or page.token:
+        page = search(**chosen, page_token=page.token if page else None)
+        yield from page

@@ -1,0 +1,361 @@
+"""What runs depend on, looked at one by one: versions, ports, disks, memory, GPUs, the Hub, the home, databases.
+
+Nothing is changed by it, nor is the home made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import sqlite3
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from tasks.cache import settings
+from tasks.cache.locks import held
+from tasks.jobs.hardware import gpus
+from tasks.prefect import servers
+from tasks.prefect.embedded import database_url
+from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
+from tasks.tracking import connection
+from training.problems import UserError
+
+PACKAGE = "finetune-flows"
+SHOWN = ("prefect", "mlflow", "torch", "transformers", "accelerate", "datasets")
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+"""The versions that are tested together; where this is installed without a checkout they are not there."""
+NETWORK_TIMEOUT_S = 3.0
+MLFLOW_TIMEOUT_S = 10.0
+"""A database is behind what is asked."""
+DATABASE_TIMEOUT_S = 1.0
+TOO_LITTLE_DISK_GB, LITTLE_DISK_GB = 1.0, 10.0
+LITTLE_MEMORY_GB = 2.0
+
+REFUSED = {
+    "HTTP 401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to what its proxy asks for",
+    "HTTP 403": "name its host in MLFLOW_SERVER_ALLOWED_HOSTS, where the server runs, or let this user in",
+}
+"""What to do where MLflow, or the proxy in front of it, says so."""
+
+Level = Literal["ok", "warning", "problem"]
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    level: Level
+    what: str
+    found: str
+    do: str = ""
+    """The next step; empty where all is well."""
+
+
+def examine() -> list[Finding]:
+    """All findings. Takes seconds at most, the network's time-outs included."""
+    state = servers.told()
+    hub = _hub()
+    found = [_python(), *_packages(), *_ports(state), *_disks(), _memory(), *_gpus()]
+    found += [_home(), *_servers(), *_left(state), *_unheard()]
+    return [*found, hub(), _token()]
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        needed = importlib.metadata.metadata(PACKAGE)["Requires-Python"]
+        if version not in SpecifierSet(needed):
+            return Finding("problem", "Python", version, f"make an environment with Python {needed}")
+    return Finding("ok", "Python", version)
+
+
+def _packages() -> Iterator[Finding]:
+    """A line for all that are as they should be, and one for each that is not."""
+    try:
+        needed = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or ()]
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("problem", "packages", f"{PACKAGE} is not installed", "pip install -e . -c constraints.txt")
+        return
+    tested, versions, others = _tested(), {}, []
+    for one in needed:
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            versions[one.name] = version = importlib.metadata.version(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("problem", one.name, "not installed", f"pip install '{one}' -c constraints.txt")
+            continue
+        if not one.specifier.contains(version, prereleases=True):
+            yield Finding("problem", one.name, version, f"pip install '{one}' -c constraints.txt")
+        elif Version(version).public != tested.get(one.name, Version(version).public):
+            others.append(f"{one.name} {version} (tested: {tested[one.name]})")
+    if others:
+        yield Finding("warning", "packages", ", ".join(others), "pip install -e . -c constraints.txt, if runs fail")
+    yield Finding("ok", "packages", ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions))
+
+
+def _tested() -> dict[str, str]:
+    with contextlib.suppress(OSError):
+        lines = (line.partition("==") for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
+        return {name: version.strip() for name, _, version in lines}
+    return {}
+
+
+def _ports(state: State | None) -> Iterator[Finding]:
+    ours = {state.prefect, state.mlflow} if state and servers.running() else set()
+    for name, port in ((PREFECT, PREFECT_PORT), (MLFLOW, MLFLOW_PORT)):
+        if f"http://127.0.0.1:{port}" in ours:
+            yield Finding("ok", f"port {port}", f"{name} of `finetune up`")
+            continue
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                yield Finding("ok", f"port {port}", "free")
+            except OSError as error:
+                do = f"finetune up --{name}-port N, should you need it"
+                yield Finding("warning", f"port {port}", str(error.strerror), do)
+
+
+def _disks() -> Iterator[Finding]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    places = {"home": settings.home_path(), "Hub cache": Path(HF_HUB_CACHE), "temporary": Path(tempfile.gettempdir())}
+    for name, place in places.items():
+        there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+        free = shutil.disk_usage(there).free / 1e9
+        level: Level = "problem" if free < TOO_LITTLE_DISK_GB else "warning" if free < LITTLE_DISK_GB else "ok"
+        do = "" if level == "ok" else "free some: checkpoints and models take gigabytes"
+        yield Finding(level, "disk", f"{name}: {free:,.1f} GB free ({place})", do)
+
+
+def _memory() -> Finding:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = f"{total / 1e9:,.1f} GB"
+    with contextlib.suppress(OSError):  # elsewhere than on Linux nothing tells what is free
+        told = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if told:
+            free = int(told[1]) * 1024 / 1e9
+            found = f"{free:,.1f} GB of {found} free"
+            if free < LITTLE_MEMORY_GB:
+                return Finding("warning", "memory", found, "end what you do not need: libraries alone take a gigabyte")
+    return Finding("ok", "memory", found)
+
+
+def _gpus() -> Iterator[Finding]:
+    found = gpus()
+    if not found:
+        yield Finding("ok", "GPU", "none that NVIDIA's driver shows: training runs on the CPU")
+    for gpu in found:
+        memory = f"{gpu.free_bytes / 1e9:,.1f} of {gpu.total_bytes / 1e9:,.1f} GB free"
+        yield Finding("ok", "GPU", f"{gpu.name}, {memory}, driver {gpu.driver}")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch = importlib.metadata.version("torch")
+        if found and torch.endswith("+cpu"):
+            yield Finding("problem", "GPU", f"torch {torch} uses none", "install torch for CUDA: see pytorch.org")
+
+
+def _home() -> Finding:
+    place = settings.home_path()
+    if not place.exists():
+        there = next(folder for folder in place.parents if folder.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            return Finding("problem", "home", f"{place} cannot be made", "name another folder in FINETUNE_HOME")
+        return Finding("ok", "home", f"{place} is not there yet: the first run makes it")
+    try:
+        settings.home()
+    except UserError as error:
+        return Finding("problem", "home", *error.problems[0].message.rsplit(": ", 1))
+    if not os.access(place, os.W_OK | os.X_OK):
+        return Finding("problem", "home", f"{place} is not writable", f"chmod u+wx {place}, or name another folder")
+    taken = [lock.stem for folder in ("locks", "services") for lock in (place / folder).glob("*.lock") if held(lock)]
+    works = f"; in use: {', '.join(sorted(taken))}" if taken else "; no lock is held"
+    return Finding("ok", "home", f"{place}, mode {place.stat().st_mode & 0o777:o}{works}")
+
+
+def _servers() -> list[Finding]:
+    """Prefect's and MLflow's server where one is named, else their databases."""
+    from prefect.settings import PREFECT_API_URL
+
+    prefect = PREFECT_API_URL.value() or database_url()
+    mlflow = os.environ.get(VARIABLES[MLFLOW]) or f"sqlite:///{settings.home_path() / 'mlflow.db'}"
+    looks = [
+        (_server if url.startswith(("http:", "https:")) else partial(partial, _database))(name, url)
+        for name, url in (("Prefect", str(prefect)), ("MLflow", mlflow))
+    ]
+    return [look() for look in looks]
+
+
+def _server(name: str, url: str) -> Callable[[], Finding]:
+    shown = settings.without_credentials(url)
+    wait = _asked(f"{shown.rstrip('/')}/health")
+
+    def finding() -> Finding:
+        # /health says nothing of who may ask, nor of the name that the server goes by.
+        if trouble := wait() or (_mlflow_refuses() if name == "MLflow" else None):
+            do = f"start it, or change {VARIABLES[name.lower()]}"
+            return Finding("problem", name, f"{shown}: {trouble}", REFUSED.get(trouble, do) if name == "MLflow" else do)
+        return Finding("ok", name, f"{shown} answers")
+
+    return finding
+
+
+def _mlflow_refuses() -> str | None:
+    """Why MLflow's client, with its passwords, is not answered; None where it is."""
+    from mlflow.exceptions import MlflowException  # takes seconds, which are not the server's
+    from requests import RequestException
+
+    def ask() -> str:
+        try:
+            connection.connect()
+        except MlflowException as error:
+            status = f"HTTP {error.get_http_status_code()}"
+            return status if status in REFUSED else connection.told(error)
+        except RequestException as error:
+            return connection.told(error)
+        return ""
+
+    return _in_time(ask, MLFLOW_TIMEOUT_S)()
+
+
+def _database(name: str, url: str) -> Finding:
+    scheme, _, path = url.partition(":///")
+    if not scheme.startswith("sqlite"):
+        return Finding("ok", name, f"{settings.without_credentials(url)}: a database of yours, not looked into")
+    file = Path(path).absolute()
+    if not file.exists():
+        return Finding("ok", name, f"{file} is not there yet: the first run makes it")
+    ends = time.monotonic() + DATABASE_TIMEOUT_S
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=DATABASE_TIMEOUT_S)
+        ) as database:
+            (revision,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
+            database.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
+            told = database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except sqlite3.OperationalError as error:
+        if str(error) == "interrupted":
+            return Finding("ok", name, f"{file}, schema {revision}; too large to be checked whole in a moment")
+        busy = "locked" in str(error)
+        do = "try again when the runs have ended" if busy else _mend(file)
+        return Finding("warning" if busy else "problem", name, f"{file}: {error}", do)
+    except (sqlite3.DatabaseError, TypeError) as error:
+        reason = "it has no schema revision" if isinstance(error, TypeError) else error
+        return Finding("problem", name, f"{file}: {reason}", _mend(file))
+    if told != "ok":
+        return Finding("problem", name, f"{file}: {told}", _mend(file))
+    return Finding("ok", name, f"{file} is whole, schema {revision}")
+
+
+def _mend(file: Path) -> str:
+    return f"put a backup in its place, or move {file.name} away: a new one is made"
+
+
+def _left(state: State | None) -> Iterator[Finding]:
+    """What a keeper that died has left running; nothing where one keeps it, or nothing answers."""
+    if state is None or servers.running():
+        return
+    for name, url in ((PREFECT, state.prefect), (MLFLOW, state.mlflow)):
+        health = f"{url}/api/health" if name == PREFECT else f"{url}/health"
+        if url and _asked(health)() is None:
+            do = f"find it with `ss -ltnp 'sport = :{url.rpartition(':')[2]}'` and end it"
+            yield Finding("warning", "leftover", f"{name} answers at {url}, and no keeper of this home runs", do)
+
+
+def _unheard() -> Iterator[Finding]:
+    """What runs of this home had to say, and the servers have not heard. Runs that go on are still saying it."""
+    from tasks.prefect import pending_states
+    from tasks.tracking.outbox import left_by_others
+
+    if not (settings.home_path() / "runs").is_dir():
+        return
+    try:
+        waiting = [box.run for box in left_by_others("") if not held(box.folder / "lock")]
+        ends = pending_states.left()
+    except UserError:
+        return  # of the home, which has a finding of its own
+    delivers = "the next run delivers it, once MLflow answers"
+    tells = "`finetune up`, or the next run that runs a stage, tells it, once the server answers"
+    for runs, what, do in ((waiting, "MLflow has not all of", delivers), (ends, "Prefect knows no end of", tells)):
+        if runs:
+            some = ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
+            yield Finding("warning", "unheard", f"{what} {len(runs):,} run{'s' * (len(runs) > 1)}: {some}", do)
+
+
+def _hub() -> Callable[[], Finding]:
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+    shown = settings.without_credentials(ENDPOINT)
+    if HF_HUB_OFFLINE:
+        return lambda: Finding("ok", "Hub", f"{shown}: not asked, as HF_HUB_OFFLINE says")
+    wait = _asked(shown, "HEAD", (401, 404, 405))
+
+    def finding() -> Finding:
+        if trouble := wait():
+            do = "check the network, or HF_ENDPOINT; what is stored here still works"
+            return Finding("warning", "Hub", f"{shown}: {trouble}", do)
+        return Finding("ok", "Hub", f"{shown} answers")
+
+    return finding
+
+
+def _token() -> Finding:
+    """Whether there is one. It is neither read from its file nor refreshed, as asking the Hub's client would."""
+    from huggingface_hub.constants import HF_TOKEN_PATH
+
+    named = [name for name in settings.ACCESS_TOKENS if os.environ.get(name)]
+    where = named or ([HF_TOKEN_PATH] if Path(HF_TOKEN_PATH).is_file() else [])
+    found = f"from {where[0]}" if where else "none: public repositories only (`hf auth login`, or set HF_TOKEN)"
+    return Finding("ok", "Hub token", found)
+
+
+def _asked(url: str, method: str = "GET", fine: tuple[int, ...] = (401,)) -> Callable[[], str | None]:
+    """Asks at once; gives what waits for the answer: None for a good one, or an error that is `fine`, else why not."""
+
+    def ask() -> str:
+        request = urllib.request.Request(url, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S):
+                return ""
+        except urllib.error.HTTPError as error:
+            return "" if error.code in fine else f"HTTP {error.code}"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return settings.without_credentials(str(getattr(error, "reason", error)))
+
+    return _in_time(ask, NETWORK_TIMEOUT_S)
+
+
+def _in_time(ask: Callable[[], str], timeout_s: float) -> Callable[[], str | None]:
+    """Asks at once; gives what waits for the answer: None for an empty one.
+
+    In a thread of its own, for looking up a host's name has no time-out.
+    """
+    ends, answer = time.monotonic() + timeout_s, [f"no answer within {timeout_s:g} s"]
+
+    def put() -> None:
+        answer[0] = ask()
+
+    thread = threading.Thread(target=put, daemon=True)
+    thread.start()
+
+    def wait() -> str | None:
+        thread.join(max(0.0, ends - time.monotonic()))
+        return answer[0] or None
+
+    return wait

@@ -1,0 +1,104 @@
+"""Stages: the champion of the registry, and what it makes of today's rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.cache import settings
+from tasks.cache.refs import Champion, Pins, Ref
+from tasks.cache.stage import Ingredients, Work, action, stage
+from tasks.jobs.batch_memory import Fits
+from tasks.jobs.child import run_child
+from tasks.jobs.launch import predicting
+from tasks.registry.champions import folders_of, present
+from training import task_types
+from training.recipe import Recipe
+
+
+def ingredients(recipe: Recipe, trained: Ref, scores: Ref) -> Ingredients:
+    """Where it is looked for, and the model that is to be compared with it."""
+    return Ingredients(
+        {
+            "release": recipe.release.model_dump(include={"registry", "champion"}),
+            "registry": settings.registry_place(),
+            "upstream": {"fit": trained.parts["model"], "score": scores.digest},
+        }
+    )
+
+
+@action(ingredients, gives=Champion)
+def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Champion | None:
+    """The version that the champion's alias points to; None where there is none, or where it is this very model."""
+    if recipe.release.registry is None:
+        work.state = "skipped"
+        return None
+    found = present(recipe)
+    return None if found is None or found.champion.model == trained.parts["model"] else found.champion
+
+
+def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Ingredients:
+    """The champion's model, how it reads a text, today's rows and labels, and the precision that it predicts in."""
+    split, task_type = recipe.judged_split, task_types.load(**_task(recipe, champion))
+    return Ingredients(
+        {
+            "task": recipe.task,
+            "options": task_type.options_of("tokenize") | task_type.options_of("predict"),
+            "split": split,
+            "tokens": {"max_length": champion.max_length},
+            "compute": {"mixed_precision": pins.mixed_precision},
+            "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
+            "upstream": {
+                "champion": champion.model,
+                "load_data": data.parts[f"{split}.arrow"],
+                "labels": data.parts["labels.json"],
+            },
+        },
+        code=["training.programs.predict_champion", *task_types.code(recipe.task)],
+        named=task_types.named(recipe.task),
+        libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
+    )
+
+
+def _task(recipe: Recipe, champion: Champion) -> dict[str, Any]:
+    """Today's task type and options, as `task_types.load` takes them, but what the champion has learnt to be asked
+    with."""
+    if champion.options is None:
+        return recipe.task_and_options
+    task_type = task_types.class_of(recipe.task)
+    usual = {name: task_type.Options.model_fields[name].get_default() for name in task_type.learnt_options}
+    learnt = {name: champion.options.get(name, usual[name]) for name in usual}
+    return recipe.task_and_options | {"options": {**recipe.options, **learnt}}
+
+
+@stage(prediction_ingredients, where="there is a champion")
+def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Mapping[str, Any]:
+    """Has the champion predict every row of the split that is judged, with its own tokenizer."""
+    folders = folders_of(work, champion, "release.registry")
+    launched = predicting("training.programs.predict_champion", pins)
+    precision, batch_size = pins.mixed_precision, recipe.training.per_device_eval_batch_size
+    return run_child(
+        work,
+        "training.programs.predict_champion",
+        launched.argv,
+        env=launched.env,
+        settings={
+            **_task(recipe, champion),
+            "split": recipe.judged_split,
+            "labels": json.loads((data.path / "labels.json").read_text()),
+            "champion": str(champion),
+            "max_length": champion.max_length,
+            "batch_size": batch_size,
+            "mixed_precision": precision,
+        },
+        inputs={**folders, "data": data.path},
+        fits=Fits(
+            batch_size,
+            folders["model"],
+            program="training.programs.predict_champion",
+            max_length=champion.max_length,
+            mixed_precision=precision,
+            num_processes=pins.num_processes,
+        ),
+    )

@@ -1,0 +1,240 @@
+"""Stage: training, launched or continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.cache.refs import Pins, Ref
+from tasks.cache.secret_files import made_once
+from tasks.cache.settings import home
+from tasks.cache.stage import Ingredients, Work, stage
+from tasks.hub.checkpoint_uploads import uploading
+from tasks.jobs.batch_memory import Fits
+from tasks.jobs.child import run_child
+from tasks.jobs.hardware import visible_gpus
+from tasks.jobs.launch import Launch, accelerate_argv, accelerate_environment
+from tasks.jobs.machines import gather, machines_of
+from training import distributed, task_types
+from training.engine import checkpoints
+from training.engine.training_task import ENGINES, needs_own_checkpoint
+from training.jobs.protocol import sha256
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+from training.recipe.lora import packages_of
+from training.recipe.tables.optimizers import OPTIMIZERS
+
+# Decide when something is written or shown, not what is learnt.
+NOT_LEARNT_FROM: dict[str, Any] = {
+    **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to"), True),
+    **dict.fromkeys(("resume_from_checkpoint", "trust_checkpoint", "inexact_resume"), True),
+    "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
+}
+READ = ("train", "validation")
+"""The splits whose tokens training.programs.fit reads."""
+# What the need for memory hangs on, beside the model, the length of rows and the number format.
+NEED_MEMORY = {
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
+    "lora",
+}
+
+
+def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
+    """The tokens that it reads, the base model, the labels, every training setting, the user's code and the values of
+    `auto`."""
+    strategy = recipe.compute.strategy
+    package = OPTIMIZERS[recipe.training.optim].package
+    return Ingredients(
+        {
+            "task": recipe.task,
+            "options": _options(recipe),
+            "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
+            "compute": _compute(recipe, pins),
+            **_metrics(recipe),
+            **_base(recipe, pins),
+            "upstream": {
+                **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in READ},
+                "load_model": model.digest,
+                "labels": data.parts["labels.json"],
+                **_named_checkpoint(recipe),
+            },
+        },
+        code=[
+            "training.programs.fit",
+            *task_types.code(recipe.task),
+            distributed.STRATEGIES[strategy],
+            *_engine_code(recipe),
+        ],
+        named=_named(recipe),
+        libraries=(
+            *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
+            *([package] if package else []),
+            *(["deepspeed"] if strategy.startswith("deepspeed") else []),
+            *packages_of(recipe.training.lora),
+        ),
+    )
+
+
+def _base(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+    """What an adapter says of the model that it belongs to; nothing of one that is not of the Hub."""
+    if recipe.training.lora is None or pins.model_hub is None:
+        return {}
+    return {"base": {"path": str(recipe.model.path), "revision": pins.model_hub.commit}}
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    """The options that matter to training, and to its evaluations if their figures may change the weights."""
+    task_type = task_types.load(**recipe.task_and_options)
+    return task_type.options_of("fit") | (task_type.options_of("evaluate") if _metrics_matter(recipe) else {})
+
+
+def _metrics_matter(recipe: Recipe) -> bool:
+    """Whether figures of an evaluation may change the weights."""
+    return _are_seen(recipe) or recipe.training.metric_for_best_model not in (None, "loss")
+
+
+def _are_seen(recipe: Recipe) -> bool:
+    """Whether code of the user's sees the figures of an evaluation, and may go by them."""
+    training = recipe.training
+    return bool(training.callbacks or training.trainer or ":" in training.engine)
+
+
+def _engine_code(recipe: Recipe) -> list[str]:
+    return [ENGINES[name]] if (name := recipe.training.engine) in ENGINES else []
+
+
+def _compute(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+    resolved: dict[str, Any] = {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
+    if pins.num_machines > 1:
+        resolved["num_machines"] = pins.num_machines
+    return {**recipe.compute.learnt_by(), **resolved}
+
+
+def launch(recipe: Recipe, pins: Pins, key: str) -> Launch:
+    """How the job of this key is launched on this machine. Raises UserError as `machines_of` does."""
+    use_cpu, machines = not visible_gpus(), machines_of(recipe.compute)
+    argv = accelerate_argv(
+        "training.programs.fit",
+        num_processes=pins.num_processes,
+        mixed_precision=pins.mixed_precision,
+        use_cpu=use_cpu,
+        machines=machines,
+    )
+    strategy = recipe.compute.strategy
+    env = accelerate_environment(
+        num_processes=pins.num_processes, use_cpu=use_cpu, strategy=strategy, machines=machines
+    )
+    if "tensorboard" in recipe.training.report_to:  # unless the user says, to where it stays when the job's folder goes
+        place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
+        env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
+    return Launch(argv, env, distributed.load(strategy).configuration(_compute(recipe, pins)))
+
+
+def _named(recipe: Recipe) -> dict[str, str]:
+    """User code that can change the weights, by recipe field. Metrics are included only if they choose the best
+    checkpoint.
+    """
+    training = recipe.training
+    named = task_types.named(recipe.task)
+    named |= {
+        f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")
+    }
+    named |= {f"training.callbacks[{index}]": name for index, name in enumerate(training.callbacks)}
+    if _metrics_matter(recipe):
+        named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}
+    return named
+
+
+def _metrics(recipe: Recipe) -> dict[str, Any]:
+    """Those whose figures code of the user's sees; and those of the Hub that may choose the best model, for their names
+    pin their code."""
+    seen = _are_seen(recipe)
+    names = [name for name in recipe.evaluation.metrics if seen or name.startswith("hub:")]
+    return {"evaluation": {"metrics": names}} if _metrics_matter(recipe) and names else {}
+
+
+def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
+    """The digest of the checkpoint that training begins with: that of its manifest, which has those of its files.
+
+    Raises UserError where it is none, or was written elsewhere in a format that can execute code.
+    """
+    name = recipe.training.resume_from_checkpoint
+    if name is None:
+        return {}
+    try:
+        digest = sha256(Path(name) / checkpoints.MANIFEST)
+        if needs_own_checkpoint(recipe.training.model_dump(), recipe.compute.model_dump()):
+            checkpoints.require_sealed(Path(name), seal_key())  # the program looks at the files, too
+        return {"checkpoint": digest}
+    except OSError as error:
+        message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
+        where = "training.resume_from_checkpoint"
+        raise UserError([Problem(kind="training", where=where, message=message)]) from error
+
+
+def seal_key() -> Path:
+    """The file with the home's key, by which it knows the checkpoints that its trainings wrote; made where missing."""
+    return made_once(home() / "seal.key", secrets.token_bytes(32))
+
+
+def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
+    """What training.programs.fit reads, by the names that it has for it."""
+    inputs = {"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path}
+    named = recipe.training.resume_from_checkpoint
+    return inputs if named is None else {**inputs, "checkpoint": Path(named).absolute()}
+
+
+def settings_of(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
+    """The settings of training.programs.fit, but for how its batches are divided."""
+    return {
+        **recipe.task_and_options,
+        "labels": json.loads((data.path / "labels.json").read_text()),
+        "max_length": recipe.tokens.max_length,
+        "training": recipe.training.model_dump(mode="json"),
+        "compute": _compute(recipe, pins),
+        "metrics": recipe.evaluation.metrics,
+        **_base(recipe, pins),
+    }
+
+
+def fits_of(recipe: Recipe, pins: Pins, model: Ref) -> Fits:
+    """How large its batches may be here."""
+    return Fits(
+        max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
+        model.path / "model",
+        program="training.programs.fit",
+        max_length=recipe.tokens.max_length,
+        training=recipe.training.model_dump(mode="json", include=NEED_MEMORY),
+        mixed_precision=pins.mixed_precision,
+        num_processes=pins.num_processes,
+        sharing=recipe.compute.learnt_by(),
+    )
+
+
+@stage(ingredients)
+def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
+    """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
+    machines, stall_timeout_s = machines_of(recipe.compute), recipe.compute.stall_timeout_s
+    launched = launch(recipe, pins, work.key)
+
+    def before_try() -> None:
+        launched.keep(work.job)
+        if machines.count > 1:
+            gather(machines, work, stall_timeout_s)
+
+    with uploading(work, recipe, model.path / "tokenizer"):
+        return run_child(
+            work,
+            "training.programs.fit",
+            launched.argv,
+            env={**launched.env, checkpoints.SEAL_KEY: str(seal_key())},
+            settings=settings_of(recipe, pins, data),
+            inputs=inputs_of(recipe, model, tokens),
+            fits=fits_of(recipe, pins, model),
+            stall_timeout_s=stall_timeout_s,
+            before_try=before_try,
+        )

@@ -1,0 +1,101 @@
+"""Checks a recipe's model by its configuration, before anything is trained; no stage.
+
+<home>/checked/<digest>    an empty file for each model in which training.programs.check_model found no problem
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tasks.cache.code import code_digests, library_versions, users_code
+from tasks.cache.digests import digest_of
+from tasks.cache.refs import Pins
+from tasks.cache.settings import home
+from tasks.cache.store import folder
+from tasks.hub.client import told
+from tasks.jobs.launch import JobFailed, python_argv, require_finished, run_job
+from training import task_types
+from training.jobs.protocol import Job
+from training.models.repository_files import read_json
+from training.recipe import Recipe
+
+PROGRAM = "training.programs.check_model"
+STALL_TIMEOUT_S = 300.0
+
+
+def require_model(recipe: Recipe, pins: Pins, *, download: bool) -> str | None:
+    """Raises UserError for a model that the recipe's task, lengths or adapters do not fit: its type, its configuration,
+    its number of positions, the names of its layers.
+
+    `download` allows to fetch config.json from the Hub. Returns why nothing could be checked, or None.
+    """
+    field, config = _configuration(recipe, pins, download)
+    if config is None:
+        return f"{field} was not checked: its config.json is not on this machine yet."
+    lora = recipe.training.lora
+    settings = {
+        **recipe.task_and_options,
+        "labels": _labels(recipe),
+        "max_length": recipe.tokens.max_length,
+        "lora": lora and lora.model_dump(mode="json"),
+        "config": config,
+        "field": field,
+    }
+    own, installed = users_code(task_types.named(recipe.task))
+    code = code_digests([PROGRAM, *task_types.code(recipe.task), *own])
+    libraries = library_versions(["transformers", "torch", "peft", *installed])
+    checked = home() / "checked" / digest_of([settings, code, libraries])[:40]
+    if checked.exists():
+        return None
+    with tempfile.TemporaryDirectory(prefix="finetune-") as job_dir:
+        job = Job(program=PROGRAM, key=checked.name, settings=settings, inputs={})
+        job.write(Path(job_dir))
+        try:
+            argv = python_argv(PROGRAM)
+            ended = run_job(Path(job_dir), argv, env={}, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S)
+            require_finished(ended)
+        except (JobFailed, OSError) as error:
+            return f"{field} was not checked: {(str(error).splitlines() or [''])[0]}"
+    with contextlib.suppress(OSError):  # a full disk is reported by the stage that needs it
+        checked.parent.mkdir(mode=0o700, exist_ok=True)
+        checked.touch()
+    return None
+
+
+def _labels(recipe: Recipe) -> list[str]:
+    """The labels; two stand-ins where only the rows name them."""
+    if any(
+        column.form in ("label", "labels") for column in task_types.load(**recipe.task_and_options).columns.values()
+    ):
+        return list(recipe.data.label_names or ("0", "1"))
+    return []
+
+
+def _configuration(recipe: Recipe, pins: Pins, download: bool) -> tuple[str, dict[str, Any] | None]:
+    """The recipe's field that gives the model, and the model's configuration; None where that is not here."""
+    model, champion = recipe.model, pins.started_from
+    if champion is not None:
+        file = folder("fit", champion.key) / "model" / "config.json" if champion.key else None
+        return "model.start_from", read_json(file) if file and file.is_file() else None
+    if model.source == "scratch":
+        return "model.config", dict(model.config or {})
+    file = Path(str(model.path)).expanduser() / "config.json"
+    if model.source == "hub":
+        cached = _of_hub(str(model.path), pins.model_hub.commit, download) if pins.model_hub else None
+        return "model.path", read_json(cached) if cached else None
+    return "model.path", read_json(file) if file.is_file() else None
+
+
+def _of_hub(name: str, commit: str, download: bool) -> Path | None:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=commit)
+    if isinstance(found, str):
+        return Path(found)
+    if not download:
+        return None
+    with told("model", name, commit):
+        return Path(hf_hub_download(name, "config.json", revision=commit))

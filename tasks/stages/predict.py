@@ -1,0 +1,62 @@
+"""Stage: one stored row a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.cache.refs import Pins, Ref
+from tasks.cache.stage import Ingredients, Work, stage
+from tasks.jobs.batch_memory import Fits
+from tasks.jobs.child import run_child
+from tasks.jobs.launch import predicting
+from training import task_types
+from training.recipe import Recipe
+
+
+def ingredients(recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Ingredients:
+    """The trained model, the tokens of the splits asked for, and the precision that they are predicted in."""
+    splits = recipe.evaluation.splits
+    return Ingredients(
+        {
+            "task": recipe.task,
+            "options": task_types.load(**recipe.task_and_options).options_of("predict"),
+            "evaluation": {"splits": splits},
+            "compute": {"mixed_precision": pins.mixed_precision},
+            "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
+            "upstream": {
+                "fit": trained.parts["model"],
+                **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in splits},
+            },
+        },
+        code=["training.programs.predict", *task_types.code(recipe.task)],
+        named=task_types.named(recipe.task),
+        libraries=("torch", "transformers", "pyarrow"),
+    )
+
+
+@stage(ingredients)
+def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Mapping[str, Any]:
+    """Predicts every row of every split that is evaluated, once, in order."""
+    launched = predicting("training.programs.predict", pins)
+    return run_child(
+        work,
+        "training.programs.predict",
+        launched.argv,
+        env=launched.env,
+        settings={
+            **recipe.task_and_options,
+            "splits": list(recipe.evaluation.splits),
+            "batch_size": recipe.training.per_device_eval_batch_size,
+            "mixed_precision": pins.mixed_precision,
+        },
+        inputs={"model": trained.path / "model", "tokens": tokens.path},
+        fits=Fits(
+            recipe.training.per_device_eval_batch_size,
+            trained.path / "model",
+            program="training.programs.predict",
+            max_length=recipe.tokens.max_length,
+            mixed_precision=pins.mixed_precision,
+            num_processes=pins.num_processes,
+        ),
+    )

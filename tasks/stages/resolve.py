@@ -1,0 +1,264 @@
+"""Stage: names become content. Hub revisions into commits, files into digests, `auto` into values.
+
+What was resolved is kept under the flow run, so that a retried run sees what its first try saw, even if a branch has
+moved since.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.cache import settings
+from tasks.cache.digests import Digests
+from tasks.cache.history import History
+from tasks.cache.input_files import Progress, digests_of
+from tasks.cache.refs import FilePin, Pins
+from tasks.cache.stage import Ingredients, Work, action
+from tasks.hub.client import Found as Looked
+from tasks.hub.client import Kind, look_up
+from tasks.hub.push import publishing_problems
+from tasks.jobs.hardware import mixed_precision, visible_gpus
+from tasks.jobs.machines import machines_of
+from tasks.registry.champions import rows_digest, started_from
+from training.data.file_systems import is_url
+from training.data.listing import Found
+from training.data.sources import find, fingerprint, load_object, object_splits
+from training.evaluation.hub_metrics import PREFIX, fetched
+from training.jobs.protocol import write_atomically
+from training.models.repository_files import CHAT_TEMPLATE, need_model_folder, need_parts, part_of
+from training.problems import Problem, UserError
+from training.recipe import Compute, Recipe
+from training.recipe.lora import Lora, packages_of
+from training.recipe.rules.release_rules import absent_splits
+from training.tokenization.chat_templates import need_template
+
+
+def pins_file(run: str) -> Path:
+    """What is kept of the flow run, once it is pinned."""
+    return settings.home() / "runs" / run / "pins.json"
+
+
+def ingredients(recipe: Recipe) -> Ingredients:
+    """Its key says whether the recipe's names mean what they meant; `make` computes it."""
+    here = {"compute": {"machine_rank", "rendezvous"}}
+    return Ingredients({"recipe": recipe.model_dump(mode="json", exclude=here)})
+
+
+@action(ingredients, foreseeable=True)
+def resolve(work: Work, recipe: Recipe) -> Pins:
+    """Pins the data, the model and the machine's `auto` values. Raises UserError with all that cannot be found."""
+    kept = pins_file(work.run) if work.run else None
+    if kept is not None and kept.is_file():
+        return Pins.model_validate_json(kept.read_bytes())
+    told = list(publishing_problems(recipe)) if kept is not None else []
+    pins = pin(recipe, work.progress, [problem for problem in told if problem.level == "error"])
+    if kept is not None:
+        work.on_events([{"kind": "warning", "message": f"{warning.where}: {warning.message}"} for warning in told])
+        _fetch_metrics(recipe)
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(kept, pins.model_dump_json().encode())
+        History(recipe.name).remember_commits(pins)
+        work.on_events([{"kind": "note", "message": note} for note in pins.notes])
+    return pins
+
+
+def _fetch_metrics(recipe: Recipe) -> None:
+    """Has the code of metrics of the Hub here, for the programs that compute them are given no network."""
+    problems: list[Problem] = []
+    for index, name in enumerate(recipe.evaluation.metrics):
+        if name.startswith(PREFIX):
+            try:
+                fetched(name)
+            except UserError as error:
+                where = f"evaluation.metrics[{index}]"
+                problems += (problem.model_copy(update={"where": where}) for problem in error.problems)
+    if problems:
+        raise UserError(problems)
+
+
+def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Sequence[Problem] = ()) -> Pins:
+    """What the recipe's names mean now, all that is wrong with them reported together, with the problems that are
+    `known`. `progress` hears of the bytes of files elsewhere, as far as they must be read."""
+    problems = [*known]
+    found = _pin_names(recipe, progress, problems)
+    compute = recipe.compute
+    gpus, machines = len(visible_gpus()), 1
+    try:
+        machines = machines_of(compute).count
+    except UserError as error:
+        problems.extend(error.problems)
+    processes = max(1, gpus) * machines if compute.num_processes == "auto" else compute.num_processes
+    if 0 < gpus * machines < processes:
+        message = f"{processes} is too many: each process trains on a GPU of its own, and there are {gpus * machines}."
+        problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
+    if processes % machines:
+        message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
+        problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
+    problems += [*_strategy_here(compute, processes, gpus), *_lora_here(recipe.training.lora, gpus)]
+    if problems:
+        raise UserError(problems)
+    precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
+    return Pins(mixed_precision=precision, num_processes=processes, num_machines=machines, **found)
+
+
+def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
+    """Fields of the pins; what is wrong is added to the problems. A base model that nothing starts from, as far as is
+    known, is not looked at."""
+    found = dict[str, Any](notes=[], unreachable=[])
+    try:
+        found |= _pin_data(recipe, found, progress)
+        problems += _absent_splits(recipe, found)
+        found["rows"] = rows_digest(recipe, Pins(**found))
+        if recipe.model.start_from == "champion":
+            found["started_from"], said = started_from(recipe, Pins(**found))
+            found["notes"].append(said)
+    except UserError as error:
+        problems.extend(error.problems)
+        if recipe.model.start_from == "champion":  # whether there is one was not asked
+            return found
+    if found.get("started_from") is None:
+        try:
+            found |= _pin_model(recipe, found, progress)
+        except UserError as error:
+            problems.extend(error.problems)
+    try:
+        found["model_files"] = found.get("model_files", {}) | _chat_template(recipe)
+    except UserError as error:
+        problems.extend(error.problems)
+    return found
+
+
+def _absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem]:
+    """The evaluated splits that the files or the object do not have. Those of the Hub are known once they are read."""
+    evaluated, data = recipe.evaluation.splits, recipe.data
+    if data.source != "hub":
+        there = object_splits(data, evaluated) if data.source == "python" else found["data_files"]
+        for where, message in absent_splits(evaluated, there, data):
+            yield Problem(kind="data", where=where, message=message)
+
+
+def _chat_template(recipe: Recipe) -> dict[str, FilePin]:
+    """The recipe's own, in place of whatever the tokenizer has; nothing where it names none."""
+    if recipe.model.chat_template is None:
+        return {}
+    file = Path(recipe.model.chat_template).expanduser().absolute()
+    need_template(file)
+    return {CHAT_TEMPLATE: _pinned([file])[0]}
+
+
+def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:
+    """Why this machine cannot share the work as the recipe asks."""
+    found = []
+    if compute.strategy != "ddp" and processes == 1:
+        message = f"{compute.strategy!r} shares a model among processes, and there is one GPU or none (num_processes: "
+        found.append(("strategy", f"{message}auto): set compute.num_processes, or use ddp."))
+    if compute.strategy.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        message = f"{compute.strategy!r} needs the package deepspeed, which is not installed here: install the extra, "
+        found.append(("strategy", f"{message}`pip install 'finetune-flows[deepspeed]'`, or use fsdp."))
+    if compute.offload != "no" and not gpus:
+        message = f"{compute.offload!r} moves what a GPU does not need, and there is none here: set it to no."
+        found.append(("offload", message))
+    if compute.strategy != "ddp" and compute.mixed_precision == "fp16" and not gpus:
+        message = f"'fp16' with {compute.strategy} needs GPUs, and there is none here: use bf16 or no."
+        found.append(("mixed_precision", message))
+    return [Problem(kind="compute", where=f"compute.{field}", message=message) for field, message in found]
+
+
+def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
+    """Why this machine cannot train adapters as the recipe asks."""
+    if lora is not None and lora.quantization is not None and not gpus:
+        message = f"{lora.quantization!r} holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to "
+        message += "null for LoRA beside weights in full precision, or run where there is one."
+        yield Problem(kind="training", where="training.lora.quantization", message=message)
+    for package in packages_of(lora):
+        if importlib.util.find_spec(package) is None:
+            extra = {"peft": "lora", "bitsandbytes": "qlora"}[package]
+            message = f"needs the package {package}, which is not installed here: install the extra, "
+            message += f"`pip install 'finetune-flows[{extra}]'`, or set it to null."
+            where = "training.lora" if package == "peft" else "training.lora.quantization"
+            yield Problem(kind="training", where=where, message=message)
+
+
+def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:
+    """What the recipe's names of data mean now, and nothing else. Raises UserError."""
+    return _pinned_alone(_pin_data, recipe, progress)
+
+
+def pin_tokenizer(recipe: Recipe) -> Pins:
+    """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError if there is no such
+    model, or none that can be fine-tuned."""
+    if recipe.model.source == "folder":
+        need_model_folder(_model_folder(recipe))
+    return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Pins()
+
+
+def _pinned_alone(
+    look: Callable[..., dict[str, Any]], recipe: Recipe, progress: Progress = lambda done, total: None
+) -> Pins:
+    found = dict[str, Any](notes=[], unreachable=[])
+    return Pins(**found | look(recipe, found, progress))
+
+
+def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found: dict[str, Any]) -> Looked:
+    """As `look_up`; adds to the notes of what is found if the Hub cannot be reached."""
+    looked = look_up(kind, path, revision, History(recipe.name))
+    if not looked.reachable:
+        found["unreachable"].append(path)
+        found["notes"].append(
+            f"the Hub cannot be asked for {path!r}: using commit {looked.pin.commit[:12]}, as last time"
+        )
+    return looked
+
+
+def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Fields of the pins; `found` gets notes."""
+    data = recipe.data
+    if data.source == "hub":
+        return {"data_hub": _look_up("dataset", data.path, data.revision, recipe, found).pin}
+    if data.source == "python":
+        return {"data_fingerprint": fingerprint(load_object(data.path))}
+    files = find(data)
+    digests = digests_of((file for found in files.values() for file in found), progress)
+    return {
+        "data_files": {
+            split: [FilePin(path=file.file, sha256=digests[file.file], size_bytes=_size(file)) for file in found]
+            for split, found in files.items()
+        }
+    }
+
+
+def _size(file: Found) -> int | None:
+    return file.size_bytes if is_url(file.file) else Path(file.file).stat().st_size
+
+
+def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    model = recipe.model
+    if model.source == "hub":
+        looked = _look_up("model", str(model.path), model.revision, recipe, found)
+        if looked.files is not None:
+            need_parts(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
+        return {"model_hub": looked.pin}
+    if model.source == "folder":
+        return {"model_files": _model_files(_model_folder(recipe))}
+    return {}
+
+
+def _model_folder(recipe: Recipe) -> Path:
+    return Path(recipe.model.path or "").expanduser().absolute()
+
+
+def _model_files(folder: Path) -> dict[str, FilePin]:
+    need_model_folder(folder)
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
+    return {path.name: pin for path, pin in zip(paths, _pinned(paths), strict=True)}
+
+
+def _pinned(paths: list[Path]) -> list[FilePin]:
+    digests = Digests(settings.home()).of_many(paths)
+    return [
+        FilePin(path=str(path), sha256=digest, size_bytes=path.stat().st_size)
+        for path, digest in zip(paths, digests, strict=True)
+    ]

@@ -1,0 +1,163 @@
+"""Stage: metrics from stored predictions; needs neither the model nor a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.cache.refs import Ref, baseline_upstream
+from tasks.cache.stage import Ingredients, Work, stage
+from tasks.jobs.child import run_child
+from tasks.jobs.launch import python_argv
+from tasks.tracking.reports import need_report
+from training import task_types
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+from training.recipe.rules.release_rules import absent_splits, unfitting_metrics
+from training.recipe.rules.slice_rules import (
+    FEWEST_ROWS,
+    LABEL,
+    LENGTH,
+    MADE,
+    MOST_GROUPS,
+    named_groups,
+    slice_of,
+    unfitting_floor,
+    unknown_slices,
+)
+
+
+def ingredients(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Ingredients:
+    """The predictions, the rows they are of, what the baseline is made of, and what is asked for, with its code where
+    it is the user's. The columns that were kept beside the rows count where a slice is one of them."""
+    metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
+    read = {f"load_data/{split}": f"{split}.arrow" for split in splits} | {"labels": "labels.json"}
+    read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _columns(recipe)}
+    return Ingredients(
+        {
+            "task": recipe.task,
+            "options": task_types.load(**recipe.task_and_options).options_of("score"),
+            "evaluation": {"metrics": list(metrics), **_slices(recipe)},
+            "upstream": {
+                **{name: data.parts.get(file) for name, file in read.items()},
+                **baseline_upstream(splits, data, tokens, trained),
+                "predict": predictions.digest,
+            },
+        },
+        code=["training.programs.score", *task_types.code(recipe.task)],
+        named=task_types.named(recipe.task)
+        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
+    )
+
+
+def _slices(recipe: Recipe) -> dict[str, Any]:
+    """What is asked of slices."""
+    names, floors = recipe.evaluation.slices, recipe.release.gate.floors
+    named = {name: sorted(groups) for name, groups in named_groups(floors, names).items()}
+    sizes = {"fewest_rows": FEWEST_ROWS, "most_groups": MOST_GROUPS}
+    return {"slices": list(names), "each": [name for name in names if name in floors], "named": named, **sizes}
+
+
+def _columns(recipe: Recipe) -> list[str]:
+    return [name for name in recipe.evaluation.slices if name not in MADE]
+
+
+def require_fitting(recipe: Recipe, data: object) -> None:
+    """Raises UserError with every metric and slice that these rows cannot have: before anything is trained, and by a
+    plan where the rows are there already.
+
+    `data` is the artifact of load_data, or a folder that holds the same; whatever else is not known yet.
+    """
+    folder = data.path if isinstance(data, Ref) else data
+    if isinstance(folder, Path) and (problems := list(_unfitting(recipe, folder))):
+        raise UserError(problems)
+
+
+def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
+    names, labels = recipe.evaluation.slices, json.loads((rows / "labels.json").read_text())
+    splits = [file.stem for file in rows.glob("*.arrow")]
+    for where, said in absent_splits(recipe.evaluation.splits, splits, recipe.data):
+        yield Problem(kind="data", where=where, message=said)
+    for where, said in unfitting_metrics(recipe.evaluation.metrics, labels):
+        yield Problem(kind="metrics", where=where, message=said)
+    kept: list[str] = []
+    if _columns(recipe):
+        found = json.loads((rows / "slices.json").read_text(encoding="utf-8"))
+        kept = found["kept"]
+        for where, said in unknown_slices(names, kept, found["left_out"]):
+            yield Problem(kind="slices", where=where, message=said)
+    there: dict[str, list[str]] = {}
+    for key, name, group in _floors(recipe):
+        if name not in there and recipe.judged_split in splits and (name == LABEL or (name in kept and name != LENGTH)):
+            there[name] = _values(rows, recipe.judged_split, name)
+        if name in there:
+            yield from _unfitting_floor(recipe, key, name, group, there[name])
+
+
+def _floors(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
+    """Each floor's key, its slice, and its group (None: for each)."""
+    for key in recipe.release.gate.floors:
+        yield key, *(slice_of(key, recipe.evaluation.slices) or ("", None))  # a rule of recipes has seen to it
+
+
+def _unfitting_floor(
+    recipe: Recipe, key: str, name: str, group: str | None, groups: Sequence[str]
+) -> Iterator[Problem]:
+    if message := unfitting_floor(name, group, groups, recipe.judged_split):
+        yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
+
+
+def _values(rows: Path, split: str, name: str) -> list[str]:
+    """The groups of the split by label, or by a column."""
+    from training.evaluation.slices import of_column
+
+    if name == LABEL:
+        return [label for label, count in need_report(rows)["labels"].get(split, {}).items() if count]
+    return list(of_column(rows / f"{split}.slices.arrow", name))
+
+
+def require_fitting_lengths(recipe: Recipe, tokens: object) -> None:
+    """Raises UserError with every group by length that a floor names and no judged row is in: the same, as soon as
+    there are tokens. `tokens` is the artifact of tokenize, or such a folder."""
+    named = [floor for floor in _floors(recipe) if floor[1] == LENGTH and floor[2] is not None]
+    folder = tokens.path if isinstance(tokens, Ref) else tokens
+    if named and isinstance(folder, Path):
+        groups = _lengths(folder / f"{recipe.judged_split}.arrow")
+        if problems := [problem for floor in named for problem in _unfitting_floor(recipe, *floor, groups)]:
+            raise UserError(problems)
+
+
+def _lengths(file: Path) -> list[str]:
+    import pyarrow as pa
+
+    from training.evaluation.slices import of_length
+
+    return list(of_length(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["length"].to_numpy()))
+
+
+@stage(ingredients)
+def score(work: Work, recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Mapping[str, Any]:
+    """Computes every metric on every split, each with its interval and the baseline, and on the groups of each slice,
+    and draws what is better looked at."""
+    run_child(
+        work,
+        "training.programs.score",
+        python_argv("training.programs.score"),
+        settings={
+            **recipe.task_and_options,
+            "metrics": list(recipe.evaluation.metrics),
+            "labels": json.loads((data.path / "labels.json").read_text()),
+            **_slices(recipe),
+        },
+        inputs={
+            "predictions": predictions.path,
+            "data": data.path,
+            "tokens": tokens.path,
+            "model": trained.path / "model",
+        },
+    )
+    figures = json.loads((work.out / "metrics.json").read_text())
+    return dict(figures)

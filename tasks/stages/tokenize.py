@@ -1,0 +1,103 @@
+"""Stage: rows to token features."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Ingredients, Work, stage
+from tasks.jobs.child import run_child
+from tasks.jobs.launch import python_argv
+from tasks.tracking.reports import need_report, tell_warnings
+from training import task_types
+from training.models.repository_files import as_the_file_says, read_json
+from training.recipe import Level, Recipe
+
+# What the class of a tokenizer may follow from.
+KIND = ("model_type", "model_name", "tokenizer_class")
+
+SPLITS = ("train", "validation", "test")
+
+# Libraries that tokenizers of transformers read vocabularies with, where they are installed.
+MAY_READ = ("sentencepiece", "sacremoses", "tiktoken")
+
+
+def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
+    """The rows, the tokenizer's files (not the model's weights), the length, and what rows that are cut mean.
+
+    Where the tokenizer's class has a say, also the model's type, from which it may follow, and transformers.
+    """
+    task_type = task_types.load(**recipe.task_and_options)
+    values = {
+        "task": recipe.task,
+        "options": task_type.options_of("tokenize"),
+        "tokens": recipe.tokens.model_dump(),
+        "data": {"checks": {"truncated": _level(recipe)}},
+        "upstream": {
+            **{
+                f"load_data/{split}": data.parts[f"{split}.arrow"] for split in SPLITS if f"{split}.arrow" in data.parts
+            },
+            "tokenizer": model.parts["tokenizer"],
+        },
+    }
+    libraries = ("tokenizers", "pyarrow", *task_type.libraries)
+    code, named = task_types.code(recipe.task), task_types.named(recipe.task)
+    if _in_process(model):
+        return Ingredients(values, code=["training.tokenization.token_files", *code], named=named, libraries=libraries)
+    config = read_json(model.path / "model" / "config.json")
+    values["model"] = {"config": {name: config.get(name) for name in KIND}}
+    libraries = (*libraries, "transformers", *(name for name in MAY_READ if importlib.util.find_spec(name)))
+    return Ingredients(
+        values, code=["training.programs.tokenize_with_transformers", *code], named=named, libraries=libraries
+    )
+
+
+@stage(ingredients, may_repeat=True)
+def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
+    """Streams the rows through the tokenizer into Arrow, and tells what was cut."""
+    figures = _here(work, recipe, data, model) if _in_process(model) else _in_child(work, recipe, data, model)
+    _show_report(work, recipe.tokens.max_length)
+    return figures
+
+
+def _here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
+    from training.tokenization.token_files import tokenize as to_tokens
+
+    return to_tokens(
+        task_types.load(**recipe.task_and_options),
+        data.path,
+        model.path / "tokenizer",
+        work.out,
+        recipe.tokens.max_length,
+        _level(recipe),
+        progress=work.progress,
+    )
+
+
+def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
+    return run_child(
+        work,
+        "training.programs.tokenize_with_transformers",
+        python_argv("training.programs.tokenize_with_transformers"),
+        settings={**recipe.task_and_options, "max_length": recipe.tokens.max_length, "level": _level(recipe)},
+        inputs={"data": data.path, "tokenizer": model.path / "tokenizer", "model": model.path / "model"},
+        env={"TOKENIZERS_PARALLELISM": "true"},  # which other programs are better off without
+    )
+
+
+def _in_process(model: Ref) -> bool:
+    return as_the_file_says(model.path / "tokenizer", model.path / "model")
+
+
+def _show_report(work: Work, max_length: int) -> None:
+    from training.evaluation.plots import draw_tokens
+
+    report = need_report(work.out)
+    tell_warnings(work, report)
+    draw_tokens(report, max_length, work.out / "log")
+
+
+def _level(recipe: Recipe) -> Level:
+    return recipe.data.checks.get("truncated", "warning")

@@ -1,0 +1,192 @@
+"""MLflow's server or database: reached, made, asked by one at a time, and what its failures are called."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from tasks.cache import settings
+from tasks.cache.locks import FlockManager
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+FLOW_RUN_TAG = "finetune.flow_run_id"
+# On a registered version: the digest of its model's folder, and the tokens after which it cuts a text.
+MODEL_TAG = "finetune.model_digest"
+MAX_LENGTH_TAG = "finetune.max_length"
+
+
+_logger = logging.getLogger(__name__)
+
+
+class MlflowFailed(Exception):
+    """MLflow did not do what a stage or a command needs at once; the message is for the user."""
+
+
+def connect() -> MlflowClient:
+    """A client of the tracking server, or of the database in the home folder, made ready to be used by many."""
+    # The outbox tries again by itself; minutes of retries inside one call would only delay the end of a run.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # They print pages about what is raised all the same, and told in one line by whoever asked.
+    for name in ("mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    from mlflow import MlflowClient
+
+    uri = settings.tracking_uri()
+    # Two processes that migrate a fresh SQLite file at once both fail; a server does that by itself.
+    with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
+        if settings.tracking_is_local():
+            _make_database(_database())
+            follow_home()
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def database_there() -> bool:
+    """Whether anything can be in MLflow at all: the database in the home folder is made by whoever connects first."""
+    return not settings.tracking_is_local() or _database().exists()
+
+
+def _database() -> Path:
+    return settings.home() / "mlflow.db"
+
+
+def _make_database(final: Path) -> None:
+    """A new database has all of its tables or is not there: half of them could never be completed."""
+    from mlflow import MlflowClient
+
+    if not final.exists():
+        aside = final.with_name(f".{final.name}-new")
+        for left in final.parent.glob(f"{aside.name}*"):  # by a run that was killed, its journal too
+            left.unlink()
+        MlflowClient(tracking_uri=f"sqlite:///{aside}").search_experiments(max_results=1)
+        aside.rename(final)
+
+
+_PLACES = {
+    "experiments": ("artifact_location",),
+    "runs": ("artifact_uri",),
+    "logged_models": ("artifact_location",),
+    "model_versions": ("source", "storage_location"),
+}
+"""The columns in which MLflow keeps absolute places of files, by table."""
+
+
+def follow_home() -> None:
+    """Rewrites the artifact paths in the home's own database after the home was moved or copied."""
+    here, database = settings.mlflow_artifacts(), _database()
+    if not here.is_dir() or not database.exists():  # the database alone was copied: its files are where they were
+        return
+    with contextlib.closing(sqlite3.connect(database, timeout=60)) as found, found:
+        places = found.execute("SELECT artifact_location FROM experiments").fetchall()
+        named = {place for (place,) in places if place and place.startswith("file:///")}
+        roots = {root for root, folder, _ in (place.rpartition(f"/{here.name}/") for place in named) if folder}
+        for root in roots:
+            before = Path(unquote(urlsplit(root).path)) / here.name
+            if before == here or (before.exists() and before.samefile(here)):
+                continue
+            for old, new in ((before.as_uri(), here.as_uri()), (str(before), str(here))):
+                for table, columns in _PLACES.items():
+                    for column in columns:
+                        found.execute(
+                            f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                            (f"{new}/", len(old) + 2, len(old) + 1, f"{old}/"),
+                        )
+
+
+@contextlib.contextmanager
+def failures_told() -> Iterator[None]:
+    """Around what cannot wait in an outbox. Raises MlflowFailed where MLflow is down or refuses."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    try:
+        yield
+    except (MlflowException, RequestException) as error:
+        uri = settings.without_credentials(settings.tracking_uri())
+        # Their own traces name the URL with its password.
+        raise MlflowFailed(
+            f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({told(error)})."
+        ) from None
+
+
+def environment() -> dict[str, str]:
+    """What a child that talks to MLflow by itself is given: the server, the login, and time to store a large model."""
+    return {
+        **{name: os.environ[name] for name in settings.MLFLOW_LOGIN if name in os.environ},
+        "MLFLOW_TRACKING_URI": settings.tracking_uri(),
+        "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "600",
+    }
+
+
+def find_or_create_run(
+    client: MlflowClient,
+    experiment: str,
+    run: str,
+    warn: Callable[[str], None] = _logger.warning,
+    began_s: float | None = None,
+) -> str:
+    """The id of the MLflow run that belongs to the flow run, which began at this time of the clock (None: now). An
+    experiment that was deleted is restored, with a warning."""
+    with exclusive(f"mlflow-run-{run}"):
+        experiment_id = _experiment_id(client, experiment, warn)
+        found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        # MLflow may have been away since: a run that is delivered late did not begin late.
+        began_ms = None if began_s is None else int(began_s * 1000)
+        name = f"{experiment}-{run[-8:]}"
+        created = client.create_run(experiment_id, began_ms, tags={FLOW_RUN_TAG: run}, run_name=name)
+        return str(created.info.run_id)
+
+
+def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None]) -> str:
+    with exclusive(f"mlflow-experiment-{name}"):
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            if found.lifecycle_stage == "deleted":  # MLflow keeps the name, and takes no run under it
+                client.restore_experiment(found.experiment_id)
+                warn(
+                    f"The experiment {name!r} was deleted in MLflow, and is restored with its runs, for this recipe "
+                    "tracks its runs there. To begin an empty one, give the recipe another name."
+                )
+            return str(found.experiment_id)
+        place = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
+        return str(client.create_experiment(name, artifact_location=place))
+
+
+@contextlib.contextmanager
+def exclusive(name: str) -> Iterator[None]:
+    """Keeps other threads and processes that use this home folder out of the block of the same name."""
+    locks = FlockManager(settings.home() / "locks")
+    holder = f"{os.getpid()}-{threading.get_ident()}"
+    locks.acquire_lock(name, holder)
+    try:
+        yield
+    finally:
+        locks.release_lock(name, holder)
+
+
+def told(error: Exception) -> str:
+    """An error in one line, without passwords."""
+    return settings.without_credentials(f"{type(error).__name__}: {first_line(error)}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first."""
+    line = (str(error).splitlines() or [""])[0]
+    # Where a connection failed, the cause comes last, behind 300 characters.
+    return line.rpartition("(Caused by ")[2].removesuffix(")")[:200]

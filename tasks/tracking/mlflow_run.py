@@ -1,0 +1,333 @@
+"""MLflow: one run a flow run, found by the flow run's id, fed from the outbox by a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.cache import settings
+from tasks.cache.refs import Ref, Verdict, Version
+from tasks.cache.stage import Row
+from tasks.tracking import addresses, system_metrics
+from tasks.tracking.connection import connect, find_or_create_run, first_line, told
+from tasks.tracking.outbox import Outbox, left_by_others
+from tasks.tracking.reports import slice_figures, tracked_figure
+from training.jobs.protocol import EVENTS, read_events
+
+RETRY_S = 3.0
+LAST_RETRY_S = 0.5
+LOAD_WAIT_S = 1.0
+# How long a run that has ended waits for a tracker that answers slowly, or not.
+LAST_WAIT_S = 30.0
+DEAD_WAIT_S = 3.0
+# What people look at; weights and tables of rows stay in the store.
+SHOWN = {".json", ".csv", ".png", ".jsonl", ".log", ".yaml", ".txt"}
+MAX_SHOWN_BYTES = 20_000_000
+# What MLflow will answer to the same entry again however often it is sent: a parameter that has another value, an
+# odd name, a run that somebody deleted.
+REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
+
+# Of a run: the figure by which its model is judged, `split/metric`, and the version that it has in the registry.
+JUDGED_TAG = "finetune.judged"
+VERSION_TAG = "register.version"
+# MLflow's own.
+NAME_TAG, NOTE_TAG = "mlflow.runName", "mlflow.note.content"
+
+_logger = logging.getLogger(__name__)
+
+
+class Tracker:
+    """Watches a run and tells MLflow.
+
+    Args:
+        experiment: MLflow experiment, the recipe's name.
+        run: the flow run's id.
+        name: what the MLflow run is called; None leaves that to MLflow.
+    """
+
+    def __init__(self, experiment: str, run: str, name: str | None = None) -> None:
+        self.mlflow_run_id: str | None = None
+        self.trouble: str | None = None
+        """Why the last delivery failed; None while all is well."""
+        self.warnings: list[str] = []
+        """What was done in MLflow that the user should know."""
+        self.lost = False
+        """Whether the disk never took what was to be tracked; known at the end, which is then lost too."""
+        self._curves: set[str] = set()
+        self._outbox = Outbox(run)
+        self.folder = self._outbox.folder
+        """Where waits what MLflow has not got."""
+        # Held until the end: without it other commands would take the run for dead, and start it twice.
+        self._claim = self._outbox.claimed(math.inf, self._tell_of_waiting)
+        self._claim.__enter__()
+        self._outbox.put("start", experiment=experiment)
+        if name:
+            self.tags({NAME_TAG: name})
+        self._ended = threading.Event()
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(
+            target=settings.with_this_home(self._deliver_until_ended), name="mlflow-delivery", daemon=True
+        )
+        self._thread.start()
+        self._resting = threading.Event()
+        self._load = threading.Thread(target=system_metrics.sample, args=(self._sampled, self._resting), daemon=True)
+        self._load.start()
+
+    @property
+    def url(self) -> str | None:
+        """The page of the MLflow run; None before it is known, and where no server shows it."""
+        return addresses.mlflow_run(self.mlflow_run_id)
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Logs the recipe's fields, flat."""
+        self._outbox.put("params", values={name: str(value)[:6000] for name, value in values.items()})
+
+    def text(self, name: str, content: str) -> None:
+        """Logs a small text file, kept with the run."""
+        self._outbox.put("text", name=name, content=content)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Sets tags of the MLflow run."""
+        self._outbox.put("tags", values={name: str(value)[:8000] for name, value in values.items()})
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Tags the run with the stage's key."""
+        self.tags({f"{stage}.key": key})
+
+    def stage_waits(self, stage: str) -> None:
+        """Nothing to track."""
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Passes a child's figures on, under the stage's name and with their own times; its speed apart from them."""
+        prefixes = {"metrics": stage, "speed": f"{stage}/speed"}
+        points = [
+            [f"{prefixes[event['kind']]}/{name}", value, int(event["time"] * 1000), event["step"]]
+            for event in events
+            if event["kind"] in prefixes
+            for name, value in event["values"].items()
+        ]
+        if points:
+            self._curves.update(point[0] for point in points)
+            self._outbox.put("metrics", points=points)
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Tracks how the stage ended, its figures and its files; a cached training brings its curve along."""
+        self.tags({f"{row.name}.state": row.state})
+        figures = {"seconds": row.seconds}
+        if isinstance(result, Ref):
+            self.tags({f"{row.name}.digest": result.digest})
+            figures |= dict(_numbers(result.figures))
+            figures |= slice_figures(result.path) if row.name == "score" else {}
+            self._artifact(result, row)
+        if isinstance(result, Verdict):
+            self.tags({f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason})
+            self.text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
+            figures |= {tracked_figure(check): check.value for check in result.checks}
+        if isinstance(result, Version):
+            self.tags({VERSION_TAG: f"{result.name}/{result.version}"})
+        now = int(time.time() * 1000)
+        points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
+        # A mean would be a point of the curve of its name.
+        self._outbox.put("metrics", points=[point for point in points if point[0] not in self._curves])
+
+    def end(self, status: str) -> None:
+        """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits, within reason, until MLflow has it all."""
+        self._resting.set()
+        self._load.join(LOAD_WAIT_S)  # a sample that is being taken may come along; after the end it may not
+        self._outbox.put("end", status=status)
+        self._ended.set()
+        deadline = time.monotonic() + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.1)
+            if self.trouble:
+                deadline = min(deadline, time.monotonic() + DEAD_WAIT_S)
+        if self._thread.is_alive() and self.trouble is None:
+            self.trouble = f"it did not answer within {LAST_WAIT_S:g} s"
+        self.lost = bool(self._outbox.unwritten)
+        self._given_up.set()
+        if not self._thread.is_alive() and self.trouble is None:
+            with contextlib.suppress(OSError), self._outbox.delivering() as mine:
+                if mine:
+                    self._outbox.trim()
+        self.close()
+
+    def close(self) -> None:
+        """Lets other processes continue the run. Called again, it does nothing."""
+        self._claim.__exit__(None, None, None)
+
+    def _tell_of_waiting(self) -> None:
+        _logger.warning("flow run %s goes on in another process of this home: waiting until it ends", self._outbox.run)
+
+    def _sampled(self, figures: dict[str, float]) -> None:
+        # Seconds as steps: they go on upwards when the run is retried.
+        now = time.time()
+        with contextlib.suppress(LookupError, FileNotFoundError):  # the disk is full, and has not taken the start yet
+            step = int(now - self._outbox.start()["time"])
+            points = [[f"system/{name}", value, int(now * 1000), step] for name, value in figures.items()]
+            self._outbox.put("metrics", points=points)
+
+    def _artifact(self, ref: Ref, row: Row) -> None:
+        events = ref.path / "log" / EVENTS
+        if row.state == "cached" and events.is_file():
+            self.stage_events(row.name, read_events(events, 0, ["metrics", "speed"])[0])
+        files = [*ref.path.glob("*.*"), *(ref.path / "log").rglob("*.*")]
+        for path in files:
+            small = path.is_file() and path.suffix in SHOWN and path.stat().st_size <= MAX_SHOWN_BYTES
+            if small and path.name != "manifest.json":
+                inside = path.parent.relative_to(ref.path).parts
+                self._file(path, "/".join([row.name, *(part for part in inside if part != "log")]))
+        if row.name == "load_data":
+            self._outbox.put("dataset", name="data", digest=ref.digest[:36], source=ref.location, profile=ref.figures)
+
+    def _file(self, path: Path, to: str) -> None:
+        self._outbox.put("file", path=path.relative_to(settings.home()).as_posix(), to=to)
+
+    def _deliver_until_ended(self) -> None:
+        delivery: Delivery | None = None
+        others_waiting = True
+        while True:
+            last, delivered = self._ended.wait(RETRY_S if delivery or self.trouble else 0), False
+            try:
+                delivery = delivery or Delivery(self.warnings.append)
+                with self._outbox.delivering() as mine:
+                    if mine:
+                        delivery.deliver(self._outbox)
+                delivered = mine  # else another command delivers what an earlier try had left: the rest waits for it
+                self.mlflow_run_id = delivery.run_of(self._outbox)
+                if others_waiting:
+                    delivery.deliver_left_by_others(self._outbox.run)
+                    others_waiting = False
+                self.trouble = None
+            except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
+                self.trouble = told(error)
+            if last and ((delivered and self.trouble is None) or self._given_up.wait(LAST_RETRY_S)):
+                return
+
+
+class Delivery:
+    """Carries entries from outboxes to MLflow. Raises what MLflow's client raises."""
+
+    def __init__(self, warn: Callable[[str], None] = _logger.warning) -> None:
+        self._client = connect()
+        self._warn = warn
+        self._runs: dict[str, str] = {}  # flow run -> MLflow run
+
+    def deliver(self, outbox: Outbox) -> None:
+        """Delivers what waits, in order, marking each step. What MLflow refuses is logged and passed over."""
+        from mlflow.exceptions import MlflowException
+
+        for entry, offset in outbox.waiting():
+            run_id = self.run_of(outbox)
+            try:
+                if entry["entry"] == "end" and outbox.is_open():
+                    continue  # the run was started again since
+                self._deliver(entry, run_id)
+            except MlflowException as error:
+                del self._runs[outbox.run]  # somebody may have deleted it
+                if error.error_code not in REFUSALS:
+                    raise
+                _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, first_line(error))
+            outbox.mark(offset)
+
+    def deliver_left_by_others(self, run: str) -> None:
+        """Delivers what dead runs left, and ends them as KILLED. Raises the first error after trying them all."""
+        errors: list[Exception] = []
+        for outbox in left_by_others(run):
+            with outbox.delivering() as mine:
+                if not mine or not outbox.end_if_killed():
+                    continue
+                try:
+                    self.deliver(outbox)
+                    with outbox.claimed() as ended:
+                        if ended:
+                            outbox.trim()
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def run_of(self, outbox: Outbox) -> str:
+        """The MLflow run's id."""
+        if outbox.run not in self._runs:
+            start = outbox.start()
+            self._runs[outbox.run] = find_or_create_run(
+                self._client, start["experiment"], outbox.run, self._warn, start["time"]
+            )
+        return self._runs[outbox.run]
+
+    def _deliver(self, entry: dict[str, Any], run_id: str) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        kind = entry["entry"]
+        if kind == "start":
+            self._client.update_run(run_id, status="RUNNING")
+        elif kind == "params":
+            self._log(run_id, "params", [Param(name, value) for name, value in entry["values"].items()], 100)
+        elif kind == "tags":
+            self._log(run_id, "tags", [RunTag(name, value) for name, value in entry["values"].items()], 100)
+        elif kind == "metrics":
+            self._log(run_id, "metrics", [Metric(*point) for point in entry["points"]], 1000)
+        elif kind == "file":
+            path = settings.home() / entry["path"]
+            if path.is_file():
+                self._client.log_artifact(run_id, str(path), entry["to"] or None)
+        elif kind == "text":
+            self._client.log_text(run_id, entry["content"], entry["name"])
+        elif kind == "dataset":
+            self._client.log_inputs(run_id, datasets=[_dataset(entry)])
+        elif kind == "end":
+            self._client.set_terminated(run_id, entry["status"], int(entry["time"] * 1000))
+
+    def _log(self, run_id: str, kind: str, values: list[Any], at_once: int) -> None:
+        """Logs them in batches; one that is refused does not take the others of its batch along."""
+        from mlflow.exceptions import MlflowException
+
+        for first in range(0, len(values), at_once):
+            batch = values[first : first + at_once]
+            try:
+                self._client.log_batch(run_id, **{kind: batch})
+            except MlflowException as error:
+                if error.error_code not in REFUSALS:
+                    raise
+                if len(batch) > 1:
+                    self._log(run_id, kind, batch, 1)
+                else:
+                    _logger.warning("MLflow refuses %s of %s: %s", batch[0].key, kind, first_line(error))
+
+
+def deliver_left() -> str | None:
+    """Delivers what earlier runs left. Gives why that failed; None where all is well."""
+    if left_by_others(""):
+        try:
+            Delivery().deliver_left_by_others("")
+        except Exception as error:
+            return told(error)
+    return None
+
+
+def _dataset(entry: Mapping[str, Any]) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    dataset = Dataset(
+        name=entry["name"],
+        digest=entry["digest"],
+        source_type="local",
+        source=json.dumps({"uri": entry["source"]}),
+        profile=json.dumps(entry["profile"]),
+    )
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
+
+
+def _numbers(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{above}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield above + name, float(value)

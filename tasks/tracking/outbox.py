@@ -1,0 +1,192 @@
+"""What a run wants tracked, written down first and delivered to MLflow when MLflow answers.
+
+    <home>/runs/<flow run>/outbox.jsonl    entries, append-only, in order
+    <home>/runs/<flow run>/delivered       how many bytes of it MLflow has
+    <home>/runs/<flow run>/lock            held by the process that runs, from its start to its end
+    <home>/runs/<flow run>/delivery.lock   held by whoever delivers
+
+A tracker that is down costs a run nothing: entries wait here, with their own times, for the next try, which may be
+the next run's. Every entry may be delivered twice without harm: MLflow drops a point that it has, and the rest is
+set, not added.
+
+Only the first lock says whether a run goes on. Delivering the entries of a dead run may take minutes; the run can be
+started again meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.cache import settings
+from tasks.cache.locks import exclusively
+from training.jobs.protocol import write_atomically
+
+OUTBOX = "outbox.jsonl"
+DELIVERED = "delivered"
+UNTOLD = "untold"
+FIGURES = b'{"entry": "metrics"'
+"""How a line of figures begins."""
+
+
+class Outbox:
+    """The entries of one flow run."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.folder: Path = settings.home() / "runs" / run
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.unwritten = b""
+        """What a full disk did not take; written with the next entry."""
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def put(self, kind: str, **fields: Any) -> None:
+        """Adds an entry; one that the disk does not take stays in memory and is no error.
+
+        After the end, until the run starts again, entries are dropped.
+        """
+        line = json.dumps({"entry": kind, "time": time.time(), **fields}) + "\n"
+        with self._lock:
+            if self._ended and kind != "start":
+                return  # a thread that was late: with it behind the end, the run would look unended
+            self._ended = kind == "end"
+            self.unwritten += line.encode()
+            with contextlib.suppress(OSError):
+                descriptor = os.open(self.folder / OUTBOX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                try:
+                    # A disk that is almost full takes a part of it.
+                    self.unwritten = self.unwritten[os.write(descriptor, self.unwritten) :]
+                finally:
+                    os.close(descriptor)
+
+    def waiting(self) -> list[tuple[dict[str, Any], int]]:
+        """Entries not delivered yet, each with the offset behind it."""
+        path = self.folder / OUTBOX
+        if not path.is_file():
+            return []
+        offset = self._offset()
+        entries = []
+        with path.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                offset += len(line)
+                # A line torn by a kill is passed over; one still being written has no newline yet.
+                with contextlib.suppress(ValueError):
+                    entries.append((json.loads(line), offset))
+        return entries
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """All that was ever put, but for figures, which are most of it; delivered or not."""
+        path = self.folder / OUTBOX
+        if path.is_file():
+            with path.open("rb") as file:
+                for line in file:
+                    if not line.startswith(FIGURES):
+                        with contextlib.suppress(ValueError):
+                            yield json.loads(line)
+
+    def start(self) -> dict[str, Any]:
+        """The run's first entry, with its experiment. Raises LookupError before there is one."""
+        with (self.folder / OUTBOX).open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    entry = json.loads(line)
+                    if entry["entry"] == "start":
+                        return dict(entry)
+        raise LookupError(f"{self.folder / OUTBOX} has no start")
+
+    def mark(self, offset: int) -> None:
+        """Notes that everything before `offset` bytes is delivered."""
+        write_atomically(self.folder / DELIVERED, str(offset).encode())
+
+    def trim(self) -> None:
+        """Drops the figures of a run that has ended, once MLflow has all of it: they are most of the file.
+
+        Call it while this process has claimed the outbox and delivers it. After a kill half-way through MLflow is
+        told again, no more.
+        """
+        path = self.folder / OUTBOX
+        if not path.is_file() or self.is_open() or self.waiting():
+            return
+        with path.open("rb") as file:
+            kept = b"".join(line for line in file if not line.startswith(FIGURES))
+        if len(kept) < path.stat().st_size:
+            self.mark(0)
+            write_atomically(path, kept)
+            self.mark(len(kept))
+
+    def is_open(self) -> bool:
+        """Whether the run was begun and its last entry is not its end."""
+        last = self._last()
+        return last is not None and last["entry"] != "end"
+
+    @contextlib.contextmanager
+    def claimed(self, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+        """Whether this process is now the one that runs it: False while, for `wait_s`, another one is. `on_wait` is
+        called once if that takes longer than some seconds."""
+        with exclusively(self.folder / "lock", wait_s, on_wait) as mine:
+            if mine:
+                self._close_torn_line()
+            yield mine
+
+    @contextlib.contextmanager
+    def delivering(self) -> Iterator[bool]:
+        """Whether this process may deliver it: False while another one does."""
+        with exclusively(self.folder / "delivery.lock") as mine:
+            yield mine
+
+    def end_if_killed(self) -> bool:
+        """Whether no process runs it; if it was not ended, its end is put."""
+        with self.claimed() as mine:
+            if mine and self.is_open():
+                self.put("end", status="KILLED")
+        return mine
+
+    def _last(self) -> dict[str, Any] | None:
+        """The last whole entry. Read from the end: most runs ended long ago, and there may be many of them."""
+        path = self.folder / OUTBOX
+        size = path.stat().st_size if path.is_file() else 0
+        read = 4096
+        while size:
+            with path.open("rb") as file:
+                file.seek(max(0, size - read))
+                lines = file.read().splitlines()
+            # The first line is a whole one only where the file begins.
+            for line in reversed(lines if read >= size else lines[1:]):
+                with contextlib.suppress(ValueError):
+                    return dict(json.loads(line))
+            if read >= size:
+                break
+            read *= 16
+        return None
+
+    def _close_torn_line(self) -> None:
+        """Ends the line that a killed process left, or the next entry would be lost with it."""
+        path = self.folder / OUTBOX
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb+", buffering=0) as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+
+    def _offset(self) -> int:
+        try:
+            return int((self.folder / DELIVERED).read_text())
+        except (OSError, ValueError):
+            return 0
+
+
+def left_by_others(run: str) -> list[Outbox]:
+    """Outboxes of other runs in which something waits or whose run was never ended."""
+    runs = settings.home() / "runs"
+    # Unlike iterdir, glob finds nothing where somebody has removed the folder.
+    others = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != run]
+    boxes = [Outbox(name) for name in others]
+    return [box for box in boxes if box.waiting() or box.is_open()]

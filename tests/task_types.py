@@ -1,0 +1,194 @@
+"""A tiny recipe for each task type, on rows that are made up: what `make matrix` tries with every strategy, and `make
+drill` from the rows to a registered model that answers.
+
+A task type more is an entry of TINY more.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.training.tiny import CONFIG, LABELS, WORDS
+from training.jobs.protocol import Events, Job
+
+Row = dict[str, Any]
+EVERY_WORD = sorted(word for words in WORDS.values() for word in words)
+GERMAN = {"cat": "Katze", "dog": "Hund", "red": "rot", "tall": "groß", "runs": "rennt", "sleeps": "schläft"}
+ROWS = {"train": 150, "validation": 60}
+OF_TEXTS = {"text": ["text"], "label": "label"}
+ANSWERED = {"columns": {"prompt": "prompt", "completion": "completion"}}
+GPT2 = CONFIG | {"model_type": "gpt2"}
+T5 = {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 120}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """In what a task type's recipe differs from that of another."""
+
+    row: Callable[[random.Random], Row]
+    """A row, as the draws have it."""
+    data: dict[str, Any]
+    """The fields of the recipe's data section that name columns."""
+    metrics: list[str]
+    config: dict[str, Any] = field(default_factory=lambda: CONFIG)
+    """Of the model, which is made from nothing."""
+    options: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 12
+
+
+def labelled(draw: random.Random) -> Row:
+    """Words of the label's sort, and some of any."""
+    label = draw.choice(LABELS)
+    return {"text": " ".join([*draw.choices(WORDS[label], k=2), *_words(draw)]), "label": label}
+
+
+def many_labels(draw: random.Random) -> Row:
+    """Labelled by each sort that there is a word of, perhaps none."""
+    words = draw.choices([*EVERY_WORD, *["thing"] * 6], k=draw.randrange(1, 6))
+    return {"text": " ".join(words), "label": [sort for sort in LABELS if {*words} & {*WORDS[sort]}]}
+
+
+def rated(draw: random.Random) -> Row:
+    """By how many animals there are."""
+    words = draw.choices(EVERY_WORD, k=draw.randrange(1, 6))
+    return {"text": " ".join(words), "label": sum(word in WORDS["animal"] for word in words) / 2}
+
+
+def tagged(draw: random.Random) -> Row:
+    """Spans of animals and of tools, and food, which is none."""
+    sorts = draw.choices(LABELS, k=draw.randrange(1, 10))
+    tags = [
+        "O" if sort == "food" else f"{'I' if sort == before else 'B'}-{sort.upper()}"
+        for before, sort in pairwise([None, *sorts])
+    ]
+    return {"text": [draw.choice(WORDS[sort]) for sort in sorts], "label": tags}
+
+
+def recited(draw: random.Random) -> Row:
+    """Words in an order that never changes, from any of them on."""
+    start = draw.randrange(len(EVERY_WORD))
+    return {"text": " ".join((EVERY_WORD * 2)[start : start + draw.randrange(4, 17)])}
+
+
+def translated(draw: random.Random) -> Row:
+    """Word by word."""
+    words = draw.choices(list(GERMAN), k=draw.randint(1, 6))
+    return {"source": " ".join(words), "target": " ".join(map(GERMAN.__getitem__, words))}
+
+
+def completed(draw: random.Random) -> Row:
+    """The same, as what is asked and what is answered."""
+    row = translated(draw)
+    return {"prompt": row["source"], "completion": f" {row['target']}"}
+
+
+def _words(draw: random.Random) -> list[str]:
+    return draw.choices(EVERY_WORD, k=draw.randrange(12))
+
+
+TINY: dict[str, Tiny] = {
+    "sequence-classification": Tiny(labelled, OF_TEXTS, ["accuracy", "f1"]),
+    "multi-label-classification": Tiny(many_labels, OF_TEXTS, ["roc_auc", "log_loss"]),
+    "regression": Tiny(rated, OF_TEXTS, ["mse", "spearman"]),
+    "token-classification": Tiny(tagged, OF_TEXTS, ["f1", "accuracy"]),
+    "causal-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], GPT2, epochs=32),
+    "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"]),
+    "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
+    "sft": Tiny(completed, ANSWERED, ["perplexity", "token_accuracy"], GPT2, {"max_new_tokens": 12}, epochs=24),
+}
+
+
+def recipe_of(task: str, rows: Path, **training: Any) -> dict[str, Any]:
+    """The task type's recipe for these rows, with settings of training beside its own."""
+    tiny = TINY[task]
+    usual = {"num_train_epochs": tiny.epochs, "learning_rate": 3e-3, "per_device_train_batch_size": 20}
+    return {
+        "name": task,
+        "task": task,
+        "options": tiny.options,
+        "data": {
+            "source": "json",
+            "path": str(rows),
+            "checks": dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows"), "ignore"),
+            **tiny.data,
+        },
+        "model": {"source": "scratch", "config": tiny.config},
+        "tokens": {"max_length": 32},
+        "training": {**usual, **training},
+        "evaluation": {"splits": ["validation"], "metrics": tiny.metrics},
+        "release": {"registry": task},
+    }
+
+
+def write_rows(task: str, folder: Path) -> Path:
+    """The files of the task type's rows, in this folder."""
+    folder.mkdir(parents=True)
+    draw = random.Random(7)
+    for split, count in ROWS.items():
+        rows = [json.dumps(TINY[task].row(draw), ensure_ascii=False) for _ in range(count)]
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def write_project(task: str, folder: Path) -> Path:
+    """Rows and a deployment file in this folder; gives the file."""
+    rows = write_rows(task, folder / "rows")
+    entry = {"name": task, "entrypoint": "flows.finetune:finetune", "parameters": {"recipe": recipe_of(task, rows)}}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({"deployments": [entry]}, sort_keys=False))
+    return folder / "tiny.yaml"
+
+
+def make_world(task: str, home: Path) -> Path:
+    """What the stages before fit make of the task type's rows: data/, base/output/{model,tokenizer}/ and tokens/."""
+    from training.data.load_rows import load
+    from training.programs import create_model
+    from training.recipe import parse
+    from training.recipe.rules.column_rules import asked_of
+    from training.tokenization.token_files import tokenize
+
+    recipe = parse(recipe_of(task, rows := write_rows(task, home / "rows")))
+    asked = asked_of(recipe)
+    load(recipe.data, asked.task_type, {split: [str(rows / f"{split}.jsonl")] for split in ROWS}, home / "data")
+    settings = {
+        "config": recipe.model.config,
+        "seed": recipe.model.seed,
+        "texts": asked.texts,
+        "writes": asked.task_type.writes,
+    }
+    job = Job(
+        program="training.programs.create_model", key="base", settings=settings, inputs={"data": str(home / "data")}
+    )
+    (home / "base/output").mkdir(parents=True)
+    create_model.main(home / "base", job, Events(home / "base/events.jsonl"))
+    tokenize(asked.task_type, home / "data", home / "base/output/tokenizer", home / "tokens", recipe.tokens.max_length)
+    return home
+
+
+def fit_job(task: str, world: Path, job_dir: Path, compute: dict[str, Any], **training: Any) -> Path:
+    """A job of training.programs.fit on such a world; `compute` names strategy and num_processes."""
+    from training.recipe import parse
+
+    recipe = parse(recipe_of(task, world / "rows", **training) | {"compute": {**compute, "mixed_precision": "no"}})
+    resolved = {name: getattr(recipe.compute, name) for name in ("num_processes", "mixed_precision")}
+    settings = {
+        **recipe.task_and_options,
+        "labels": json.loads((world / "data/labels.json").read_text()),
+        "max_length": recipe.tokens.max_length,
+        "training": recipe.training.model_dump(mode="json"),
+        "compute": recipe.compute.learnt_by() | resolved,
+        "metrics": recipe.evaluation.metrics,
+        "batch_division": 1,
+    }
+    base = world / "base/output"
+    inputs = {"model": base / "model", "tokenizer": base / "tokenizer", "tokens": world / "tokens"}
+    paths = {name: str(path) for name, path in inputs.items()}
+    Job(program="training.programs.fit", key=job_dir.name, settings=settings, inputs=paths).write(job_dir)
+    return job_dir

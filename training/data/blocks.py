@@ -1,0 +1,147 @@
+"""What readers hand on: some rows of one source, the number of each for messages, and what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from training.problems import Problem, UserError, nearest
+from training.recipe.filters import parse_filter
+from training.recipe.source_columns import OWN_FIELDS
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+    from training.recipe.source_columns import Asked
+
+SPLITS = ("train", "validation", "test")
+
+HEADER_READ = "has the names of the columns, and is read as a row because of data.header"
+REPEATED_HEADER = "repeats the header"
+"""Faults of the check `header_row` with advice of their own."""
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one row, worded to follow "row 7"."""
+
+    row: int
+    check: str
+    """The check that it falls under, as `data.checks` names it."""
+    what: str
+    value: str = ""
+    """What the row holds, told of the first row with this fault; follows `what`."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of one file, of a split of the Hub, or of an object."""
+
+    where: str
+    """The source's name for messages."""
+    rows: pa.RecordBatch
+    """The columns that count, under the recipe's names: of whichever type the source has, of CSV as bytes."""
+    numbers: Numbers
+    """The number of each row in its source, from 1. In CSV the header is row 1; in JSON lines it is the line."""
+    label_names: tuple[str, ...] = ()
+    """All labels in order, where the source knows them (ClassLabel)."""
+    faults: tuple[Fault, ...] = ()
+    """Rows that were left out."""
+    share: float = 0.0
+    """How much of the file has been read with this block, 0 to 1."""
+    slices: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    """What the rows have in the columns that `Slices` asks for, under the recipe's names."""
+    spelt: bool = False
+    """Whether lists and objects are spelt as JSON, rather than Arrow's."""
+    remarks: tuple[Fault, ...] = ()
+    """What is suspicious about rows that are kept."""
+
+    def taken(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
+        """The rows where the mask is true, without faults and remarks."""
+        rows = pa.array(mask)
+        slices = {name: values.filter(rows) for name, values in self.slices.items()}
+        numbers = self.numbers[mask]
+        return replace(self, rows=self.rows.filter(rows), numbers=numbers, faults=(), remarks=(), slices=slices)
+
+
+def wanted(asked: Asked) -> list[str]:
+    """The columns that are read, under the recipe's names: those of the task type, and what the filter asks for."""
+    of_filter = parse_filter(asked.data.filter).columns if asked.data.filter else ()
+    return list(dict.fromkeys([*asked.by_source, *of_filter]))
+
+
+def stored_names(asked: Asked, there: Sequence[str], where: str) -> dict[str, str]:
+    """The recipe's name of each wanted column, and what the source calls it.
+
+    Raises UserError for the columns that the recipe names and the source lacks, or has twice.
+    """
+    data = asked.data
+    renamed = [data.rename.get(name, name) for name in there]
+    found = dict(zip(renamed, there, strict=True))
+    problems = []
+    for old in data.rename:
+        if old not in there:
+            message = f"{where} has no column {old!r}: it has {', '.join(there)}.{nearest(old, there)}"
+            problems.append(Problem(kind="data", where="data.rename", message=message))
+    new = {name for old, name in data.rename.items() if old not in there}
+    for name in wanted(asked):
+        field = asked.by_source[name].field if name in asked.by_source else "data.filter"
+        if renamed.count(name) > 1:
+            message = f"{where} has {renamed.count(name)} columns called {name!r}: rename all but one."
+            problems.append(Problem(kind="data", where=field, message=message))
+        elif name not in found and name not in new:
+            message = f"{where} has no column {name!r}: it has {', '.join(renamed)}.{nearest(name, renamed)}"
+            problems.append(Problem(kind="data", where=field, message=f"{message}{_other_way(asked, renamed)}"))
+    for name in asked.unasked(renamed):
+        message = f"{where} has a column {name!r}, and the recipe does not say that it is to be taken: set this to "
+        message += f"{name}, or, where it is something else, data.rename to {{{name}: another_name}}."
+        problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
+    problems += _cast_to_nothing(data, renamed, where)
+    if problems:
+        raise UserError(problems)
+    return {name: found[name] for name in wanted(asked)}
+
+
+def _other_way(asked: Asked, there: Collection[str]) -> str:
+    """What to set where the columns of another of the task type's ways to have rows are there; else nothing."""
+    has = {*there} - OWN_FIELDS.keys()
+    for one in asked.task_type.column_sets():
+        way = [name for name, column in one.items() if not column.optional]
+        if has.issuperset(way):
+            # Columns that may be left out are named, too: the recipe has to say whether they are taken.
+            named = [way[0], *(name for name, column in one.items() if column.optional and name in has)]
+            columns = ", ".join(f"{name}: {name}" for name in named)
+            return f" For rows of {' and '.join(way)}, set data.columns: {{{columns}}}."
+    return ""
+
+
+def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Problem]:
+    return [
+        Problem(
+            kind="data",
+            where=f"data.cast.{name}",
+            message=f"{where} has no column {name!r}: it has {', '.join(there)}.{nearest(name, there)}",
+        )
+        for name in data.cast
+        if name not in there
+    ]
+
+
+def refused(where: str, message: str) -> UserError:
+    """That a source cannot be read as a whole."""
+    ended = message if message.endswith((".", "?")) else f"{message}."
+    return UserError([Problem(kind="data", where=where, message=ended)])
+
+
+def shortly(value: object) -> str:
+    """A value in a message, cut to what fits there."""
+    try:
+        text = repr(value)
+    except Exception:  # of the user's own class
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"

@@ -1,0 +1,269 @@
+"""Columns of whichever type become what the task type wants: cast, filtered, limited, each row that cannot be named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from training.data.blocks import Block, Fault, shortly
+from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character, split_at
+from training.data.mappings import NUMBERS
+from training.data.plain_types import is_list, plain, with_names
+from training.problems import Problem, UserError
+from training.recipe.column_types import Form
+from training.recipe.filters import Filter, parse_filter
+from training.recipe.source_columns import Asked, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AS_WRITTEN: Mapping[Form, pa.DataType] = {
+    "text": pa.string(),
+    "texts": pa.list_(pa.string()),
+    "label": pa.string(),
+    "labels": pa.list_(pa.string()),
+    "number": pa.float64(),
+    "value": pa.string(),
+}
+"""The types of columns as long as labels are spelt as they are written."""
+ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A block whose rows are the task type's columns, in the types of AS_WRITTEN, null where missing."""
+
+    block: Block
+    filtered: int
+    """Rows that the filter took away."""
+
+
+def shaped(blocks: Iterable[Block], asked: Asked) -> Iterator[Shaped]:
+    """The blocks as the recipe wants them, up to its limit.
+
+    Raises UserError for columns whose type is none that the task type wants, and for a filter that compares what
+    cannot be compared.
+    """
+    data = asked.data
+    wish = parse_filter(data.filter) if data.filter else None
+    left = data.limit
+    for block in blocks:
+        made = _shape(block, asked, wish, left)
+        if left is not None:
+            left -= made.block.rows.num_rows
+        yield made
+        if left == 0:
+            return
+
+
+def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) -> Shaped:
+    plain_columns = [plain(column) for column in block.rows.columns]
+    rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
+    numbers, faults, remarks = block.numbers, list(block.faults), block.remarks
+    _need_casts(rows.schema, asked, block.where)
+    for name in rows.schema.names:
+        for convert in (_decoded, _cast, _nested):
+            column, wrong = convert(name, rows.column(name), asked, block)
+            faults += [Fault(int(numbers[place]), *what) for place, what in wrong.items()]
+            rows = rows.set_column(rows.schema.names.index(name), name, column)
+            if wrong:
+                good = np.ones(rows.num_rows, bool)
+                good[list(wrong)] = False
+                rows, numbers = rows.filter(pa.array(good)), numbers[good]
+    _need_types(rows.schema, asked, block.where)
+    mask = np.ones(rows.num_rows, bool) if wish is None else _wished(wish, rows, block.where)
+    places = np.flatnonzero(mask)
+    if left is not None and len(places) >= left:
+        # What stands behind the last row that is kept counts for nothing.
+        mask, places = mask[: places[left - 1] + 1], places[:left]
+        faults = [fault for fault in faults if fault.row <= numbers[places[-1]]]
+        remarks = tuple(remark for remark in remarks if remark.row <= numbers[places[-1]])
+    if len(places) < rows.num_rows:
+        rows, numbers = rows.take(pa.array(places)), numbers[places]
+    # A cast value is a label of its own, not the place of a name.
+    names = () if asked.labels is None or asked.labels.of in asked.data.cast else block.label_names
+    arrays = {column.name: _stored(rows.column(column.of), column, names) for column in asked.columns}
+    slices = block.slices
+    if slices and len(numbers) < len(block.numbers):
+        there = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
+        slices = {name: values.filter(there) for name, values in slices.items()}
+    rows = pa.RecordBatch.from_pydict(arrays)
+    block = replace(
+        block, rows=rows, numbers=numbers, faults=tuple(faults), remarks=remarks, slices=slices, label_names=names
+    )
+    return Shaped(block, len(mask) - len(places))
+
+
+def _wished(wish: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    try:
+        mask: np.ndarray[Any, np.dtype[np.bool_]] = wish.mask(rows).to_numpy(zero_copy_only=False)
+    except ValueError as error:
+        raise UserError([Problem(kind="data", where="data.filter", message=f"{where}: {error}")]) from error
+    return mask
+
+
+def _decoded(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+    """Bytes as text."""
+    if not any(check(column.type) for check in _BYTES):
+        return column, {}
+    decoded, bad = _converted(column, pa.string(), _undecodable)
+    if block.spelt and asked.data.source != "csv":  # texts of Python's by now, so their bytes were decoded
+        return decoded, dict.fromkeys(bad, half_character(name))
+    return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
+
+
+def _cast(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+    """The column in the type that the recipe or the task type wants, if any. An empty text is no number but no
+    value."""
+    if name not in asked.casts or not _is_cast(column.type, to := ARROW[asked.casts[name]]):
+        return column, {}
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), to), {}
+    given = column
+    if to != pa.string() and any(check(column.type) for check in _TEXT):
+        given = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
+        if to == pa.int64():  # as rows of JSON are cast; left alone, Arrow takes 0x1F for a number and +5 for none
+            spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
+            given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
+    cast, bad = _converted(given, to, _uncastable(to))
+    if pa.types.is_temporal(given.type) and to == pa.string():  # where Arrow does not raise but writes that it failed
+        failed = pc.starts_with(cast, "<value out of range").fill_null(False)
+        bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
+    if asked.form_of(name) == "number":
+        bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
+    what = f"holds no {asked.cast_to(name)} in column {name!r}"
+    return cast, {place: ("type", what, f": {_told(column[place])}") for place in bad}
+
+
+def _nested(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+    """Lists as such, and values as their JSON."""
+    if (form := asked.form_of(name)) is None or form not in NESTED:
+        return column, {}
+    separator = asked.data.label_separator if form == "labels" else None
+    is_json = block.spelt and asked.data.source != "csv"
+    if separator is not None and not is_json and any(check(column.type) for check in _TEXT):
+        return split_at(separator, column), {}
+    if block.spelt:
+        return from_json(column, name, form, separator)
+    return from_arrow(column, name, form, block.label_names)
+
+
+def _told(value: pa.Scalar) -> str:
+    try:
+        return shortly(value.as_py())
+    except (ValueError, OverflowError, LookupError):  # a time or zone that Python has no object for
+        return f"a {value.type} out of range"
+
+
+def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
+    """The column in another type, and the places of its values that have none there: null in their stead."""
+    try:
+        return column.cast(to), []
+    except pa.ArrowException:
+        bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
+        good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
+        left = good.null_count < len(good)  # nulls of a time zone that is unknown do not cast either
+        return good.cast(to) if left else pa.nulls(len(good), to), np.flatnonzero(bad).tolist()
+
+
+def _undecodable(value: pa.Scalar) -> bool:
+    try:
+        return value.is_valid and value.as_py().decode() is None
+    except UnicodeDecodeError:
+        return True
+
+
+def _uncastable(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
+    def bad(value: pa.Scalar) -> bool:
+        try:
+            return value.is_valid and value.cast(to) is None
+        except pa.ArrowException:
+            return True
+
+    return bad
+
+
+def _casts(task_type: pa.DataType) -> list[str]:
+    """The types that columns of this one can be cast to."""
+    return [name for name, to in ARROW.items() if _is_cast(task_type, to)]
+
+
+@cache
+def _is_cast(task_type: pa.DataType, to: pa.DataType) -> bool:
+    if any(check(task_type) for check in (*_TEXT, *_BYTES)):
+        return True
+    if pa.types.is_dictionary(task_type):  # those of single values are decoded by now
+        return False
+    try:
+        pa.nulls(0, task_type).cast(to)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _need_casts(schema: pa.Schema, asked: Asked, where: str) -> None:
+    """Raises UserError for columns that cannot be cast as the recipe wants."""
+    problems = []
+    for name, to in asked.data.cast.items():
+        if name in schema.names and to not in (possible := _casts(schema.field(name).type)):
+            instead = f"choose {' or '.join(possible)}, or" if possible else "take another column, or"
+            message = (
+                f"column {name!r} of {where} is of type {schema.field(name).type}, which does not convert to {to}: "
+                f"{instead} convert it before."
+            )
+            problems.append(Problem(kind="data", where=f"data.cast.{name}", message=message))
+    if problems:
+        raise UserError(problems)
+
+
+def _stored(values: pa.Array, column: Stored, names: tuple[str, ...]) -> pa.Array:
+    """The column as written; whole-number labels become the names that the source has for them."""
+    if column.form == "label":
+        values = with_names(values, names)
+    values = values.cast(AS_WRITTEN[column.form], safe=False)
+    if column.blank and values.null_count and column.form in ("text", "texts"):
+        values = pc.coalesce(values, pa.scalar("" if column.form == "text" else [], values.type))
+    return values
+
+
+def _need_types(schema: pa.Schema, asked: Asked, where: str) -> None:
+    """Raises UserError for columns whose type is none that the task type wants."""
+    problems = []
+    for column in asked.columns:
+        task_type = schema.field(column.of).type
+        if not _fits(task_type, column.form):
+            message = f"column {column.of!r} of {where} is of type {task_type}: it must hold {_NEEDED[column.form]}"
+            number = pa.types.is_floating(task_type) or pa.types.is_decimal(task_type)
+            best = "int64" if column.form == "label" and number else "string"
+            if column.form in ("text", "label") and best in _casts(task_type):
+                message += f"; to convert it, set data.cast.{column.of}: {best}"
+            problems.append(Problem(kind="data", where=column.field, message=f"{message}."))
+    if problems:
+        raise UserError(problems)
+
+
+_NEEDED: Mapping[Form, str] = {
+    "text": "text",
+    "texts": "lists of text",
+    "label": "text or whole numbers",
+    "labels": "lists of text or of whole numbers",
+    "number": "numbers",
+    "value": "values that JSON can write",
+}
+
+
+def _fits(task_type: pa.DataType, form: Form) -> bool:
+    if form in ("texts", "labels"):
+        return is_list(task_type) and pa.types.is_string(task_type.value_type)
+    if form == "number":
+        return pa.types.is_floating(task_type) or pa.types.is_integer(task_type) or pa.types.is_null(task_type)
+    whole = pa.types.is_integer(task_type) or pa.types.is_boolean(task_type)
+    return any(check(task_type) for check in _TEXT) or (form == "label" and whole)

@@ -1,0 +1,388 @@
+"""Rows of CSV files: pyarrow reads them, and tells the number of every row that does not fit the header."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from training.data.arrow_files import BLOCK_ROWS
+from training.data.blocks import (
+    HEADER_READ,
+    REPEATED_HEADER,
+    Block,
+    Fault,
+    Numbers,
+    refused,
+    shortly,
+    stored_names,
+    wanted,
+)
+from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
+from training.data.file_systems import shown
+from training.data.quoting import QuotedFields
+from training.data.sources import delimiter_of
+from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from training.data.slice_columns import Slices
+    from training.recipe import Data
+    from training.recipe.column_types import Mask
+    from training.recipe.source_columns import Asked
+
+MOST_RAGGED = 10_000  # With more misfitting rows than this, the delimiter is probably wrong.
+LONGEST_NAME = 100  # characters; questions of surveys are shorter column names than most texts are texts
+WORDS_OF_TEXT = 3  # a name of this many words may be a text
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+_YEAR = re.compile(r"(19|20)\d\d")
+DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
+
+
+def read_csv(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+    """CSV; every value stays the text it is: `NA`, `1.0`, quoted line breaks. Empty rows do not count."""
+    for file in pinned[split]:
+        yield from _CsvFile(file, asked, slices).blocks()
+
+
+class _CsvFile:
+    """One file."""
+
+    def __init__(self, file: str, asked: Asked, slices: Slices) -> None:
+        self._file, self._where, self._asked, self._slices = file, shown(file), asked, slices
+        self._quoted = asked.data.quoting == "standard"
+        self._head = _head(file, asked.data)
+        self._named = _columns_of(self._head, asked, self._where)
+        self._others = slices.of_file(self._head.names)
+        self._read = list(dict.fromkeys([*self._named.values(), *self._others.values()]))
+        self._header_read: int | None = None  # the number of a header that is read as a row, despite data.header
+        self._ragged = _Ragged(self._where, self._head, asked.data, list(self._named.values()))
+
+    def blocks(self) -> Iterator[Block]:
+        """Its rows."""
+        header_checked = False
+        ragged = self._ragged
+        with opened(self._file, self._asked.data) as raw:
+            has_header = self._asked.data.header is None
+            head = self._head
+            fields = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
+            source: QuotedFields | Opened = fields if self._quoted else raw
+            try:
+                with pyarrow.csv.open_csv(pa.PythonFile(source, "r"), **self._options()) as batches:
+                    for batch in batches:
+                        for start in range(0, batch.num_rows, BLOCK_ROWS):
+                            part = batch.slice(start, BLOCK_ROWS)
+                            rows, numbers = ragged.with_short(part, ragged.numbers(part.num_rows))
+                            if rows.num_rows and not header_checked:
+                                header_checked = True
+                                yield self._remarks(self._header_remarks(batch, rows, numbers))
+                            yield from self._in_blocks(rows, numbers, fields, raw.share)
+            except pa.ArrowInvalid as error:
+                raise refused(self._where, _csv_trouble(error, ragged.last)) from error
+            none = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in self._read})
+            rows, numbers = ragged.with_short(none, ragged.numbers(0), at_end=True)
+            yield from self._in_blocks(rows, numbers, fields, 1.0)
+        yield self._remarks((*fields.found(), *fields.whole_file()), ragged.faults())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            # One thread, or pyarrow does not know the rows' numbers.
+            "read_options": pyarrow.csv.ReadOptions(
+                use_threads=False,
+                block_size=LONGEST_ROW_BYTES,
+                skip_rows=self._head.skipped,
+                column_names=self._asked.data.header,
+            ),
+            # A blank line becomes a row of empty fields, so that rows are numbered as the file has them.
+            "parse_options": pyarrow.csv.ParseOptions(
+                delimiter=self._head.delimiter,
+                quote_char='"' if self._quoted else False,
+                newlines_in_values=self._quoted,
+                ignore_empty_lines=False,
+                invalid_row_handler=self._ragged.leave_out,
+            ),
+            # Bytes, so that all rows that are no text are found.
+            "convert_options": pyarrow.csv.ConvertOptions(
+                include_columns=self._read,
+                column_types={name: pa.binary() for name in self._read},
+                strings_can_be_null=False,
+            ),
+        }
+
+    def _in_blocks(self, rows: pa.RecordBatch, numbers: Numbers, fields: QuotedFields, share: float) -> Iterator[Block]:
+        for start in range(0, rows.num_rows, BLOCK_ROWS):
+            part, at = rows.slice(start, BLOCK_ROWS), numbers[start : start + BLOCK_ROWS]
+            named = pa.RecordBatch.from_pydict({ours: part.column(theirs) for ours, theirs in self._named.items()})
+            others = {
+                ours: pa.chunked_array([part.column(theirs)])
+                for ours, theirs in self._others.items()
+                if self._slices.reads(ours)
+            }
+            block = Block(self._where, named, at, share=share, slices=others, spelt=True)
+            empty = _empty(named)
+            if empty.any():
+                block = block.taken(~empty)
+            repeated = at[self._equal_the_header(part)].tolist()
+            remarks = [Fault(row, "header_row", REPEATED_HEADER) for row in repeated if row != self._header_read]
+            remarks = sorted([*remarks, *fields.found(int(at[-1]))], key=lambda fault: fault.row)
+            yield replace(block, faults=self._ragged.faults(), remarks=tuple(remarks))
+
+    def _remarks(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
+        """A block without rows."""
+        none = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in self._named})
+        return Block(self._where, none, self._ragged.numbers(0), faults=faults, share=1.0, spelt=True, remarks=remarks)
+
+    def _header_remarks(self, batch: pa.RecordBatch, rows: pa.RecordBatch, numbers: Numbers) -> tuple[Fault, ...]:
+        """A header that looks like data, or, with `data.header`, a first row that looks like a header.
+
+        `rows` are the first of the file, with their `numbers`; `batch` holds as many as pyarrow reads at once.
+        """
+        if self._asked.data.header is not None:
+            filled = np.flatnonzero(~_empty(rows))[:1]
+            if len(filled) == 0 or not self._is_header(batch, rows.take(pa.array(filled))):
+                return ()
+            self._header_read = int(numbers[filled[0]])
+            return (Fault(self._header_read, "header_row", HEADER_READ),)
+        why = self._label_as_name(batch) or _no_names(self._named.values(), self._head.names)
+        if why is None:
+            return ()
+        return (Fault(self._head.first - 1, "header_row", "looks like data, not like names", f" ({why})"),)
+
+    def _is_header(self, batch: pa.RecordBatch, first: pa.RecordBatch) -> bool:
+        """Whether the first row holds the columns' names, or a label that is its column's name and no other row's."""
+        if all(first.column(name)[0].as_py() == name.encode() for name in self._read):
+            return True
+        name = self._label_column()
+        return name is not None and first.column(name)[0].as_py() == name.encode() and _count(batch, name, name) == 1
+
+    def _label_as_name(self, batch: pa.RecordBatch) -> str | None:
+        """Why the name of the label column is most likely a label; None without a second sign in another name.
+
+        A column `spam` with the labels spam and ham is usual.
+        """
+        name, header = self._label_column(), self._head.names
+        rows = batch.filter(pa.array(~self._equal_the_header(batch)))
+        if name is None or not _count(rows, name, name):
+            return None
+        others = [other for other in header if other != name]
+        if not (
+            _no_names(others, header)
+            or any(len(other.split()) >= WORDS_OF_TEXT for other in others)
+            or any(_count(rows, other, other) for other in others if other in self._read)
+        ):
+            return None
+        return f"{name!r}, the name of its column {header.index(name) + 1}, is a label of rows below"
+
+    def _label_column(self) -> str | None:
+        """The file's name of the column with one label a row."""
+        column = self._asked.labels
+        return self._named[column.of] if column and column.form == "label" else None
+
+    def _equal_the_header(self, rows: pa.RecordBatch) -> Mask:
+        """The rows that hold the names of the columns. One column of several is not enough to say so."""
+        if len(self._read) < min(2, len(self._head.names)):
+            return np.zeros(rows.num_rows, bool)
+        same = [pc.equal(rows.column(name), name.encode()).to_numpy(zero_copy_only=False) for name in self._read]
+        return np.logical_and.reduce(same)
+
+
+def _count(rows: pa.RecordBatch, column: str, value: str) -> int:
+    return pc.sum(pc.equal(rows.column(column), value.encode())).as_py() or 0
+
+
+def _empty(rows: pa.RecordBatch) -> Any:
+    """Which rows have nothing in any column that is read: blank lines, and what spreadsheets leave below a table."""
+    return np.logical_and.reduce([pc.equal(pc.binary_length(column), 0).to_numpy(False) for column in rows.columns])
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The beginning of a CSV file."""
+
+    names: list[str]
+    """The names of the columns."""
+    delimiter: str
+    skipped: int
+    """Lines before the header, or before the first row where there is no header: `sep=;` and blank ones."""
+    first: int
+    """The number of the first row of data."""
+
+
+def _head(file: str, data: Data) -> _Head:
+    where = shown(file)
+
+    def lines(text: io.TextIOWrapper) -> Iterator[str]:
+        while line := text.readline(LONGEST_ROW_BYTES):
+            if len(line) == LONGEST_ROW_BYTES:
+                raise refused(where, f"has a header of more than {LONGEST_ROW_BYTES:,} characters")
+            yield line
+
+    with opened(file, data) as raw:
+        rest = lines(io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "replace", newline=""))
+        start = next(rest, "")
+        hint = re.fullmatch(r'"?sep=([^"\r\n])"?\s*', start, re.IGNORECASE)  # which Excel writes and obeys
+        if hint and data.delimiter not in (None, hint[1]):  # the rows' key takes null for the delimiter that is usual
+            message = f"{data.delimiter!r} contradicts the first line of {where}, {start.strip()!r}: set it to null."
+            raise UserError([Problem(kind="data", where="data.delimiter", message=message)])
+        delimiter = hint[1] if hint else delimiter_of(file, data)
+        skipped = int(hint is not None)
+        if data.header is not None:
+            return _Head(data.header, delimiter, skipped, first=skipped + 1)
+        try:
+            for blank, row in enumerate(_parsed(rest if hint else itertools.chain([start], rest), delimiter, data)):
+                if row:
+                    return _Head(row, delimiter, skipped + blank, first=skipped + blank + 2)
+        except csv.Error as error:
+            raise refused(
+                where, f"has no header that can be read ({error}): is a quotation mark never closed?"
+            ) from error
+    raise refused(where, "is empty: its first row must name the columns")
+
+
+def _parsed(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[str]]:
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if data.quoting == "none" else csv.QUOTE_MINIMAL
+    return csv.reader(lines, delimiter=delimiter, quoting=quoting)
+
+
+def _no_names(names: Iterable[str], header: list[str]) -> str | None:
+    """Why one of these, of the header's, is most likely a value rather than the name of a column; None if none is."""
+    numbers = [name for name in header if _NUMBER.fullmatch(name)]
+    numbered = len(numbers) > 1 and numbers == list(map(str, range(len(numbers))))  # of a data frame without names
+    # Years are usual names, as in a table with a column for each, unless another name is a number or a text.
+    others = [name for name in header if name and not _YEAR.fullmatch(name)]
+    years = bool(others) and not any(name in numbers or len(name) > LONGEST_NAME for name in others)
+    for name in names:
+        if name in numbers and not numbered and not (years and _YEAR.fullmatch(name)):
+            return f"{name!r} is a number"
+        if len(name) > LONGEST_NAME:
+            return f"{shortly(name)} has {len(name):,} characters"
+    return None
+
+
+class _Ragged:
+    """The rows of a CSV file that do not have as many fields as its header, and the numbers of those that have.
+
+    Where the recipe names the columns (`data.header`), a row is kept that only lacks fields at its end which are not
+    `read` for the recipe: such as the sources of a row, of which some have none.
+    """
+
+    def __init__(self, where: str, head: _Head, data: Data, read: list[str]) -> None:
+        self._where, self._head, self._data = where, head, data
+        self._needed = 0 if data.header is None else 1 + max(map(head.names.index, read))
+        self._numbers: set[int] = set()
+        self._left_out = 0
+        self._new: list[Fault] = []
+        self._short: deque[tuple[int, list[str]]] = deque()
+        self._next = head.first
+
+    def leave_out(self, row: pyarrow.csv.InvalidRow) -> str:
+        self._numbers.add(row.number)
+        if 0 < self._needed <= row.actual_columns < row.expected_columns:
+            with contextlib.suppress(csv.Error):  # of a field that is too long for it
+                fields = next(_parsed(io.StringIO(row.text, newline=""), self._head.delimiter, self._data))
+                self._short.append((row.number, fields))
+                return "skip"
+        self._left_out += 1
+        if self._left_out < MOST_RAGGED:
+            quoted = self._data.quoting == "standard" and row.text.count('"') % 2
+            unclosed = " (is a quotation mark never closed? If it is text, set data.quoting: none)" if quoted else ""
+            names = "the header has" if self._data.header is None else "data.header names"
+            what = f"has {row.actual_columns} fields where {names} {row.expected_columns}{unclosed}"
+            self._new.append(Fault(row.number, "ragged", what))
+        return "skip"
+
+    def with_short(
+        self, rows: pa.RecordBatch, numbers: Numbers, *, at_end: bool = False
+    ) -> tuple[pa.RecordBatch, Numbers]:
+        """The rows and their numbers, with the short rows up to the last of them (`at_end`: all), in order."""
+        taken = []
+        while self._short and (at_end or self._short[0][0] <= self.last):
+            taken.append(self._short.popleft())
+        if not taken:
+            return rows, numbers
+        columns = {}
+        for name in rows.schema.names:
+            place = self._head.names.index(name)
+            columns[name] = [fields[place].encode() if place < len(fields) else b"" for _, fields in taken]
+        short = pa.RecordBatch.from_pydict(columns, schema=rows.schema)
+        numbers = np.concatenate([numbers, np.array([number for number, _ in taken], np.int64)])
+        order = np.argsort(numbers, kind="stable")
+        return pa.concat_batches([rows, short]).take(pa.array(order)), numbers[order]
+
+    @property
+    def last(self) -> int:
+        """The number of the last row that was numbered."""
+        return self._next - 1
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Those found since the last call. Raises UserError where there are too many."""
+        if self._left_out >= MOST_RAGGED:
+            delimiter = DELIMITERS.get(self._head.delimiter, self._head.delimiter)
+            message = (
+                f"has {MOST_RAGGED:,} rows and more that do not fit its header: is {delimiter} what separates its "
+                "columns (data.delimiter)?"
+            )
+            raise refused(self._where, message)
+        new, self._new = tuple(self._new), []
+        return new
+
+    def numbers(self, count: int) -> Numbers:
+        """The numbers of the next rows that fit."""
+        found: list[Numbers] = []
+        while count > 0:
+            numbers = np.arange(self._next, self._next + count, dtype=np.int64)
+            self._next += count
+            if self._numbers:
+                numbers = numbers[[number not in self._numbers for number in numbers.tolist()]]
+            found.append(numbers)
+            count -= len(numbers)
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _columns_of(head: _Head, asked: Asked, where: str) -> dict[str, str]:
+    """`stored_names`, with the cause where the header is one column that holds another delimiter, or a row of data."""
+    header = head.names
+    try:
+        return stored_names(asked, header, where)
+    except UserError as error:
+        if asked.data.header is not None:
+            raise
+        for other, spelt in DELIMITERS.items():
+            if len(header) == 1 and other in header[0]:
+                message = f"the header of {where} is one column, {header[0]!r}: set data.delimiter: {spelt}."
+                raise UserError([Problem(kind="data", where="data.delimiter", message=message)]) from error
+        renamed = {asked.data.rename.get(name, name) for name in header}
+        if renamed.issuperset(wanted(asked)):
+            raise
+        twice = next((f"{name!r} is there twice" for name in header if header.count(name) > 1), None)
+        why = _no_names(header, header) or twice
+        if why or (renamed.isdisjoint(wanted(asked)) and "Did you mean" not in str(error)):
+            said = f"looks like data, not like names ({why})" if why else "names none of the recipe's columns"
+            message = (
+                f"the first row of {where} {said}: {', '.join(map(shortly, header[:20]))}. If the table has no header, "
+                f"name its {len(header)} columns, such as data.header: [{', '.join(_example(asked, len(header)))}]."
+            )
+            problems = [Problem(kind="data", where="data.header", message=message)]
+            raise UserError(problems if why else [*error.problems, *problems]) from error
+        raise
+
+
+def _example(asked: Asked, count: int) -> list[str]:
+    names = [*wanted(asked), *(f"column_{number}" for number in range(1, count + 1))]
+    return names[:count]
+
+
+def _csv_trouble(error: pa.ArrowInvalid, last: int) -> str:
+    if "straddling" in str(error):
+        return f"has a row of more than {LONGEST_ROW_BYTES:,} bytes after row {last}: is a quotation mark never closed?"
+    return f"is not readable as CSV: {error}"

@@ -1,0 +1,283 @@
+"""Files of rows, opened: what lies packed and in whichever encoding is read as plain UTF-8, in bounded memory."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import threading
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from training.data.file_systems import PIECE_BYTES, is_url, name_of, open_url, shown, told
+from training.data.sources import EXPORT, PACKED, SPREADSHEETS
+from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does, so it comes first
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# What is often given a wrong name, by its first bytes.
+_NO_TEXT = {
+    b"\x1f\x8b": "packed by gzip: let its name end in .gz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: let its name end in .zst",
+    b"PK\x03\x04": f"a zip archive or a spreadsheet: unpack it, or {EXPORT}",
+    b"\xd0\xcf\x11\xe0": f"a spreadsheet or document of older programs: {EXPORT}",
+    b"PAR1": "a Parquet file: set data.source: parquet",
+    b"ARROW1": "an Arrow file: set data.source: arrow",
+}
+LONGEST_ROW_BYTES = 2 * 2**20
+"""Of CSV and JSON."""
+_SAMPLE_BYTES = 4096
+_MANY_NULS = 0.2  # of a sample: more than any text in UTF-8 holds, fewer than any Latin text in UTF-16
+_NOT_DECODED = "training.data.decoding.not_decoded"
+
+
+def _not_decoded(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\udcff", error.end  # half a surrogate pair: its bytes are no valid UTF-8
+
+
+codecs.register_error(_NOT_DECODED, _not_decoded)
+
+
+class Opened(io.RawIOBase):
+    """The unpacked bytes of one file, in UTF-8, from its beginning to its end."""
+
+    def __init__(self, stored: _Stored, pieces: Generator[bytes, None, None]) -> None:
+        self._stored, self._pieces = stored, pieces
+        self._rest = memoryview(b"")
+        self._failed: Exception | None = None
+        # pyarrow reads ahead from a thread of its own, which may still read when its reader is given up.
+        self._lock = threading.Lock()
+
+    @property
+    def share(self) -> float:
+        """How much of the file was read, 0 to 1, counted as it lies: packed, and before it is transcoded. 0 while its
+        size is unknown."""
+        return min(1.0, self._stored.done / self._stored.size) if self._stored.size else 0.0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the start of a buffer; gives how many bytes, 0 at the end. Raises UserError as `opened` says."""
+        with self._lock, memoryview(buffer).cast("B") as room:
+            piece = self._take(len(room))
+            room[: len(piece)] = piece
+            return len(piece)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Exactly so many bytes, fewer at the end only: what one call gives, pyarrow takes for a block."""
+        parts, missing = [], -1 if size is None or size < 0 else size
+        with self._lock:
+            while missing and (part := self._take(missing)):
+                parts.append(part)
+                missing -= len(part) if missing > 0 else 0
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Closes the file beneath, too."""
+        with self._lock:
+            if not self.closed:
+                self._pieces.close()
+                self._stored.close()
+            super().close()
+
+    def _take(self, most: int) -> memoryview:
+        """Some bytes, at most so many (below 0: any number), none only at the end."""
+        if self.closed:
+            raise ValueError("the file is closed")
+        if self._failed:
+            raise self._failed  # again: a broken file must never look like one that ended
+        try:
+            while not self._rest and (piece := next(self._pieces, None)) is not None:
+                self._rest = memoryview(piece)
+        except Exception as error:
+            self._failed = error
+            raise
+        cut = len(self._rest) if most < 0 else most
+        taken, self._rest = self._rest[:cut], self._rest[cut:]
+        return taken
+
+
+@contextlib.contextmanager
+def opened(file: str, data: Data) -> Iterator[Opened]:
+    """The bytes of a local path or URL, unpacked if its name ends in .gz or .zst, in UTF-8 and without a mark of the
+    byte order.
+
+    What `data.encoding` cannot decode becomes bytes that are no UTF-8, so that whoever reads the rows can name the
+    row. To be read once, in large pieces; the memory used is that of a few pieces, however large the file.
+    Raises UserError, here or while it is read: for a file that is missing, not readable, damaged, cut short, in UTF-16
+    while the recipe says UTF-8, or of more than `data.max_file_gb` when unpacked; and of kind NETWORK for a file
+    system that does not answer.
+    """
+    stored = _Stored(file)
+    with contextlib.closing(Opened(stored, _pieces(stored, data))) as result:
+        yield result
+
+
+@contextlib.contextmanager
+def seekable(file: str) -> Iterator[pa.NativeFile]:
+    """A local path or URL as it lies, for formats that are read by place (Parquet, Arrow). Raises as `opened` does."""
+    if not is_url(file):
+        with told(file):
+            local = pa.OSFile(file, "rb")  # no memory map: a file that is cut while it is read would kill the process
+        with local:
+            yield local
+        return
+    with contextlib.closing(_Stored(file, by_place=True)) as stored:
+        if not stored.seekable():
+            message = "is on a server that gives files from their beginning only: download it, and name the file."
+            raise _problem(file, message)
+        with pa.PythonFile(stored, mode="r") as remote:
+            yield remote
+
+
+class _Stored:
+    """A file as it lies, read by whoever wants a Python file. Its errors are the user's."""
+
+    def __init__(self, file: str, *, by_place: bool = False) -> None:
+        self.file, self.done = file, 0
+        self.closed = False
+        self.size: int | None
+        with told(file):
+            if is_url(file):
+                self._bytes, self.size = open_url(file, by_place=by_place)
+            else:
+                self._bytes = io.FileIO(file)
+                self.size = os.fstat(self._bytes.fileno()).st_size
+
+    def read(self, size: int = PIECE_BYTES) -> bytes:
+        """So many bytes, fewer at the end only: a network gives what has come."""
+        parts, missing = [], size
+        with told(self.file):
+            while missing and (part := self._bytes.read(missing)):
+                parts.append(part)
+                missing -= len(part)
+        self.done += size - missing
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def seekable(self) -> bool:
+        """Whether it may be read by place. The last byte is read to see it."""
+        try:
+            with told(self.file):
+                self._bytes.seek(max(0, (self.size or 0) - 1))
+                self._bytes.read(1)
+                self._bytes.seek(0)
+        except (ValueError, NotImplementedError):  # of a web server that gives no parts
+            return False
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        with told(self.file):
+            place: int = self._bytes.seek(offset, whence)
+        return place
+
+    def tell(self) -> int:
+        place: int = self._bytes.tell()
+        return place
+
+    def close(self) -> None:
+        self.closed = True
+        self._bytes.close()
+
+
+def _pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
+    """The file's text, as `opened` promises it."""
+    name = name_of(stored.file).lower()
+    packing = next((packing for suffix, packing in PACKED.items() if name.endswith(suffix)), None)
+    unpacked = iter(stored.read, b"") if packing is None else _unpacked(stored, packing)
+    capped = _capped(unpacked, stored, data, packing)
+    first = next(capped, b"")
+    _need_text(first, stored.file)
+    encoding = codecs.lookup(data.encoding).name
+    if encoding in ("utf-8", "utf-8-sig"):
+        _need_utf8(first, stored.file)
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from capped
+        return
+    if encoding in ("utf-16", "utf-32") and first and _marked(first) != encoding:
+        others = f"utf-8, {encoding}-le or {encoding}-be"
+        message = f"has no mark of its byte order, so it is not {encoding}: is it {others}? Set data.encoding."
+        raise _problem(stored.file, message)
+    decoder = codecs.getincrementaldecoder(encoding)(_NOT_DECODED)
+    yield _encoded(decoder.decode(first, final=False)).removeprefix(codecs.BOM_UTF8)
+    for piece in capped:
+        yield _encoded(decoder.decode(piece, final=False))
+    yield _encoded(decoder.decode(b"", final=True))
+
+
+def _unpacked(stored: _Stored, packing: str) -> Iterator[bytes]:
+    try:
+        with pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), packing) as stream:
+            while piece := stream.read(PIECE_BYTES):
+                yield piece
+    except (OSError, pa.ArrowException) as error:
+        message = f"is damaged, cut short, or not packed by {packing} ({error}): copy or pack it again."
+        raise _problem(stored.file, message) from error
+
+
+def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str | None) -> Iterator[bytes]:
+    """The same pieces, as long as they are not too many."""
+    most, done = data.max_file_gb * 1e9, 0
+    known = 0 if packing else stored.size or 0
+    packed = f" once unpacked from {_measured(stored.size)} of {packing}" if packing and stored.size else ""
+    for piece in pieces:
+        done += len(piece)
+        if max(done, known) > most:
+            message = f"holds more than {data.max_file_gb:g} GB{packed}: if that is meant, raise data.max_file_gb"
+            raise _problem(stored.file, f"{message}, else it is not the file that it seems.")
+        yield piece
+
+
+def _need_text(start: bytes, file: str) -> None:
+    """Raises UserError where a file's first bytes show that it is of another format."""
+    for mark, what in _NO_TEXT.items():
+        if start.startswith(mark):
+            is_sheet = name_of(file).lower().endswith(SPREADSHEETS)
+            message = f"is a spreadsheet: {EXPORT}, and name that file" if is_sheet else f"is no text but {what}"
+            raise _problem(file, f"{message}.")
+
+
+def _need_utf8(start: bytes, file: str) -> None:
+    """Raises UserError where a file's first bytes show that it is no UTF-8."""
+    if encoding := _marked(start):
+        raise _problem(file, f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}.")
+    sample = start[:_SAMPLE_BYTES]
+    if sample.count(0) > _MANY_NULS * len(sample):
+        odd, even = sample[1::2].count(0), sample[::2].count(0)
+        if min(odd, even) > max(odd, even) / 4:
+            raise _problem(file, "is no text: many of its first bytes are NUL.")
+        encoding = "utf-16-le" if odd > even else "utf-16-be"
+        raise _problem(file, f"is UTF-16 by the many NUL bytes in it: set data.encoding: {encoding}.")
+
+
+def _marked(start: bytes) -> str | None:
+    """The encoding that the first bytes of a text are the mark of."""
+    return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _measured(count: int) -> str:
+    """Bytes as people read them."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _problem(file: str, message: str) -> UserError:
+    return UserError([Problem(kind="data", where=shown(file), message=message)])

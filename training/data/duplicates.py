@@ -1,0 +1,184 @@
+"""Equal texts, within a split and between splits, by a hash of 8 bytes a row: 20 bytes a row are held, and some 80
+while they are compared.
+
+Two different texts among N have the same hash with a chance of N² / 2⁶⁵: one in 37 million for a million rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from training.data.arrow_files import ipc_reader
+from training.data.blocks import Block, Numbers, shortly
+from training.data.lists import as_json
+from training.recipe.source_columns import Asked, Stored
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def hashes_of(rows: pa.RecordBatch, inputs: Sequence[Stored]) -> Hashes:
+    """A hash of what each row has in these columns, the same on every machine."""
+    *before, texts = (_spelt(rows.column(column.name)) for column in inputs)
+    if before:
+        texts = [
+            "".join(f"{len(text)} {text} " for text in others) + last
+            for *others, last in zip(*before, texts, strict=True)
+        ]
+    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def _spelt(column: pa.Array) -> list[str]:
+    return [value if isinstance(value, str) else as_json(value) for value in column.to_pylist()]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row, as messages name it."""
+
+    where: str
+    row: int
+    label: str
+    """As messages spell it."""
+
+    def __str__(self) -> str:
+        return f"{self.where} row {self.row}"
+
+    def told(self, other: Place, verb: str = "repeats row") -> str:
+        """This row as seen from another one."""
+        return f"{verb} {self.row}" + (f" of {self.where}" if self.where != other.where else "")
+
+
+@dataclass(frozen=True)
+class Equal:
+    """What was found: how often, and the first example."""
+
+    count: int
+    first: tuple[Place, Place]
+    """The later row, and the earlier one that has the same text."""
+    text: str
+
+
+@dataclass
+class _Rows:
+    hashes: list[Hashes] = field(default_factory=list)
+    labels: list[np.ndarray[Any, np.dtype[np.int32]]] = field(default_factory=list)
+    numbers: list[Numbers] = field(default_factory=list)
+    files: list[tuple[int, str]] = field(default_factory=list)
+    """Each file's first row, counted from 0 in the split, and the file's name."""
+    count: int = 0
+
+
+class Twins:
+    """The texts of all splits, as hashes. `kept` is where the rows of each split lie, as Arrow, for a look."""
+
+    def __init__(self, asked: Asked, kept: Path) -> None:
+        self._inputs, self._labels, self._kept = asked.inputs, asked.labels, kept
+        self._splits: dict[str, _Rows] = {}
+        self._sorted: dict[str, tuple[Hashes, Numbers]] = {}
+
+    def add(self, split: str, block: Block, hashes: Hashes) -> None:
+        """The rows of a block, which has neither texts nor labels missing."""
+        rows = self._splits.setdefault(split, _Rows())
+        if self._labels:
+            rows.labels.append(_codes(block.rows.column(self._labels.name)))
+        rows.hashes.append(hashes)
+        rows.numbers.append(block.numbers)
+        if not rows.files or rows.files[-1][1] != block.where:
+            rows.files.append((rows.count, block.where))
+        rows.count += len(hashes)
+
+    def before(self, split: str) -> list[str]:
+        """The splits that come before this one."""
+        return list(self._splits)[: list(self._splits).index(split)] if split in self._splits else []
+
+    def within(self, split: str) -> Equal | None:
+        """Rows whose text an earlier row of the split has."""
+        hashes, order = self._order(split)
+        again = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+        if not len(again):
+            return None
+        later = again[np.argmin(order[again])]
+        return self._equal(len(again), split, order[later], split, order[np.searchsorted(hashes, hashes[later])])
+
+    def conflicts(self, split: str) -> Equal | None:
+        """Texts that have different labels in different rows of the split."""
+        hashes, order = self._order(split)
+        if not len(hashes) or not self._labels:
+            return None
+        labels = np.concatenate(self._splits[split].labels)[order]
+        starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
+        group = np.repeat(np.arange(len(starts)), np.diff([*starts, len(hashes)]))
+        odd = np.flatnonzero(labels != labels[starts][group])
+        if not len(odd):
+            return None
+        later = odd[np.argmin(order[odd])]
+        count = len(np.unique(group[odd]))
+        return self._equal(count, split, order[later], split, order[starts[group[later]]])
+
+    def shared(self, earlier: str, later: str) -> Equal | None:
+        """Rows of the later split whose text a row of the earlier one has."""
+        theirs, their_order = self._order(earlier)
+        hashes, order = self._order(later)
+        if not len(theirs) or not len(hashes):
+            return None
+        at = np.minimum(np.searchsorted(theirs, hashes), len(theirs) - 1)
+        same = np.flatnonzero(theirs[at] == hashes)
+        if not len(same):
+            return None
+        first = same[np.argmin(order[same])]
+        return self._equal(len(same), later, order[first], earlier, their_order[at[first]])
+
+    def _order(self, split: str) -> tuple[Hashes, Numbers]:
+        """The split's hashes in order, and where each stands; equal ones in the order of their rows."""
+        if split not in self._sorted:
+            held = self._splits.get(split, _Rows()).hashes
+            hashes = np.concatenate(held) if held else np.zeros(0, np.uint64)
+            order = np.argsort(hashes, kind="stable")
+            self._sorted[split] = hashes[order], order
+        return self._sorted[split]
+
+    def _equal(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
+        places = self._place(split, int(position)), self._place(other, int(other_position))
+        return Equal(count, places, self._shown(split, int(position), self._inputs[0]))
+
+    def _place(self, split: str, position: int) -> Place:
+        rows = self._splits[split]
+        where = next(name for start, name in reversed(rows.files) if start <= position)
+        label = self._shown(split, position, self._labels) if self._labels else ""
+        return Place(where, int(_at(rows.numbers, position)), label)
+
+    def _shown(self, split: str, position: int, column: Stored) -> str:
+        with ipc_reader(self._kept / split) as reader:
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                if position < batch.num_rows:
+                    value = batch.column(column.name)[position].as_py()
+                    return repr(value) if column.form == "label" else shortly(value)
+                position -= batch.num_rows
+        raise IndexError(position)
+
+
+def _codes(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """A number for each row's label or list of labels; two different ones among N have the same with a chance of
+    N² / 2³³."""
+    if pa.types.is_nested(labels.type):
+        labels = pa.array(_spelt(labels), pa.string())
+    coded = labels.dictionary_encode()
+    digests = b"".join(hashlib.blake2b(one.encode(), digest_size=4).digest() for one in coded.dictionary.to_pylist())
+    return np.frombuffer(digests, "<i4").astype(np.int32)[coded.indices.to_numpy()]
+
+
+def _at(pieces: list[Any], position: int) -> Any:
+    for piece in pieces:
+        if position < len(piece):
+            return piece[position]
+        position -= len(piece)
+    raise IndexError(position)

@@ -1,0 +1,182 @@
+"""Files by path or URL: which file system is asked, and in the user's words what is wrong when it does not answer.
+
+fsspec is imported for URLs only: nothing that reads local files pays for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.problems import NETWORK, Problem, UserError, nearest, server_fault
+from training.recipe.credentials import variables_for, without_secrets
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+WEB_CONNECT_S, WEB_SILENT_S = 20.0, 60.0
+PIECE_BYTES = 2**20
+"""Bytes that are read at once."""
+REMOTE_BLOCK_BYTES = 8 * 2**20
+"""Bytes that one request asks of a file system elsewhere."""
+
+# botocore's, for which fsspec has no error of its own.
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
+
+
+def is_url(file: str) -> bool:
+    """Whether it is a URL of fsspec's, such as `s3://bucket/rows.csv`, rather than a path."""
+    return "://" in file
+
+
+def local(file: str) -> str:
+    """The path of a `file://` URL; anything else as it is."""
+    return file.removeprefix("file://") if file.startswith("file:///") else file
+
+
+def protocol(url: str) -> str:
+    """`s3` of `s3://bucket/rows.csv`; nothing of a path."""
+    return url.partition("://")[0].lower() if is_url(url) else ""
+
+
+def is_web(url: str) -> bool:
+    """Whether it is on a web server, which lists no folders and may take parameters."""
+    return protocol(url) in ("http", "https")
+
+
+def name_of(file: str) -> str:
+    """`train.csv` of `s3://bucket/train.csv` and of `https://host/train.csv?version=2`."""
+    return (file.partition("?")[0] if is_web(file) else file).rpartition("/")[2]
+
+
+def shown(file: Path | str) -> str:
+    """A file as a message names it: a URL without what is secret in it, a path from the working directory where it
+    lies below, else in full."""
+    if is_url(str(file)):
+        return without_secrets(str(file))
+    absolute = Path(os.path.abspath(file))
+    here = Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system that a URL names, and the path there.
+
+    Raises UserError for a protocol that nobody knows or whose package is missing.
+    """
+    if "::" in url:
+        raise _problem(url, "names a file inside another: unpack that, and name the file itself.")
+    from fsspec import available_protocols
+    from fsspec.core import url_to_fs
+
+    try:
+        with told(url):
+            found: tuple[AbstractFileSystem, str] = url_to_fs(url, **_patience(url))
+        return found
+    except ImportError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        package = (cause.name or "").partition(".")[0]
+        install = f"install the package {package} (pip install {package})" if package else str(error)
+        raise _problem(url, f"{protocol(url)}:// cannot be read here: {install}.") from error
+    except ValueError as error:
+        name, known = protocol(url), available_protocols()
+        if name in known:
+            raise _problem(url, f"is no URL that can be read: {error}.") from error
+        choices = f"choose from s3, gs, https, ….{nearest(name, known)}"
+        raise _problem(url, f"{name!r} is no protocol that can be read: {choices}") from error
+
+
+def _patience(url: str) -> dict[str, Any]:
+    """How long a web server may be silent. By itself its client gives every file five minutes in all."""
+    if not is_web(url):
+        return {}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=WEB_CONNECT_S, sock_read=WEB_SILENT_S)
+    return {"client_kwargs": {"timeout": timeout}}
+
+
+@contextlib.contextmanager
+def told(file: str) -> Iterator[None]:
+    """Makes one UserError, with the next step, of whatever reading a file or asking its file system raises in the
+    block."""
+    try:
+        yield
+    except (UserError, ImportError):
+        raise
+    except Exception as error:
+        problem = _remote(file, error) if is_url(file) else _local(file, error)
+        if problem is None:
+            raise
+        raise problem from error
+
+
+def _local(file: str, error: Exception) -> UserError | None:
+    if isinstance(error, FileNotFoundError):
+        return _problem(file, "is not there (any more): name a file that is in data.path or data.splits.")
+    if isinstance(error, PermissionError):
+        return _problem(file, "may not be read by this user: change its permissions, or name another file.")
+    if isinstance(error, OSError):
+        return _problem(file, f"cannot be read: {error.strerror or error}.")
+    return None
+
+
+def _remote(url: str, error: Exception) -> UserError | None:
+    """What a file system elsewhere raised, in the user's words; None where it is a mistake of the program's."""
+    if not isinstance(error, OSError) and type(error).__module__ == "builtins":
+        return None
+    root = _root(error)
+    status = getattr(root, "status", None)  # of HTTP, where "no such file" is raised for any trouble at all
+    missing = isinstance(error, FileNotFoundError) and (
+        isinstance(root, FileNotFoundError) or not isinstance(root, OSError)
+    )
+    if status in (404, 410) or (status is None and missing):
+        return _problem(url, "does not exist: check the URL in data.path or data.splits.")
+    refused = isinstance(error, PermissionError) or status in (401, 403)
+    if refused or type(error).__name__ in _NO_CREDENTIALS:
+        message = f"access is refused ({_why(error)}): set credentials that may read it in the environment: "
+        return _problem(url, f"{message}{variables_for(url)}.")
+    mend = "check the network, then run the same command again."
+    if server_fault(error):
+        mend = "the fault is the server's. Run the same command again later."
+    return _problem(url, f"cannot be read ({_why(error)}): {mend}", NETWORK)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first error of a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _why(error: BaseException) -> str:
+    """What began it, in few words."""
+    root = _root(error)
+    words = str(root).strip().partition("\n")[0].rstrip(".")
+    return without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
+
+
+def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
+    """A URL's bytes as a file of fsspec's, to be read from the beginning or, more slowly, by place; and how many
+    they are, where that is known. Its errors are those of the file system: see `told`."""
+    system, path = filesystem(url)
+    if not is_web(url) or by_place:
+        file = system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
+        return file, getattr(file, "size", None)
+    # Not every web server gives parts of a file, and one answer is read faster than many.
+    size = system.info(path)["size"]
+    return system.open(path, "rb", block_size=0, size=size), size
+
+
+def pieces(url: str) -> Iterator[bytes]:
+    """The bytes of a URL, as they lie there. Raises UserError where they cannot be read."""
+    with told(url), contextlib.closing(open_url(url)[0]) as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+def _problem(file: str, message: str, kind: str = "data") -> UserError:
+    return UserError([Problem(kind=kind, where=shown(file), message=message)])

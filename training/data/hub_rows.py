@@ -1,0 +1,143 @@
+"""Rows of the Hugging Face Hub, by `datasets`: it knows the Hub's layouts, and 5 runs no code of a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from training.data.arrow_files import BLOCK_ROWS
+from training.data.blocks import Block, refused, stored_names
+from training.data.plain_types import with_names
+from training.data.slice_columns import beside
+from training.data.sources import split_names
+from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetBuilder
+
+    from training.data.slice_columns import Slices
+    from training.recipe import Data
+    from training.recipe.source_columns import Asked
+
+
+def hub_splits(asked: Asked, pinned: Mapping[str, Any]) -> dict[str, str]:
+    """Our splits and the Hub's names of them. Without data.splits, validation and test are left out if the data set has
+    none: validation is then held out of train."""
+    names = split_names(asked.data, asked.evaluated)
+    there = {"train", *(_builder_of(asked.data, pinned).info.splits or {})}
+    return names if asked.data.splits is not None else {split: split for split in names if split in there}
+
+
+def read_hub(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+    """A split of a data set of the Hub, at the commit that was pinned."""
+    data = asked.data
+    name, commit = split_names(data, asked.evaluated)[split], pinned["commit"]
+    try:
+        found = _builder_of(data, pinned).as_dataset(split=name)
+    except ValueError as error:
+        raise refused(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
+    yield from from_dataset(found, asked, f"{data.path} ({name})", slices)
+
+
+def _builder_of(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
+    if Path(data.path).exists():
+        # `datasets` would read the folder instead, whatever the commit.
+        message = f"{data.path!r} is also a file or folder here: choose the source csv, json, parquet or arrow for it."
+        raise UserError([Problem(kind="data", where="data.path", message=message)])
+    return _hub_builder(data.path, data.config, pinned["commit"])
+
+
+@lru_cache(maxsize=1)  # for all splits: a Hub that is gone is waited for once
+def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
+    """A data set of the Hub with all its rows at hand.
+
+    Raises UserError for what the recipe or the data set has wrong, and for the rest what the Hub's clients raise.
+    """
+    import datasets
+    from datasets.data_files import EmptyDatasetError
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    at = f"{path!r} at {commit[:12]}"
+    try:
+        builder = datasets.load_dataset_builder(path, config, revision=commit)
+    except DatasetNotFoundError as error:
+        next_step = "Check the name and the revision, and set HF_TOKEN if it is private or gated"
+        raise refused("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
+    except (DatasetsError, EmptyDatasetError) as error:
+        raise refused("data.path", f"{at} is not readable: {error}") from error
+    except ValueError as error:  # no such configuration, or several to choose from
+        raise refused("data.config", f"{config!r} of {at}: {error}") from error
+    if builder.hash != commit:  # the Hub does not answer: `datasets` takes the rows of the commit that it read last
+        stored = _stored_builder(path, config, commit)
+        if stored is None:
+            raise ConnectionError(f"the rows of {path!r} that are stored here are of commit {str(builder.hash)[:12]}")
+        builder = stored
+    try:
+        builder.download_and_prepare()
+    except DatasetsError as error:
+        raise refused("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
+    return builder
+
+
+def _stored_builder(path: str, config: str | None, commit: str) -> DatasetBuilder | None:
+    """The rows of exactly this commit from the cache of `datasets`; None if they are not there, or if several
+    configurations are and none is named."""
+    from datasets.config import HF_DATASETS_CACHE
+    from datasets.naming import camelcase_to_snakecase
+    from datasets.packaged_modules.cache.cache import Cache
+
+    *owner, name = path.split("/")
+    folder = Path(HF_DATASETS_CACHE, "___".join([*owner, camelcase_to_snakecase(name)]))
+    found = [info.parent for info in folder.glob(f"{config or '*'}/*/{commit}/dataset_info.json")]
+    if len(found) != 1:
+        return None
+    config, version, _ = found[0].parts[-3:]
+    return Cache(repo_id=path, dataset_name=name, config_name=config, version=version, hash=commit)
+
+
+def from_dataset(dataset: Dataset, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
+    """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
+    named = stored_names(asked, dataset.column_names, where)
+    names = _names(dataset, named[asked.labels.of]) if asked.labels else ()
+    tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
+    blocks = _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
+    task_types = dataset.features.arrow_schema
+    others = slices.of_file(dataset.column_names, [task_types.field(name).type for name in dataset.column_names])
+    yield from beside(blocks, {ours: _column(dataset, theirs) for ours, theirs in others.items()}, slices)
+
+
+def _names(dataset: Dataset, column: str) -> tuple[str, ...]:
+    feature = dataset.features[column]
+    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
+
+
+def _column(dataset: Dataset, name: str) -> Iterator[pa.Array]:
+    names = _names(dataset, name)
+    for table in dataset.select_columns([name]).with_format("arrow").iter(BLOCK_ROWS):
+        for values in table.column(name).chunks:
+            yield with_names(values, names)
+
+
+def from_table(table: pa.Table, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
+    """The rows of an Arrow table."""
+    named = stored_names(asked, table.column_names, where)
+    parts = (table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS))
+    blocks = _blocks(parts, named, where, (), table.num_rows)
+    others = slices.of_file(table.column_names, table.schema.types)
+    yield from beside(blocks, {ours: iter(table.column(theirs).chunks) for ours, theirs in others.items()}, slices)
+
+
+def _blocks(
+    tables: Iterable[pa.Table], named: Mapping[str, str], where: str, names: tuple[str, ...], total: int
+) -> Iterator[Block]:
+    done = 0
+    for table in tables:
+        arrays = {ours: table.column(theirs).combine_chunks() for ours, theirs in named.items()}
+        numbers = np.arange(done + 1, done + 1 + table.num_rows, dtype=np.int64)
+        done += table.num_rows
+        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, names, (), done / total)

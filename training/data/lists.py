@@ -1,0 +1,194 @@
+"""Columns of more than one value a row: lists of texts or labels, and whatever else JSON can write.
+
+They come as Arrow's own lists and objects, or spelt as JSON: in the cells of CSV, and where rows are Python's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from training.data.blocks import shortly
+from training.data.plain_types import is_list, plain, with_names
+from training.recipe.column_types import EXAMPLES, Form
+
+NESTED = ("texts", "labels", "value")
+"""The forms of such columns."""
+
+_ONLY_TEXT = {str}
+_ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
+"""The types of what lists may hold, once JSON is read; none stands for an entry that is missing."""
+
+Wrong = dict[int, tuple[str, str, str]]
+"""The place of each value that is wrong in its block; and the check, the words and the value of its fault."""
+
+
+class _Misfit(ValueError):
+    """Which check a value fails, and how."""
+
+
+def each(column: pa.Array) -> pa.Array:
+    """The values of all lists one after another; of a column without lists, its own."""
+    return pc.list_flatten(column) if is_list(column.type) else column
+
+
+def any_of(lists: pa.Array, mask: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """The rows of which one value at least is meant by a mask of `each` value."""
+    found = np.zeros(len(lists), bool)
+    found[pc.list_parent_indices(lists).filter(mask).to_numpy()] = True
+    return found
+
+
+def sums(lists: pa.Array, numbers: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """For each row the sum of a number of `each` of its values."""
+    found = np.zeros(len(lists), np.int64)
+    np.add.at(found, pc.list_parent_indices(lists).to_numpy(), numbers.to_numpy(zero_copy_only=False))
+    return found
+
+
+def lists_of(lists: pa.Array, values: pa.Array) -> pa.Array:
+    """Lists of these values, as long as the lists given, and missing where they are."""
+    ends = np.cumsum(pc.list_value_length(lists).fill_null(0).to_numpy(), dtype=np.int32)
+    offsets = pa.array(np.concatenate([np.zeros(1, np.int32), ends]))
+    return pa.ListArray.from_arrays(offsets, values, mask=lists.is_null() if lists.null_count else None)
+
+
+def as_json(value: Any) -> str:
+    """The value as JSON, the same for the same value. Raises TypeError, ValueError or RecursionError for what JSON
+    cannot write, and whatever the value's own code raises."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plainly)
+
+
+def _plainly(value: Any) -> Any:
+    if isinstance(value, bytes):  # texts of Arrow's that nobody has looked at
+        return value.decode()
+    if not hasattr(value, "tolist"):  # as arrays and numbers of numpy have, and of libraries like it
+        raise TypeError(f"a {type(value).__name__} is none of its types")
+    return value.tolist()
+
+
+def split_at(separator: str, column: pa.Array) -> pa.Array:
+    """Lists of what stands between separators in a text, without white space around it. A blank text has no value."""
+    texts = column.cast(pa.string())
+    texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), None, texts)
+    parts = pc.split_pattern(texts, separator)
+    return lists_of(parts, pc.utf8_trim_whitespace(each(parts)))
+
+
+def from_json(column: pa.Array, name: str, form: Form, separator: str | None = None) -> tuple[pa.Array, Wrong]:
+    """Columns spelt as JSON: lists of texts (whole numbers and truths as they are spelt), or for `value` the JSON
+    itself, all spelt alike. With a separator a text is a list of what stands between separators. A cell without
+    anything has no value."""
+
+    def parsed(text: str) -> Any:
+        try:
+            value = json.loads(text) if text.strip() else None
+            if separator is None or not isinstance(value, str):
+                return value
+            return split_at(separator, pa.array([value]))[0].as_py()
+        except (ValueError, RecursionError) as error:
+            what = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
+            raise _Misfit("malformed", what, f": {shortly(text)}") from error
+
+    return _each_made(column.to_pylist(), lambda text: _fitted(parsed(text), name, form), form)
+
+
+def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) -> tuple[pa.Array, Wrong]:
+    """The same of Arrow's lists and objects; whole numbers become the label names whose places they are. A column that
+    cannot be of the form stays as it is."""
+    if form == "value":
+        return _each_made(plain(column), lambda value: _fitted(_of_scalar(value, name), name, form), form)
+    if types.is_null(column.type):
+        return pa.nulls(len(column), pa.list_(pa.string())), {}
+    if not is_list(column.type):
+        return column, {}
+    values = with_names(plain(each(column)), names if form == "labels" else ())
+    fits = [types.is_binary, types.is_large_binary, types.is_string, types.is_null]
+    if form == "labels":
+        fits += [types.is_integer, types.is_boolean]
+    if not any(check(values.type) for check in fits):
+        return column, {}
+    wrong: Wrong = {}
+    try:
+        values = values.cast(pa.string())
+    except pa.ArrowInvalid:
+        bad = pa.array([not _is_text(value) for value in values.to_pylist()], pa.bool_())
+        wrong = {place: _not_text(name) for place in np.flatnonzero(any_of(column, bad)).tolist()}
+        values = pc.if_else(bad, None, values).cast(pa.string())
+    return lists_of(column, values.fill_null("")), wrong
+
+
+def _each_made(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
+    made: list[Any] = []
+    wrong: Wrong = {}
+    for place, value in enumerate(values):
+        try:
+            made.append(None if value is None else make(value))
+        except _Misfit as misfit:
+            made.append(None)
+            wrong[place] = misfit.args
+    return pa.array(made, pa.string() if form == "value" else pa.list_(pa.string())), wrong
+
+
+def _fitted(value: Any, name: str, form: Form) -> Any:
+    """One value as it is stored. Raises _Misfit for one that is not of the form."""
+    if value is None:
+        return None
+    try:
+        if form == "value":
+            return _text(as_json(value))
+        if isinstance(value, list) and _ENTRIES[form].issuperset(map(type, value)):
+            made = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_label, value))
+            _text("".join(made))
+            return made
+    except UnicodeEncodeError as error:
+        raise _Misfit(*half_character(name)) from error
+    except UnicodeDecodeError as error:
+        raise _Misfit(*_not_text(name)) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f" ({error})") from error
+    belongs = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
+    raise _Misfit("type", f"holds no list of {belongs} in column {name!r}", f": {shortly(value)}")
+
+
+def _text(value: str) -> str:
+    """The same. Raises UnicodeEncodeError for what UTF-8 cannot write."""
+    if not value.isascii():
+        value.encode()
+    return value
+
+
+def _of_scalar(value: pa.Scalar, name: str) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, LookupError) as error:  # a time that Python has no object for
+        raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f": a {value.type}") from error
+
+
+def _label(value: str | bool | int | None) -> str:
+    """An entry of a list as it is spelt; nothing for a missing one."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return value is None or value.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def half_character(name: str) -> tuple[str, str, str]:
+    """The fault of a text with one half of a surrogate pair, which JSON and Python can write, and no encoding can."""
+    return "malformed", f"holds half a character (such as \\ud83d without its other half) in column {name!r}", ""
+
+
+def _not_text(name: str) -> tuple[str, str, str]:
+    return "encoding", "is not UTF-8 text", f" (column {name!r})"

@@ -1,0 +1,346 @@
+"""Rows of any source, checked, as Arrow files that say the same for the same rows.
+
+Two passes: the first reads each source once, checks its rows, cuts off what is held out, and keeps them on disk as
+they are written; only then are all labels known, and the second turns each into its place among the label names.
+Memory holds some blocks of rows, the distinct labels and text lengths, and some bytes a row to find equal texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
+from training.data.blocks import SPLITS, Block, Numbers
+from training.data.casting import AS_WRITTEN, Shaped, shaped
+from training.data.checks import SPLIT_CHECKS, level_of
+from training.data.duplicates import Twins, hashes_of
+from training.data.holdout import cut, held_out
+from training.data.hub_rows import hub_splits
+from training.data.lists import each, lists_of
+from training.data.plain_types import is_list
+from training.data.readers import READERS
+from training.data.row_statistics import Faults, Survey, has_unknown, without_faulty
+from training.data.slice_columns import Slices
+from training.data.sources import object_splits
+from training.problems import Problem, UserError, mistakes_told
+from training.recipe.source_columns import Asked
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+    from training.recipe.column_types import RowSpecification
+
+MOST_LABELS = 10_000  # more distinct values than this are no labels but, most likely, the wrong column
+MOST_PROBLEMS = 200
+
+Progress = Callable[[int, int], None]
+
+
+def load(
+    data: Data,
+    task_type: RowSpecification,
+    sources: Mapping[str, Any],
+    out: Path,
+    progress: Progress = lambda done, total: None,
+    evaluated: Sequence[str] = (),
+) -> dict[str, int]:
+    """Writes the rows of every split to the folder `out`, with their labels and a report; gives the rows a
+    split, the number of labels and of warnings.
+
+    `sources` is what was pinned: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
+    Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object. `progress` gets the rows read and an
+    estimate of all. `evaluated` are the splits that the recipe evaluates: a Hub data set and a callable are asked for
+    them.
+
+    `out` gets `<split>.arrow` with the task type's columns, in the types that RowSpecification.columns tells;
+    `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
+    and warnings a split). For validation and test it gets `<split>.slices.arrow`, row for row with `<split>.arrow`:
+    every other column by which rows can be told apart, under the recipe's name, as dictionary<int32, string> (whole
+    numbers and truths as `3` and `true`, those of a ClassLabel by their names; null for a missing value and for an
+    empty text); no such file where there is no such column. And `slices.json`: the names of those `kept`, and of those
+    `left_out` with the reason.
+    Raises UserError with every problem of all splits; what `out` holds then is of no use.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    asked = Asked(data, task_type, tuple(evaluated))
+    with mistakes_told(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
+        reading = _Reading(asked, sources, Path(kept), progress)
+        reading.read_all()
+        names, places, problems = reading.judged()
+        if any(problem.level == "error" for problem in problems):
+            raise UserError(problems)
+        surveys = reading.surveys
+        for split in surveys:
+            gone = _place_labels(Path(kept, split), out / f"{split}.arrow", asked, places)
+            reading.slices.write(split, out / f"{split}.slices.arrow", gone)
+    _write_json(out / "labels.json", names)
+    _write_json(out / "slices.json", reading.slices.summary())
+    _write_json(out / "log" / "report.json", _report(surveys, names, places, problems))
+    rows = {f"{split}_rows": survey.rows for split, survey in surveys.items()}
+    return rows | {"labels": len(names), "warnings": len(problems)}
+
+
+def _splits(asked: Asked, sources: Mapping[str, Any]) -> dict[str, float]:
+    """The splits that are read, in order, and which share of all that is read each is."""
+    data = asked.data
+    if data.source == "hub":
+        named: Iterable[str] = hub_splits(asked, sources)
+    else:
+        named = object_splits(data, asked.evaluated) if data.source == "python" else sources
+    splits = [split for split in SPLITS if split in named]
+    if "train" not in splits:
+        message = f"there are no rows for train: {data.path} has {', '.join(named)}. Name them in data.splits.train."
+        raise UserError([Problem(kind="data", where="data.splits.train", message=message)])
+    sizes = {split: sum(_bytes(file) for file in sources[split]) if split in sources else 1 for split in splits}
+    return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
+
+
+def _bytes(file: str) -> int:
+    path = Path(file)
+    return path.stat().st_size if path.is_file() else 1
+
+
+@dataclass
+class _Reading:
+    """The first pass."""
+
+    asked: Asked
+    sources: Mapping[str, Any]
+    kept: Path
+    """Where the rows of each split are held as they are written."""
+    progress: Progress
+    surveys: dict[str, Survey] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
+    broken: list[Problem] = field(default_factory=list)
+    """Why sources could not be read to their end."""
+
+    def __post_init__(self) -> None:
+        self.twins = Twins(self.asked, self.kept)
+        self.slices = Slices(self.asked, self.kept)
+        self._rows, self._before = 0, 0.0
+
+    def read_all(self) -> None:
+        """Reads every split, checks its rows, and keeps them; what is to be held out goes to splits of its own."""
+        try:
+            splits = _splits(self.asked, self.sources)
+        except UserError as error:
+            self.broken += error.problems
+            return
+        for split, share in splits.items():
+            self._read(split, share, held_out(self.asked.data, splits) if split == "train" else {})
+        self.surveys = {split: self.surveys[split] for split in SPLITS if split in self.surveys}
+
+    def _read(self, split: str, share: float, cuts: Mapping[str, float]) -> None:
+        into = {split: Survey(split, self.asked)}
+        into |= {other: Survey(other, self.asked, size) for other, size in cuts.items()}
+        schema = pa.schema([(column.name, AS_WRITTEN[column.form]) for column in self.asked.columns])
+        self.slices.begin(split, [name for name in into if name != "train"])
+        blocks = READERS[self.asked.data.source](self.asked, split, self.sources, self.slices)
+        try:
+            with ExitStack() as stack:
+                writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
+                for made in shaped(blocks, self.asked):
+                    into[split].filtered += made.filtered
+                    block = without_faulty(made.block, into[split], self.faults)
+                    self._keep(block, into, cuts, writers)
+                    self._tell(made, share)
+            self.surveys |= into
+        except UserError as error:
+            self.broken += error.problems
+        self._before += share
+
+    def _keep(
+        self, block: Block, into: Mapping[str, Survey], cuts: Mapping[str, float], writers: Mapping[str, Any]
+    ) -> None:
+        hashes = hashes_of(block.rows, self.asked.inputs)
+        for name, mask in cut(hashes, cuts, next(iter(into))).items():
+            part = block if mask is None else block.taken(mask)
+            into[name].add(part)
+            if (column := self.asked.labels) and len(into[name].labels) > MOST_LABELS:
+                message = (
+                    f"column {column.of!r} has more than {MOST_LABELS} different values in the {name} "
+                    "split: is it the column of labels?"
+                )
+                raise UserError([Problem(kind="data", where=column.field, message=message)])
+            self.twins.add(name, part, hashes if mask is None else hashes[mask])
+            self.slices.add(name, part)
+            writers[name].write(part.rows)
+
+    def _tell(self, made: Shaped, share: float) -> None:
+        self._rows += made.block.rows.num_rows + len(made.block.faults) + made.filtered
+        if done := self._before + share * made.block.share:
+            self.progress(self._rows, max(self._rows, round(self._rows / done)))
+
+    def judged(self) -> tuple[list[str], dict[str, int], list[Problem]]:
+        """The label names in order; the place of each label as rows write it; and everything that was found, each
+        once, but for what the recipe ignores."""
+        found = [*self.broken, *self.faults.problems(self.asked)]
+        if any(problem.level == "error" for problem in found):
+            for survey in self.surveys.values():
+                survey.as_if_corrected()
+        train = self.surveys.get("train")
+        if train is None:
+            return [], {}, _told(found)
+        parts = [survey for survey in self.surveys.values() if survey is train or survey.held_out is not None]
+        seen = in_order({label for survey in parts for label in survey.labels})
+        stored = train.named or self.asked.task_type.order(seen) or ()
+        try:
+            names, places = label_places(self.asked.data.label_names, stored, seen)
+        except UserError as error:
+            return [], {}, _told([*found, *error.problems])
+        if (column := self.asked.labels) and (misfit := self.asked.task_type.misfit(names)):
+            label, why = misfit
+            first = next((survey.first[label] for survey in parts if label in survey.first), column.field)
+            found.append(Problem(kind="data", where=first, message=f"label {label!r} {why}"))
+        if level_of("unknown_label", self.asked) != "error":
+            for split, survey in self.surveys.items():
+                survey.leave_out_unknown(places, _written(self.kept / split))
+        for survey in self.surveys.values():
+            for name, check in SPLIT_CHECKS.items():
+                level = level_of(name, self.asked)
+                if level != "ignore":
+                    found += [
+                        Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
+                        for one in check(survey, places, self.twins)
+                    ]
+        return names, places, _told(found)
+
+
+def _told(found: Iterable[Problem]) -> list[Problem]:
+    """Each problem once, errors first, and no more than anybody reads."""
+    once = sorted(dict.fromkeys(found), key=lambda problem: problem.level)
+    if more := once[MOST_PROBLEMS:]:
+        message = f"… and {len(more):,} more problems: mend these, and check again."
+        once[MOST_PROBLEMS:] = [Problem(kind="data", where="data", message=message, level=more[0].level)]
+    return once
+
+
+def label_places(
+    wanted: Sequence[str] | None, stored: Sequence[str], seen: Iterable[str]
+) -> tuple[list[str], dict[str, int]]:
+    """The label names in order, and the place of each label as the rows write it.
+
+    The order is that of the source where it names its labels, else that of the labels seen in the training
+    rows, as `in_order` has it. Names that the recipe wants replace it:
+    rows may spell these names; or whole numbers that count them from 0; or as many other whole numbers, in
+    increasing order. Raises UserError where numbers are none of these.
+    """
+    natural = list(stored) or in_order(seen)
+    if wanted is None:
+        return natural, {label: place for place, label in enumerate(natural)}
+    names = list(wanted)
+    if natural and all(map(_is_number, natural)) and not set(natural) <= set(names):
+        numbers = sorted(natural, key=int)
+        if "0" in numbers and all(0 <= int(label) < len(names) for label in numbers):
+            return names, {str(place): place for place in range(len(names))}
+        if len(numbers) == len(names):
+            return names, {label: place for place, label in enumerate(numbers)}
+        message = (
+            f"{len(names)} names cannot be told apart by the labels of train, {', '.join(numbers[:20])}: numbers count "
+            "the names from 0, or there are as many of them. Write the names into the rows, or give more rows."
+        )
+        raise UserError([Problem(kind="data", where="data.label_names", message=message)])
+    return names, {name: place for place, name in enumerate(names)}
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """By value where all are whole numbers, else by spelling."""
+    held = list(labels)
+    return sorted(held, key=int if all(map(_is_number, held)) else str)
+
+
+def _is_number(label: str) -> bool:
+    """Whether it is spelt as Python spells a whole number: `-1`, but not `01` or `1.0`."""
+    digits = label.removeprefix("-")
+    return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
+
+
+def _written(file: Path) -> Iterator[pa.RecordBatch]:
+    """The rows that a pass has written."""
+    with ipc_reader(file, mapped=False) as reader:
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+
+
+def _place_labels(as_written: Path, final: Path, asked: Asked, places: Mapping[str, int]) -> Numbers:
+    """The same rows with each label's place in its stead; gives which rows were left out, for an unknown label."""
+    column = asked.labels.name if asked.labels else None
+    types = {one.name: _FINAL.get(one.form, AS_WRITTEN[one.form]) for one in asked.columns}
+    schema = pa.schema(list(types.items()))
+    spelt, values = pa.array(list(places), pa.string()), pa.array(list(places.values()), pa.int64())
+    gone = [np.zeros(0, np.int64)]
+    done = 0
+
+    def placed() -> Iterator[pa.RecordBatch]:
+        nonlocal done
+        for batch in _written(as_written):
+            rows = batch
+            if column is not None:
+                bad = has_unknown(batch.column(column), spelt)
+                gone.append(done + np.flatnonzero(bad))
+                rows = batch.filter(pa.array(~bad)) if bad.any() else batch
+                labels = _placed(rows.column(column), spelt, values)
+                rows = rows.set_column(rows.schema.names.index(column), column, labels)
+            done += batch.num_rows
+            yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+
+    with ipc_writer(final, schema) as writer:
+        for block in in_blocks(placed(), schema):
+            writer.write(block)
+    return np.concatenate(gone)
+
+
+_FINAL: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.list_(pa.int64())}
+"""The types of labels once their places are known."""
+
+
+def _placed(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
+    """The place of each label, all of which are known."""
+    found = places.take(pc.index_in(each(labels), value_set=spelt))
+    return lists_of(labels, found) if is_list(labels.type) else found
+
+
+def _known(survey: Survey, places: Mapping[str, int]) -> dict[int, int]:
+    """Rows, or of lists entries, by the place of their label; those with an unknown one are not there any more."""
+    counts: dict[int, int] = {}
+    for label, count in survey.labels.items():
+        if label in places:
+            counts[places[label]] = counts.get(places[label], 0) + count
+    return counts
+
+
+def _report(
+    surveys: Mapping[str, Survey],
+    names: Sequence[str],
+    places: Mapping[str, int],
+    problems: Sequence[Problem],
+) -> dict[str, Any]:
+    counts = {split: _known(survey, places) for split, survey in surveys.items()}
+    return {
+        "rows": {split: survey.rows for split, survey in surveys.items()},
+        "labels": {
+            split: {name: known.get(place, 0) for place, name in enumerate(names)} for split, known in counts.items()
+        },
+        "characters": {
+            split: survey.characters.summary() | {"histogram": survey.characters.histogram()}
+            for split, survey in surveys.items()
+        },
+        "held_out": {split: survey.held_out for split, survey in surveys.items() if survey.held_out is not None},
+        "left_out": {split: survey.left_out for split, survey in surveys.items()},
+        "filtered": {split: survey.filtered for split, survey in surveys.items()},
+        "problems": [problem.model_dump() for problem in problems],
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

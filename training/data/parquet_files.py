@@ -1,0 +1,297 @@
+"""Rows of Parquet and Arrow files, whose columns have types.
+
+Neither format can be taken at its word: a few bytes may stand for any number of rows of a long text (a dictionary, or
+what is packed), texts need not be UTF-8, and a damaged file may crash pyarrow unless its columns are validated first.
+So columns become plain ones, a block of bounded size at a time, texts as bytes, and are counted as they are handed on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from training.data.arrow_files import BLOCK_ROWS
+from training.data.arrow_streams import is_file, unpacked_bytes
+from training.data.blocks import Block, refused, stored_names
+from training.data.decoding import seekable
+from training.data.file_systems import PIECE_BYTES, shown
+from training.data.plain_types import as_bytes, decoded, plain, sizes_of, with_names
+from training.data.slice_columns import Slices, beside
+from training.problems import UserError
+
+if TYPE_CHECKING:
+    from training.recipe import Data
+    from training.recipe.source_columns import Asked
+
+BLOCK_BYTES = 32 * 2**20
+LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
+# What pyarrow raises for damaged files, and what reads the heads of messages.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
+
+
+def read_parquet(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+    """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
+    data = asked.data
+    for name in pinned[split]:
+        where = shown(name)
+        # The others are read from an opening of their own, so that reading ahead serves both.
+        others_of = seekable(name) if slices.reading else nullcontext()
+        with seekable(name) as source, others_of as aside:
+            with _readable(where, "Parquet"):
+                file = pq.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
+                schema, names, total = file.schema_arrow, file.schema_arrow.names, file.metadata.num_rows
+                groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+                unpacked = sum(group.total_byte_size for group in groups)
+            _need_room(unpacked, data, where)
+            named = stored_names(asked, names, where)
+            batches = _parquet_batches(file, source, list(dict.fromkeys(named.values())))
+            blocks = _typed(batches, schema, named, asked, where, "Parquet", total)
+            others = slices.of_file(names, schema.types).items()
+            of_others = {
+                ours: _sound(_alone(file, aside, theirs), _label_names(schema.metadata, theirs))
+                for ours, theirs in others
+            }
+            yield from beside(blocks, of_others, slices)
+
+
+def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    places = [n for n, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
+    options = {"metadata": file.metadata, "pre_buffer": False, "buffer_size": PIECE_BYTES}
+    by_dictionary = pq.ParquetFile(source, read_dictionary=[paths[place] for place in places], **options)
+    # Columns that were written out of dictionaries pyarrow casts to these, which fails where a text is no UTF-8, unless
+    # they are asked for; and of lists the values stay coded until it is known how many a row holds.
+    coded = [name for name in columns if types.is_dictionary(file.schema_arrow.field(name).type)]
+    coded += [paths[place] for place in places if _stays_coded(file, place, paths[place] in columns)]
+    file = pq.ParquetFile(source, read_dictionary=coded, **options)
+    for number in range(file.num_row_groups):
+        # Asked for a damaged column's metadata pyarrow ends the process; made to read it, it raises.
+        next(file.iter_batches(1, row_groups=[number], columns=columns), None)
+        group = file.metadata.row_group(number)
+        longest = sum(
+            group.column(place).total_uncompressed_size // max(1, group.num_rows)
+            if paths[place] in coded and paths[place] not in columns
+            else _longest_value(by_dictionary, number, group.column(place))
+            for place in places
+        )
+        most = min(max(1, BLOCK_BYTES // max(1, longest)), BLOCK_ROWS)
+        yield from file.iter_batches(most, row_groups=[number], columns=columns)
+
+
+def _stays_coded(file: pq.ParquetFile, place: int, flat: bool) -> bool:
+    """Whether a column within lists or objects can be read as dictionaries in each group of rows."""
+    if flat or file.schema.column(place).physical_type != "BYTE_ARRAY":
+        return False
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    return not any("DELTA" in encoding for group in groups for encoding in group.column(place).encodings)
+
+
+def _alone(file: pq.ParquetFile, source: pa.NativeFile, column: str) -> Iterator[pa.Array]:
+    for batch in _parquet_batches(file, source, [column]):
+        yield batch.column(column)
+
+
+def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaData) -> int:
+    """The bytes that a value of a column may have in a group of rows: the average of what lies there as it is, and of
+    what is written once for many rows the largest."""
+    size = chunk.total_uncompressed_size
+    average = size // max(1, chunk.num_values)
+    if size * BLOCK_ROWS <= BLOCK_BYTES or not chunk.physical_type.endswith("BYTE_ARRAY"):
+        return average
+    if any("DICTIONARY" in encoding for encoding in chunk.encodings):
+        first = next(file.iter_batches(1, row_groups=[group], columns=[chunk.path_in_schema]), None)
+        if first is None:
+            return average
+        column = first.column(0)
+        if types.is_dictionary(column.type):
+            # A group's dictionary comes whole with its first row.
+            return average + (pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+        return size
+    return size if "DELTA_BYTE_ARRAY" in chunk.encodings else average
+
+
+def read_arrow(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+    """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
+    data = asked.data
+    for name in pinned[split]:
+        where = shown(name)
+        with seekable(name) as source:
+            with _readable(where, "Arrow"):
+                unpacked = unpacked_bytes(source)
+                schema = _ipc(source).schema
+                names = schema.names
+            _need_room(unpacked, data, where)
+            named = stored_names(asked, names, where)
+            others = slices.of_file(names, schema.types)
+            held: dict[str, deque[pa.Array]] = {ours: deque() for ours in others}
+            batches = _ipc_batches(source, names, list(named.values()), others, held, slices)
+            blocks = _typed(batches, schema, named, asked, where, "Arrow", None)
+            of_others = {
+                ours: _sound(iter(held[ours].popleft, None), _label_names(schema.metadata, theirs))
+                for ours, theirs in others.items()
+            }
+            yield from beside(blocks, of_others, slices)
+
+
+def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    made = pa.ipc.open_file if is_file(source) else pa.ipc.open_stream
+    source.seek(0)
+    return made(source, options=pa.ipc.IpcReadOptions(**options))
+
+
+def _ipc_batches(
+    source: pa.NativeFile,
+    there: list[str],
+    wanted: list[str],
+    others: Mapping[str, str],
+    held: Mapping[str, deque[pa.Array]],
+    slices: Slices,
+) -> Iterator[pa.RecordBatch]:
+    """The wanted columns. `held` gets the others, read with them, for streams are read as wholes."""
+    done = 0
+    if others:
+        with suppress(*_DAMAGE):  # if it is one of the others that is damaged, the wanted ones can be read without
+            for batch in _included(source, there, list(dict.fromkeys([*wanted, *others.values()]))):
+                for ours in filter(slices.reads, others):
+                    held[ours].append(batch.column(others[ours]))
+                done += 1
+                yield batch
+            return
+    yield from islice(_included(source, there, wanted), done, None)
+
+
+def _included(source: pa.NativeFile, there: list[str], wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    reader = _ipc(source, included_fields=[there.index(name) for name in wanted])
+    if isinstance(reader, pa.RecordBatchFileReader):
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+    else:
+        yield from reader
+
+
+def _typed(
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    named: Mapping[str, str],
+    asked: Asked,
+    where: str,
+    form: str,
+    total: int | None,
+) -> Iterator[Block]:
+    names = _label_names(schema.metadata, named[asked.labels.of]) if asked.labels else ()
+    kinds = {ours: schema.field(theirs).type for ours, theirs in named.items()}
+    rows = pa.RecordBatch.from_pydict({ours: plain(pa.nulls(0, kind)) for ours, kind in kinds.items()})
+    empty = Block(where, rows, np.zeros(0, np.int64), names, (), 0.0)
+    if any(map(types.is_nested, kinds.values())):
+        yield empty  # a nested column of no use is told before it is read
+    done = size = 0
+    for rows in _each(_gathered(_plain_slices(batches, named, where)), where, form):
+        numbers = np.arange(done + 1, done + 1 + rows.num_rows, dtype=np.int64)
+        done += rows.num_rows
+        size += max(rows.nbytes, rows.num_rows)  # a row of nothing but nulls counts, too
+        _need_room(size, asked.data, where)
+        yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
+    if not done:
+        yield empty  # its types count all the same
+
+
+def _sound(column: Iterator[pa.Array], names: Sequence[str]) -> Iterator[pa.Array]:
+    """The same values, numbers that have names as these. Raises ArrowInvalid for those that only seem to be there."""
+    for values in map(as_bytes, column):
+        values.validate(full=True)
+        yield with_names(values, names)
+
+
+def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
+    """The names that `datasets` has left for the labels, in order, if it has and they can be read."""
+    try:
+        stored = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    except (ValueError, RecursionError):
+        return ()
+    match stored:
+        case {"info": {"features": {**features}}}:
+            match features.get(column):
+                case (
+                    {"_type": "ClassLabel", "names": [*names]}
+                    | {"feature": {"_type": "ClassLabel", "names": [*names]}}  # of each entry of a list
+                    | [{"_type": "ClassLabel", "names": [*names]}]
+                ) if all(isinstance(name, str) for name in names):
+                    return tuple(names)
+    return ()
+
+
+def _need_room(size: int, data: Data, where: str) -> None:
+    """Raises UserError for a file that is larger than the recipe allows."""
+    if size > data.max_file_gb * 1e9:
+        message = f"unpacks to {size / 1e9:.3g} GB and more, but may hold {data.max_file_gb:g}: raise data.max_file_gb"
+        raise refused(where, f"{message} if that is meant")
+
+
+@contextmanager
+def _readable(where: str, form: str) -> Iterator[None]:
+    """Raises UserError in place of what a damaged file raises."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _DAMAGE as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise refused(where, f"is not readable as {form}: {said[:300]}") from error
+
+
+def _each(batches: Iterator[pa.RecordBatch], where: str, form: str) -> Iterator[pa.RecordBatch]:
+    """The same batches; what whoever takes them raises is not this file's fault."""
+    while True:
+        with _readable(where, form):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _plain_slices(batches: Iterable[pa.RecordBatch], named: Mapping[str, str], where: str) -> Iterator[pa.RecordBatch]:
+    """The wanted columns, plain, in slices of at most BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
+    done = 0
+    for batch in batches:
+        columns = [as_bytes(batch.column(theirs)) for theirs in named.values()]
+        for column in columns:
+            column.validate(full=True)
+        sums = np.cumsum(sum(sizes_of(column) for column in columns)) if batch.num_rows else np.zeros(0)
+        start = 0
+        while start < batch.num_rows:
+            before = sums[start - 1] if start else 0
+            stop = int(np.searchsorted(sums, before + BLOCK_BYTES, "right"))
+            stop = min(max(stop, start + 1), start + BLOCK_ROWS, batch.num_rows)
+            if sums[stop - 1] - before > LONGEST_ROW_BYTES:
+                raise refused(where, f"holds {sums[stop - 1] - before:,.0f} bytes in row {done + start + 1} alone")
+            arrays = [decoded(column.slice(start, stop - start)) for column in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(named))
+            start = stop
+        done += batch.num_rows
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches joined, up to BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if held and (rows + batch.num_rows > BLOCK_ROWS or size + batch.nbytes > BLOCK_BYTES):
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,87 @@
+"""Rows of a Python function or object that the recipe names."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from training.data.blocks import Block, refused
+from training.data.file_systems import shown
+from training.data.hub_rows import from_dataset, from_table
+from training.data.mappings import from_columns, from_mappings
+from training.data.sources import is_rows, is_splits, load_object, object_splits
+from training.problems import UserError
+
+if TYPE_CHECKING:
+    from training.data.slice_columns import Slices
+    from training.recipe.source_columns import Asked
+
+_END = object()
+
+
+def read_object(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+    """The rows that the object `data.path` has for the split; a function is called once for each."""
+    data = asked.data
+    found: Any = load_object(data.path)
+    name = object_splits(data, asked.evaluated).get(split, split)
+    if is_splits(found, data):
+        where, rows = f"{data.path}[{name!r}]", found.get(name)
+        if rows is None:
+            raise refused(f"data.splits.{split}", f"{data.path} has no {name!r}: it has {', '.join(map(str, found))}")
+    elif is_rows(found) or isinstance(found, Mapping):
+        where, rows = data.path, found
+    else:
+        where = f"{data.path}({name!r})"
+        with _told(where):
+            rows = found(name)
+    yield from _blocks(rows, asked, where, slices)
+
+
+def _blocks(rows: Any, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
+    library = type(rows).__module__.partition(".")[0]
+    if library == "pandas" and hasattr(rows, "columns"):
+        with _told(where):
+            rows = pa.Table.from_pandas(rows, preserve_index=False)
+    if isinstance(rows, pa.Table):
+        yield from from_table(rows, asked, where, slices)
+    elif library == "datasets" and hasattr(rows, "num_rows"):
+        yield from from_dataset(rows, asked, where, slices)
+    elif isinstance(rows, Mapping):
+        yield from from_columns(rows, asked, where, slices)
+    elif isinstance(rows, Iterable) or is_rows(rows):
+        with _told(where):
+            total = len(rows) if isinstance(rows, Sized) else None
+        yield from from_mappings(_numbered(rows, where, total), asked, where, slices, total)
+    else:
+        raise refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
+
+
+def _numbered(rows: Any, where: str, total: int | None) -> Iterator[tuple[int, Any]]:
+    """Rows of an iterable, or of an object that only knows how many it has and what the n-th is."""
+    with _told(where):
+        given = iter(rows) if isinstance(rows, Iterable) else (rows[place] for place in range(total or 0))
+    for number in count(1):
+        with _told(f"{where} row {number}"):
+            row = next(given, _END)
+            row = dict(row) if isinstance(row, Mapping) else row  # so that none of their code runs later
+        if row is _END:
+            return
+        yield number, row
+
+
+@contextlib.contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Whatever the user's own code raises is told with its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{shown(last.filename)} line {last.lineno}"
+        raise refused(where, f"failed in {at}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,178 @@
+"""Quotation marks of CSV files: which fields are quoted, and what is suspicious about them, by row number.
+
+A reader of CSV removes the quotation marks of a quoted field, and takes line breaks within it for text. Where the
+marks are only marks, this alters texts, and one that is never closed swallows the rows that follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import Protocol
+
+from training.data.blocks import Fault, shortly
+
+FEWEST_MERGED = 5
+"""Whole lines within one field, nearly all with as many delimiters as a row has, that count as rows."""
+MERGED_SHARE = 0.9
+_BREAK = re.compile(rb"\r\n|\r|\n")
+
+
+class Readable(Protocol):
+    """A file that is read to its end."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """So many bytes, fewer at the end only."""
+
+    def close(self) -> None:
+        """Closes it."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+
+
+class QuotedFields:
+    """Hands on the bytes of a CSV file as they are, and looks at its quoted fields on the way.
+
+    It agrees with pyarrow on what a quoted field is: one that begins with a quotation mark; marks within it are
+    doubled; text behind the closing mark belongs to it. Rows are numbered from 1, blank lines and the header included.
+    """
+
+    def __init__(
+        self, file: Readable, delimiter: str, columns: int, first_row: int, *, has_header: bool = True
+    ) -> None:
+        """`columns` is the number of fields of a row, `first_row` the number of the first row of data."""
+        self._file, self._delimiter = file, delimiter.encode()
+        self._columns, self._first_row, self._has_header = columns, first_row, has_header
+        starts = re.escape(delimiter.encode())
+        self._opening = re.compile(rb'"(?<=[' + starts + rb'\r\n]")')
+        self._field = re.compile(rb'"([^"]*+(?:""[^"]*+)*+)"([^' + starts + rb"\r\n]*+)")
+        # Skips all fields that need no look in one match: fast for files in which every field is quoted.
+        ends = rb"[" + starts + rb"\r\n]"
+        plain = rb"(?<=" + ends + rb')"[^"\r\n]*+(?:""[^"\r\n]*+)*+"(?=' + ends + rb")"
+        self._unsuspicious = re.compile(rb'(?:[^"]++|' + plain + rb"|(?<!" + ends + rb')")*+')
+        self._held = b"\n"  # the byte before what is looked at next, and what cannot be judged yet
+        self._row = 1
+        self._lines = 0
+        self._longest = (0, 0)
+        self._program_quotes = False  # as the header shows, or the first row where there is no header
+        self._quoted_in_first_row = 0
+        self._last: dict[str, int] = {}  # row by check, so that a row is told once
+        self._found: deque[Fault] = deque()  # pyarrow reads from a thread of its own
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes of the file."""
+        piece = self._file.read(size)
+        if size:
+            self._look(self._held + piece, end=not piece)
+        return piece
+
+    def close(self) -> None:
+        """Closes the file beneath."""
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file beneath is closed."""
+        return self._file.closed
+
+    def found(self, last: int | None = None) -> tuple[Fault, ...]:
+        """What was found since the last call, in rows up to `last` (None: all)."""
+        taken = []
+        while self._found and (last is None or self._found[0].row <= last):
+            taken.append(self._found.popleft())
+        return tuple(taken)
+
+    def whole_file(self) -> tuple[Fault, ...]:
+        """That the file has far fewer rows than lines, once all of it was read."""
+        rows = self._row - 1
+        lines, row = self._longest
+        if self._lines <= 2 * rows:
+            return ()
+        what = f"spans {lines:,} lines; the file has {self._lines:,} lines, and only {rows:,} rows"
+        return (Fault(row, "line_breaks", what),)
+
+    def _look(self, data: bytes, end: bool) -> None:
+        """Looks at all fields that are whole; `data` begins with a byte that was looked at before."""
+        done = 1
+        while True:
+            skipped = done
+            if not self._quoting_is_unusual():
+                skipped = self._unsuspicious.match(data, done).end()  # type: ignore[union-attr]  # it matches nothing, too
+            opening = self._opening.search(data, skipped)
+            if opening is None:
+                break
+            start = opening.start()
+            self._pass(data, done, start)
+            field = self._field.match(data, start)
+            # What stands at the end of the data may go on in the next piece.
+            if field is None or (field.end() == len(data) and not end):
+                if not end:
+                    self._held = data[start - 1 :]
+                    return
+                self._unclosed(data[start:])
+                return
+            self._judge(field[1], field[2], field[0])
+            done = field.end()
+        stop = len(data) - (data.endswith(b"\r") and not end)  # perhaps half of a line break
+        self._pass(data, done, max(done, stop))
+        self._held = data[max(done, stop) - 1 :]
+        if end and not self._held.endswith((b"\n", b"\r")):
+            self._row += 1  # the last row has no line break
+            self._lines += 1
+            self._held = b"\n"
+
+    def _pass(self, data: bytes, start: int, stop: int) -> None:
+        """Counts rows outside of quoted fields."""
+        breaks = data.count(b"\n", start, stop) + data.count(b"\r", start, stop) - data.count(b"\r\n", start, stop)
+        self._row += breaks
+        self._lines += breaks
+
+    def _judge(self, body: bytes, rest: bytes, field: bytes) -> None:
+        breaks = len(_BREAK.findall(body)) if b"\n" in body or b"\r" in body else 0
+        self._lines += breaks
+        if self._row < self._first_row:
+            self._program_quotes |= self._has_header
+            return
+        if breaks:
+            self._longest = max(self._longest, (breaks + 1, self._row))
+            # A quoted letter may have one comma in each of its lines. Only a second sign makes it an error.
+            if (rest or self._quoting_is_unusual()) and self._holds_rows(body):
+                self._add("merged_rows", "has a quoted field that holds what look like whole rows", field, breaks)
+                return
+            self._add("line_breaks", "has line breaks within a quoted field", field, breaks)
+        needed = breaks or b'""' in body or self._delimiter in body
+        if rest or (not needed and self._quoting_is_unusual()):
+            self._add("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
+        if self._row == self._first_row and not self._has_header and not rest:
+            self._quoted_in_first_row += 1
+            if self._quoted_in_first_row == self._columns:
+                self._program_quotes = True
+                # pyarrow has not seen the whole first row yet, so nobody has taken its faults.
+                self._found = deque(fault for fault in self._found if fault.check != "stray_quotes")
+
+    def _quoting_is_unusual(self) -> bool:
+        return self._delimiter == b"\t" and not self._program_quotes
+
+    def _holds_rows(self, body: bytes) -> bool:
+        """Whether the whole lines within a field look like rows of the file."""
+        whole = _BREAK.split(body)[1:-1]
+        like_rows = sum(line.count(self._delimiter) == self._columns - 1 for line in whole)
+        return self._columns > 1 and like_rows >= max(FEWEST_MERGED, MERGED_SHARE * len(whole))
+
+    def _unclosed(self, field: bytes) -> None:
+        """The rest of the file, which is one row."""
+        self._add(
+            "merged_rows", "has a quotation mark that is never closed", field, len(_BREAK.findall(field.rstrip()))
+        )
+        self._row += 1
+        self._held = b"\n"
+
+    def _add(self, check: str, what: str, field: bytes, breaks: int = 0) -> None:
+        if self._last.get(check) == self._row:
+            return
+        self._last[check] = self._row
+        lines = f"{breaks + 1:,} lines, " if breaks else ""
+        value = f": {lines}{shortly(field[:200].decode(errors='replace'))}"
+        self._found.append(Fault(self._row, check, what, value))

@@ -1,0 +1,157 @@
+"""Rows as they stand in files: CSV, JSON, Parquet and Arrow, a block at a time.
+
+A reader is a function `(asked, split, pinned, slices) -> Iterator[Block]`; READERS names them all. It raises UserError
+when the source as a whole cannot be read (no such column, not a Parquet file) and leaves out single rows that it cannot
+read, each with a Fault that says why. Of columns that the recipe does not name it reads those that `slices` asks for,
+and whatever is wrong with these leaves out no row.
+
+CSV and the typed formats are pyarrow's: its CSV reader tells the number of every row that does not fit. JSON is
+Python's own, for pyarrow's stops at the first line that differs and does not say which; arrays are read by ijson, which
+holds one object at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from training.data.blocks import Block, Fault, refused, shortly
+from training.data.csv_files import read_csv
+from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
+from training.data.file_systems import shown
+from training.data.hub_rows import read_hub
+from training.data.mappings import from_mappings
+from training.data.parquet_files import read_arrow, read_parquet
+from training.data.python_objects import read_object
+
+if TYPE_CHECKING:
+    from training.data.slice_columns import Slices
+    from training.recipe.source_columns import Asked
+
+Reader = Callable[["Asked", str, Mapping[str, Any], "Slices"], Iterator[Block]]
+
+
+def read_json(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+    """JSON lines, one object a line, where blank lines do not count; or one array of objects."""
+    for file in pinned[split]:
+        where = shown(file)
+        with opened(file, asked.data) as raw:
+            lines = io.BufferedReader(raw, 2**20)
+            array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
+            rows = _elements(_Array(lines, where), where) if array else _lines(lines, where)
+            for block in from_mappings(rows, asked, where, slices):
+                yield replace(block, share=raw.share)
+
+
+def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:
+    number = 0
+    while line := lines.readline(LONGEST_ROW_BYTES + 1):
+        number += 1
+        if len(line) > LONGEST_ROW_BYTES:
+            raise refused(
+                where, f"has a line of more than {LONGEST_ROW_BYTES:,} bytes (line {number}): one object a line"
+            )
+        if line.strip():
+            yield number, _parsed(number, line)
+
+
+def _parsed(number: int, line: bytes) -> Any:
+    """The value of one line, or what is wrong with it."""
+    try:
+        return json.loads(line.decode(), object_pairs_hook=_unique)
+    except _KeyTwice as error:
+        return _twice(number, str(error))
+    except UnicodeDecodeError as error:
+        return Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
+    except json.JSONDecodeError as error:
+        return Fault(number, "malformed", "is not JSON", f" ({error.msg}, column {error.colno})")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
+        return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
+
+
+class _KeyTwice(ValueError):
+    """The key that an object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values. Raises _KeyTwice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _KeyTwice(next(name for name in names if names.count(name) > 1))
+    return made
+
+
+def _twice(number: int, key: str) -> Fault:
+    return Fault(number, "malformed", "has an object with one key twice", f" ({shortly(key)})")
+
+
+class _Array:
+    """The bytes of a JSON array, as far as one element may reach."""
+
+    def __init__(self, file: io.BufferedReader[Opened], where: str) -> None:
+        self._file, self._where = file, where
+        self.row = 0
+        self._of_row = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes. Raises UserError where the element has no end."""
+        self._of_row += size
+        if self._of_row > LONGEST_ROW_BYTES:
+            message = f"has an element of more than {LONGEST_ROW_BYTES:,} bytes after row {self.row}"
+            raise refused(self._where, message)
+        return self._file.read(size)
+
+    def has_given(self, row: int) -> None:
+        """That an element has ended."""
+        self.row, self._of_row = row, 0
+
+
+class _Object(dict[str, Any]):
+    """An object of a JSON array, which knows a key that it has twice."""
+
+    twice: str | None = None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in self:
+            self.twice = key
+        super().__setitem__(key, value)
+
+
+_Object.__name__ = "dict"  # as messages name the type of a value
+
+
+def _key_twice(value: Any) -> str | None:
+    """A key that an object within the value has twice, if there is one."""
+    if isinstance(value, _Object) and value.twice is not None:
+        return value.twice
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = (_key_twice(one) for one in inside if isinstance(one, dict | list))
+    return next((key for key in found if key is not None), None)
+
+
+def _elements(array: _Array, where: str) -> Iterator[tuple[int, Any]]:
+    import ijson
+
+    number = 0
+    try:
+        for number, row in enumerate(ijson.items(array, "item", use_float=True, map_type=_Object), 1):
+            array.has_given(number)
+            key = _key_twice(row)
+            yield number, row if key is None else _twice(number, key)
+    except (ijson.JSONError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise refused(where, f"is not a JSON array to its end: after row {number}, {said}") from error
+
+
+READERS: dict[str, Reader] = {
+    "csv": read_csv,
+    "json": read_json,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "hub": read_hub,
+    "python": read_object,
+}

@@ -1,0 +1,360 @@
+"""The same job as a plain loop over Accelerate: the engine `accelerate`, for one process and for DDP.
+
+`Loop.run` is the table of contents. What a killed run needs to end with the same bytes goes through `Loop.save` and
+`Loop.restore`. Optimizer, schedule and loss are transformers' own (training/engine/optimization.py), so a setting
+means here what it means to the Trainer.
+
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from safetensors.torch import load_model, save_model
+from torch.utils.data import DataLoader
+from transformers import enable_full_determinism, set_seed
+
+from training import distributed
+from training.batching import random_states
+from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.distributed import ranks
+from training.engine import checkpoints, collation, state_check
+from training.engine.inference import evaluate
+from training.engine.optimization import arguments, loss_function, make_optimizer, make_scheduler
+from training.engine.reporter import Reporter
+from training.engine.throughput import Speed, flops, hardware_limit
+from training.engine.training_task import Task, Trained, require_as_asked
+from training.jobs.program import Interrupted, stop_requested
+from training.models import adapters
+from training.models.loading import DTYPES
+from training.recipe.tables.metrics import more_is_better
+
+MODEL, STEPPING, PLACE, OF_RANK = "model.safetensors", "stepping.pt", "place.json", "rank{}.pt"
+"""The files of a checkpoint: weights, what steps them, the place in training, and what each rank has for itself."""
+
+
+def train(task: Task) -> Trained:
+    """Trains by a plain loop: the engine `accelerate`."""
+    return Loop(task).run()
+
+
+@dataclass
+class Place:
+    """How far training is, the same on every rank."""
+
+    step: int = 0
+    """Optimizer steps so far."""
+    recorded: int = 0
+    """The last of them at which the training loss was recorded."""
+    loss_sum: float = 0.0
+    """The losses of the steps up to that one, added up."""
+    best_step: int | None = None
+    best_metric: float | None = None
+    no_better: int = 0
+    """Evaluations in a row that gained too little."""
+    stopped_early: bool = False
+
+
+class Loop:
+    """A task's training. Every rank makes one, and all of them call its methods together."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.asked, self.place = task, task.training, Place()
+        args = arguments(task)
+        ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # some models have layers that a task skips
+        self.accelerator = Accelerator(mixed_precision=args.mixed_precision, kwargs_handlers=[ddp])
+        require_as_asked(self.accelerator.state, task.compute)
+        self.device, self.rank = self.accelerator.device, self.accelerator.process_index
+        self.ranks = self.accelerator.num_processes
+        seed, self.accumulation = self.asked["seed"], self.asked["gradient_accumulation_steps"]
+        (enable_full_determinism if args.full_determinism else set_seed)(seed)
+        torch.manual_seed(seed + self.rank)  # each rank draws its own dropout masks
+        self.batches = LengthGroupedBatches(
+            task.train.lengths,
+            task.rows_a_step,
+            accumulation=self.accumulation,
+            world=self.ranks,
+            rank=self.rank,
+            seed=seed,
+            targets=task.train.targets,
+        )
+        self.oracle = state_check.Oracle(task.checkpoints.parent, self.batches, self.watched)
+        self.collate = state_check.marked(task.collate)
+        self.arithmetic = flops(task.model)
+        steps, epochs = self.asked["max_steps"], self.asked["num_train_epochs"]
+        self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
+        self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
+        if wrong := distributed.load(task.compute["strategy"]).wrong_wrapper(self.model, task.compute):
+            raise RuntimeError(f"asked for {task.compute['strategy']}, but the model is not shared so: {wrong}")
+        self.scheduler = make_scheduler(self.optimizer, args, self.last)
+        self.by_metric = self.asked["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
+        self.loss_of = loss_function(task)
+        self.loss = torch.zeros((), device=self.device)  # of this rank's steps since one was recorded
+        self.saved_at = 0.0
+
+    def run(self) -> Trained:
+        """Trains to the end, from a checkpoint where there is one, and leaves the weights to export in the model."""
+        if start := self.task.begin():
+            self.restore(start)
+        place, began, first = self.place, time.monotonic(), self.place.step
+        self.saved_at = began
+        if self.rank == 0:
+            self.reporter = self.make_reporter()
+        self.model.train()
+        while place.step < self.last and not place.stopped_early:
+            epoch, done = divmod(place.step, self.batches.steps)
+            batches = self.batches_of(epoch, done)
+            for _ in range(done, min(self.batches.steps, self.last - epoch * self.batches.steps)):
+                gradient_norm, learning_rate = self.step(batches)
+                place.step += 1
+                if self.rank == 0:
+                    self.reporter.stepped(place.step, self.epoch)
+                if place.step % self.asked["logging_steps"] == 0:
+                    self.record(gradient_norm, learning_rate)
+                if evaluated := self.evaluation_is_due():
+                    self.judge(self.evaluate())
+                self.save_where_due(evaluated)
+                if place.stopped_early:
+                    break
+        if self.rank == 0:
+            self.reporter.ended(place.step)
+        rows, seconds = sum(map(self.batches.rows_of_step, range(first, place.step))), time.monotonic() - began
+        self.load_best()
+        return Trained(
+            steps=place.step,
+            epochs=self.epoch,
+            train_loss=(place.loss_sum + self.mean_over_ranks()) / max(place.step, 1),
+            samples_per_second=rows / seconds,
+            best_step=place.best_step,
+            best_metric=place.best_metric,
+        )
+
+    @property
+    def epoch(self) -> float:
+        """How many times each training row was seen so far."""
+        whole, steps = divmod(self.place.step, self.batches.steps)
+        return whole + steps * self.accumulation / len(self.batches)
+
+    # Training
+
+    def batches_of(self, epoch: int, done: int) -> Iterator[Batch]:
+        """This rank's micro-batches of an epoch, without those of its first `done` steps."""
+        self.batches.set_epoch(epoch)
+        loader = self.loader(self.task.train, islice(self.batches, done * self.accumulation, None))
+        # An iterator draws a seed. Of an epoch that was begun before a kill, it was drawn then.
+        with torch.random.fork_rng(devices=[], enabled=done > 0):
+            batches = iter(loader)
+        # A user's collator sets the generators of the whole process: not while dropout draws from them.
+        return batches if isinstance(self.task.collate, collation.TrainingCollator) else ahead(batches)
+
+    def loader(self, rows: TokenRows, batches: Iterable[list[int]]) -> DataLoader[Any]:
+        on_gpu = self.device.type == "cuda"
+        return DataLoader(rows, batch_sampler=batches, collate_fn=self.collate, pin_memory=on_gpu)
+
+    def step(self, batches: Iterator[Batch]) -> tuple[torch.Tensor, float]:
+        """One optimizer step; gives the norm of its gradient, on the device, and its learning rate.
+
+        Backward and DDP take means over micro-batches and ranks: weighted by their shares of the step's targets, each
+        of these counts alike.
+        """
+        step = self.place.step
+        pieces = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
+        for piece in range(1, pieces + 1):
+            batch = next(batches)
+            self.oracle.trains(step, batch)
+            weight = self.task.task_type.targets(batch) * pieces * self.ranks / self.batches.targets_of_step(step)
+            with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
+                loss = self.loss_and_outputs(self.model, batch)[0] * weight / pieces
+                self.accelerator.backward(loss)
+            self.loss += loss.detach()
+        gradient_norm = self.accelerator.clip_grad_norm_(
+            self.model.parameters(), self.asked["max_grad_norm"] or math.inf
+        )
+        self.optimizer.step()
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        if not self.by_metric and not self.optimizer.step_was_skipped:  # skipped: a gradient too large for fp16
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return gradient_norm, learning_rate
+
+    def loss_and_outputs(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """The mean loss of a batch, (), and what the model gives."""
+        batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+        if self.loss_of is None:
+            outputs = model(**batch)
+            return outputs["loss"], outputs
+        outputs = self.task.task_type.forward(model, batch)
+        return self.loss_of(outputs["logits"], batch["labels"]), outputs
+
+    # Evaluation
+
+    def evaluation_is_due(self) -> bool:
+        """Whether the validation split is evaluated after this step; after the last one in any case."""
+        every = {"epoch": self.batches.steps, "steps": self.asked["eval_steps"]}.get(self.asked["eval_strategy"])
+        return every is not None and (self.place.step % every == 0 or self.place.step == self.last)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The loss and the metrics of the validation split, each of its rows counted once over all ranks."""
+        split, size = self.task.validation, self.asked["per_device_eval_batch_size"]
+        plan = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
+
+        def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
+            batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+            loss, outputs = self.loss_and_outputs(self.task.model, batch)
+            return (
+                loss,
+                self.task.task_type.targets(batch),
+                self.task.task_type.answers(self.task.model, outputs, batch),
+            )
+
+        def tell(done: int) -> None:
+            if self.rank == 0:
+                self.reporter.evaluating(self.place.step, self.epoch)
+
+        self.model.eval()
+        found = evaluate(self.loader(split, plan), plan, answer, tell)
+        self.model.train()
+        values = {"loss": found.loss}
+        if self.rank == 0:
+            values |= self.task.metrics(found.answers)
+        values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.from_first(values).items()}
+        if self.rank == 0:
+            self.reporter.figures(self.place.step, self.epoch, values)
+            self.reporter.paused()
+        return values
+
+    def judge(self, values: dict[str, float]) -> None:
+        """Remembers the best evaluation, and ends training after too many that were no better."""
+        name = (self.asked["metric_for_best_model"] or "loss").removeprefix("eval_")
+        value, place, more = values[f"eval_{name}"], self.place, self.asked["greater_is_better"]
+        sign = 1 if (more_is_better(name) if more is None else more) else -1
+        gain = sign * (value - (-sign * math.inf if place.best_metric is None else place.best_metric))
+        place.no_better = 0 if gain > self.asked["early_stopping_threshold"] else place.no_better + 1
+        if gain > 0:
+            place.best_metric, place.best_step = value, place.step
+        place.stopped_early = 0 < (self.asked["early_stopping_patience"] or 0) <= place.no_better
+        if self.by_metric:
+            self.scheduler.step(value)
+
+    def load_best(self) -> None:
+        """Has the model take the weights of the best evaluation, where these are to be exported."""
+        if self.best_to_load not in (None, self.place.step):
+            best = self.task.checkpoints / checkpoints.name(self.best_to_load)
+            if damage := checkpoints.damage_of(best):
+                raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
+            self.load_weights(best / MODEL)
+
+    @property
+    def best_to_load(self) -> int | None:
+        """The step whose weights are exported, where that is not the last one in any case."""
+        return self.place.best_step if self.asked["load_best_model_at_end"] else None
+
+    # Checkpoints
+
+    def save_where_due(self, evaluated: bool) -> None:
+        """Saves after an evaluation, after the interval, and when asked to stop, which then raises Interrupted."""
+        late = time.monotonic() - self.saved_at >= self.asked["checkpoint_interval_s"]
+        # Clocks and signals differ between ranks, and all must save at the same step.
+        late, stop = ranks.any_rank(late, stop_requested())
+        if evaluated or late or stop:
+            self.save()
+        if stop:
+            raise Interrupted(f"stopped after step {self.place.step}; the next run goes on from there")
+
+    def save(self) -> None:
+        """Writes a checkpoint of all that the steps to come hang on."""
+        step, began, scaler = self.place.step, time.monotonic(), self.accelerator.scaler
+        final = self.task.checkpoints / checkpoints.name(step)
+        needs = [checkpoints.name(self.best_to_load)] if self.best_to_load not in (None, step) else []
+        first = self.rank == 0
+        aside_only = nullcontext(checkpoints.place_aside(final))
+        with checkpoints.writing(final, needs, self.task.circumstances()) if first else aside_only as folder:
+            ranks.wait_for_all()  # the folder is there
+            if first:
+                self.save_weights(folder / MODEL)
+                stepping = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+                torch.save(stepping | ({"scaler": scaler.state_dict()} if scaler else {}), folder / STEPPING)
+                (folder / PLACE).write_text(json.dumps(asdict(self.place)))
+            self.oracle.saves(folder, step)
+            torch.save({"loss": self.loss, "random": random_states.random_states()}, folder / OF_RANK.format(self.rank))
+            ranks.wait_for_all()  # every rank's file is there
+        self.saved_at = time.monotonic()
+        if first:
+            checkpoints.rotate(final.parent)
+            self.task.events.write("checkpoint", step=step, seconds=round(self.saved_at - began, 3))
+            self.reporter.paused()
+
+    def save_weights(self, file: Path) -> None:
+        if self.asked["lora"]:
+            adapters.save_trained(self.task.model, file)
+        else:
+            save_model(self.task.model, str(file), metadata={"format": "pt"})
+
+    def load_weights(self, file: Path) -> None:
+        (adapters.load_trained if self.asked["lora"] else load_model)(self.task.model, file)
+
+    def restore(self, start: Path) -> None:
+        """Puts all of it back to where it was when this checkpoint was saved."""
+        self.place = Place(**json.loads((start / PLACE).read_text()))
+        self.load_weights(start / MODEL)
+        stepping = torch.load(start / STEPPING, map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(stepping["optimizer"])
+        self.scheduler.load_state_dict(stepping["scheduler"])
+        if self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(stepping["scaler"])
+        own = torch.load(start / OF_RANK.format(self.rank), map_location="cpu", weights_only=True)
+        self.loss.copy_(own["loss"])
+        random_states.set_random_states(own["random"])
+        self.oracle.restored(start)
+
+    def watched(self) -> state_check.State:
+        """What the oracle compares after a restore with what was saved."""
+        return state_check.state_of(
+            model=self.task.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scaler=self.accelerator.scaler,
+            trainer=asdict(self.place) | {"loss": self.loss},
+        )
+
+    # What is told
+
+    def make_reporter(self) -> Reporter:
+        limit = self.ranks * hardware_limit(self.device, DTYPES[self.task.compute["mixed_precision"]])
+        return Reporter(self.task.events, Speed(self.task.events, self.batches, self.arithmetic, limit), self.last)
+
+    def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:
+        """The mean loss of the steps since the last time; between evaluations, only here the host waits for a GPU."""
+        place, loss = self.place, self.mean_over_ranks()
+        mean, norm = loss / (place.step - place.recorded), gradient_norm.item()
+        place.loss_sum, place.recorded = place.loss_sum + loss, place.step
+        self.loss.zero_()
+        if self.rank == 0:
+            values = {"train_loss": mean, "learning_rate": learning_rate, "grad_norm": norm}
+            self.reporter.trained(place.step, self.epoch, values)
+
+    def mean_over_ranks(self) -> float:
+        return float(self.accelerator.reduce(self.loss, "mean").item())
+
+
+def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each made in a thread while the one before it is trained on."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch

@@ -1,0 +1,44 @@
+"""A trained model, asked about rows as they come: through the features, batches and answers that its predictions are
+made by when it is evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from training.batching.batches import TokenRows
+from training.engine.inference import predict
+from training.models import loading
+from training.task_types.task_type import TaskType
+from training.tokenization.transformers_encoder import load_encoder
+
+BATCH_ROWS = 32
+
+
+class Asker:
+    """A model in one folder, its tokenizer in another or the same, on the CPU, in full precision.
+
+    Rows are cut after `max_length` tokens. Raises UserError where the tokenizer cannot be read.
+    """
+
+    def __init__(self, task_type: TaskType, folder: Path, tokenizer: Path, max_length: int) -> None:
+        self._kind = task_type
+        self._encoder = load_encoder(tokenizer, folder, max_length)
+        self._tokenizer = loading.load_tokenizer(tokenizer, folder)
+        self._collate = task_type.collator(self._tokenizer, loading.padding_multiple())
+        self._network = loading.load_trained(task_type, folder)
+        self.labels: list[str] = task_type.labels_of(self._network.config)
+        """The names of its labels, in the order of its outputs."""
+
+    def answers(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        """What a person is told of each of these rows, which have the task type's columns but for the label: the names
+        and types of `TaskType.answer_types`."""
+        if not rows.num_rows:
+            return []
+        features = iter([self._kind.features(self._encoder, rows).rows])
+        token_rows = pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, features))
+        answers = predict(self._kind, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
+        answers = self._kind.asked(answers, rows, self._network, self._tokenizer, self._encoder)
+        return self._kind.explained(self._kind.worded(answers, self._tokenizer), self.labels)

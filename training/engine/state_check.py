@@ -1,0 +1,203 @@
+"""Whether what was restored is what was saved, looked at from the inside: a debug mode, on where FINETUNE_ORACLE=1.
+
+Equal weights at the end could be luck: a sum that came out alike, a generator that nobody asked any more. So in this
+mode every rank writes a digest of each part of its live state into each checkpoint:
+
+    checkpoint-40/state.rank0.json    {"model": {tensor: digest}, "optimizer": …, "rng": …, "sampler": …, …}
+
+and an engine that has restored one computes the same of its live objects before the first step, and compares. The
+micro-batches that were trained are listed, so that those of two runs can be compared as well:
+
+    logs/batches.rank0.jsonl          {"step": 40, "micro": 0, "rows": [3, 17], "batch": digest of all its tensors}
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.batching.batches import LengthGroupedBatches
+from training.batching.random_states import Numbered
+from training.engine.collation import Collate
+from training.jobs.protocol import LOGS, rank
+
+SWITCH = "FINETUNE_ORACLE"
+"""The environment variable that turns the mode on, by the value 1."""
+STATE = "state.rank{}.json"
+BATCHES = "batches.rank{}.jsonl"
+ROWS = "row_numbers"
+
+State = dict[str, dict[str, str]]
+"""Part to the digest of each of its pieces, such as a tensor by its name."""
+
+
+def watches() -> bool:
+    """Whether the mode is on."""
+    return os.environ.get(SWITCH) == "1"
+
+
+def state_of(
+    *, model: torch.nn.Module, optimizer: Any, scheduler: Any, scaler: Any = None, **more: Mapping[str, Any]
+) -> State:
+    """The digests of this rank's state: its own share of what is shared. `more` are other parts, of any values.
+
+    Takes no part in any communication and draws no number, so it changes nothing.
+    """
+    parts = {
+        "model": {**dict(model.named_parameters()), **dict(model.named_buffers())},
+        "optimizer": _of_optimizer(optimizer),
+        # Not what rule it goes by, which may be another one after a checkpoint that the recipe names.
+        "scheduler": {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"},
+        "scaler": scaler.state_dict() if scaler else {},
+        "rng": _generators(),
+        **more,
+    }
+    return {part: _digests(values) for part, values in parts.items()}
+
+
+def marked(collate: Collate) -> Collate:
+    """A collator whose batches of training have their row numbers, (B,) int64, until `Oracle.trains` takes them out;
+    the same one where the mode is off."""
+    return _Marked(collate) if watches() else collate
+
+
+class _Marked:
+    def __init__(self, collate: Collate) -> None:
+        self._collate = collate
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = self._collate(features)
+        return {**batch, ROWS: torch.tensor(features.rows)} if isinstance(features, Numbered) else batch
+
+
+class Oracle:
+    """Looks at one rank's training; where the mode is off, at nothing.
+
+    Args:
+        job_dir: the job's.
+        batches: this rank's.
+        live: gives the state as it is now, by `state_of`.
+    """
+
+    def __init__(self, job_dir: Path, batches: LengthGroupedBatches, live: Callable[[], State]) -> None:
+        self._batches, self._live, self._on = batches, live, watches()
+        self._restored: Path | None = None
+        self._step, self._micro = -1, 0
+        if self._on:
+            file = job_dir / LOGS / BATCHES.format(rank())
+            self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def saves(self, checkpoint: Path, step: int) -> None:
+        """Writes the state after so many optimizer steps into a checkpoint that is being written."""
+        if self._on:
+            epoch, within = divmod(step, self._batches.steps)
+            there = copy.copy(self._batches)
+            there.set_epoch(epoch)
+            rows = list(next(islice(there, within * self._batches.grad_accum, None)))
+            state = self._live() | {"sampler": self._sampler(epoch, rows)}
+            (checkpoint / STATE.format(rank())).write_text(json.dumps(state, indent=1))
+
+    def restored(self, checkpoint: Path) -> None:
+        """Raises RuntimeError, naming the parts, where the live state is not the one that this checkpoint records."""
+        if self._on:
+            _require_same(checkpoint, self._live())
+            self._restored = checkpoint
+
+    def trains(self, step: int, batch: dict[str, Any]) -> None:
+        """Takes the row numbers out of a micro-batch that is about to be trained after so many steps, and lists it.
+
+        Raises RuntimeError where the first one after a resume is not the one that the checkpoint foresaw.
+        """
+        if not self._on:
+            return
+        rows: list[int] = batch.pop(ROWS).tolist()
+        self._micro = self._micro + 1 if step == self._step else 0
+        self._step = step
+        line = {"step": step, "micro": self._micro, "rows": rows, "batch": _digest(dict(batch))}
+        os.write(self._file, json.dumps(line).encode() + b"\n")  # in one piece: a kill leaves whole lines
+        if self._restored is not None:
+            _require_same(self._restored, {"sampler": self._sampler(self._batches.epoch, rows)})
+            self._restored = None
+
+    def _sampler(self, epoch: int, rows: list[int]) -> dict[str, str]:
+        return _digests({"epoch": epoch, "seed": self._batches.seed, "rows": rows})
+
+
+def _require_same(checkpoint: Path, live: State) -> None:
+    """Parts that are not given are not compared, nor is anything where the mode was off when it was written."""
+    file = checkpoint / STATE.format(rank())
+    if not file.exists():
+        return
+    saved, told = json.loads(file.read_text()), []
+    for part, pieces in live.items():
+        both = {**saved[part], **pieces}
+        if others := [name for name in both if saved[part].get(name) != pieces.get(name)]:
+            told.append(f"{part} ({len(others)} of {len(both)}, first {others[0]})")
+    if told:
+        where = f"what rank {rank()} restored from {checkpoint.name} is not what it had saved"
+        raise RuntimeError(f"{where}: {', '.join(told)}")
+
+
+def _of_optimizer(wrapped: Any) -> dict[str, Any]:
+    """Settings of the groups, and of each weight its state: of ZeRO's flat ones, with the weight itself."""
+    base, flat = wrapped, None
+    while True:  # what accelerate and DeepSpeed put around torch's
+        flat = flat or getattr(base, "fp32_partitioned_groups_flat", None)
+        if not hasattr(base, "optimizer"):
+            break
+        base = base.optimizer
+    found: dict[str, Any] = {}
+    for number, group in enumerate(base.param_groups):
+        found |= {f"group {number} {name}": value for name, value in group.items() if name != "params"}
+    for number, weight in enumerate(flat or [weight for group in base.param_groups for weight in group["params"]]):
+        found[f"weight {number}"] = weight
+        found |= {f"weight {number} {name}": value for name, value in base.state.get(weight, {}).items()}
+    return found
+
+
+def _generators() -> dict[str, Any]:
+    found = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    return found | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _digest(value) for name, value in values.items()}
+
+
+def _digest(value: Any) -> str:
+    """16 hexadecimal digits of a value's content, whatever of plain values and tensors it is made of."""
+    sha = hashlib.sha256()
+    _feed(sha, value)
+    return sha.hexdigest()[:16]
+
+
+def _feed(sha: hashlib._Hash, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = getattr(value, "ds_tensor", value)  # ZeRO's share
+        if hasattr(value, "__tensor_flatten__"):  # made of other tensors: a DTensor of this rank's share
+            for name in value.__tensor_flatten__()[0]:
+                _feed(sha, getattr(value, name))
+            return
+        value = value.detach().cpu().contiguous()
+        sha.update(f"{value.dtype} {tuple(value.shape)} ".encode())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray):
+        sha.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
+    elif isinstance(value, Mapping):
+        _feed(sha, sorted(((str(name), inner) for name, inner in value.items()), key=lambda item: item[0]))
+    elif isinstance(value, list | tuple):
+        sha.update(f"[{len(value)} ".encode())
+        for inner in value:
+            _feed(sha, inner)
+    else:
+        sha.update(f"{type(value).__name__} {value!r} ".encode())

@@ -1,0 +1,403 @@
+"""The Trainer, made exact: killed at any instant and started again, it ends with the same bytes.
+
+What transformers 5.23 leaves open and this closes: checkpoints that may be half written, the best model's
+place when the folder has moved, a stop that was decided before the checkpoint and forgotten after it, the
+running sum of the loss, length groups that differ from run to run, and being asked to stop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch.utils.data import DataLoader, Sampler
+from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from training import distributed
+from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.distributed import ranks
+from training.engine import callbacks, checkpoints, state_check
+from training.engine.inference import evaluate
+from training.engine.reporter import Reporter
+from training.engine.throughput import Speed, flops, hardware_limit
+from training.engine.training_arguments import training_arguments
+from training.engine.training_task import Task, Trained, require_as_asked
+from training.jobs.user_code import Place, users_mistake
+from training.models import adapters
+from training.models.loading import DTYPES
+
+LOSS_SUM = "loss_sum.rank{}.json"
+# What a TrainerState has lived through, beside what it was set to and where its checkpoints lie.
+_LIVED = (
+    *("global_step", "epoch", "best_metric", "best_global_step"),
+    *("total_flos", "num_input_tokens_seen"),
+)
+
+
+def train(task: Task) -> Trained:
+    """Trains by the Trainer: the engine `trainer`."""
+    trainer = make_trainer(task)
+    require_as_asked(trainer.accelerator.state, task.compute, trainer.args.n_gpu)
+    if trainer.args.torch_compile and trainer.is_world_process_zero():
+        task.events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
+    start = task.begin()
+    result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+    state = trainer.state
+    return Trained(
+        steps=state.global_step,
+        epochs=state.epoch or 0.0,
+        train_loss=trainer.mean_loss,
+        samples_per_second=result.metrics["train_samples_per_second"],
+        best_step=state.best_global_step,
+        best_metric=state.best_metric,
+        weights=distributed.load(task.compute["strategy"]).whole_weights(trainer),
+    )
+
+
+def make_trainer(task: Task) -> ExactTrainer:
+    """The task's Trainer, of the class that the recipe names. Raises UserError where something that it names is not
+    there, or is not accepted."""
+    asked = task.training
+    task_type = ExactTrainer if asked["trainer"] is None else _CLASS.load(asked["trainer"])
+    given = {
+        "model": task.model,
+        "args": training_arguments(task),
+        "train_dataset": task.train,
+        "eval_dataset": task.validation,
+        "data_collator": task.collate,
+        "callbacks": callbacks.asked_for(asked),
+        "task": task,
+    }
+    try:
+        inspect.signature(task_type).bind(**given)
+    except TypeError as error:
+        raise _CLASS.refused(f"{asked['trainer']!r} is not made as ExactTrainer is: {error}.") from error
+    return task_type(**given)
+
+
+class ExactTrainer(Trainer):
+    """Trains on TokenRows in length-grouped batches, with checkpoints that are complete or absent.
+
+    `task` is what it trains; the other arguments are the Trainer's. `args.output_dir` is the folder of the checkpoints.
+    One is written at each evaluation and whenever the last is older than `training.checkpoint_interval_s`. Asked to
+    stop, `train` writes one and raises Interrupted. Every rank makes one of these; rank 0 alone writes events.
+
+    A recipe may name a subclass, `training.trainer: module:Class`. Whatever that overrides, it calls super() for the
+    rest: compute_loss weights the rows, _save_checkpoint keeps checkpoints whole.
+    """
+
+    def __init__(self, *, task: Task, **trainer: Any) -> None:
+        super().__init__(**trainer | {"data_collator": state_check.marked(trainer["data_collator"])})
+        self._task, self._events = task, task.events
+        self._strategy = distributed.load(task.compute["strategy"])
+        # Each rank draws its own dropout masks; rank 0 draws as one process would.
+        torch.manual_seed(self.args.seed + self.args.process_index)
+        # Many classification heads accept the number of items of all micro-batches and take no notice of it:
+        # their losses would add up. Without it, the Trainer takes the mean over the micro-batches.
+        self.model_accepts_loss_kwargs = False
+        self.remove_callback(PrinterCallback)
+        if self.is_world_process_zero():
+            self.add_callback(callbacks.Reports(self))
+            self._arithmetic = flops(self.model)
+        self.add_callback(callbacks.Saves(self, task.training["checkpoint_interval_s"]))
+        self._resumed_from: Path | None = None
+        self._divided_anew = False
+        """Whether another number of processes wrote the checkpoint."""
+        self._ended_before = False
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the model's own weights are frozen, and adapters trained beside them."""
+        return self._task.training["lora"] is not None
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean training loss of all steps so far, those before a resume included; 0 before the first."""
+        return self._total_loss_scalar / max(self.state.global_step, 1)
+
+    def _get_train_sampler(self, train_dataset: TokenRows | None = None) -> Sampler[list[int]]:
+        self._batches = LengthGroupedBatches(
+            self.train_dataset.lengths,
+            self._task.rows_a_step,
+            accumulation=self.args.gradient_accumulation_steps,
+            world=self.args.world_size,
+            rank=self.args.process_index,
+            seed=self.args.seed,
+            targets=self.train_dataset.targets,
+        )
+        self._oracle = state_check.Oracle(Path(self.args.output_dir).parent, self._batches, self._watched)
+        return self._batches
+
+    def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
+        world, rank = self.args.world_size, self.args.process_index
+        self._plan = EvaluationBatches(eval_dataset.lengths, self.args.eval_batch_size, world=world, rank=rank)
+        return self._plan
+
+    def evaluation_loop(
+        self, dataloader: DataLoader[Any], *asked: Any, metric_key_prefix: str = "eval", **named: Any
+    ) -> EvalLoopOutput:
+        """The loss and the metrics of the validation split, by what the programs that predict use, too: the Trainer's
+        own holds the logits of all rows, and counts some twice."""
+        model = self._wrap_model(self.model, training=False)
+        self.callback_handler.eval_dataloader = dataloader
+
+        task_type = self._task.task_type
+
+        def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
+            inputs = self._prepare_inputs(batch)
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
+                return loss, task_type.targets(inputs), task_type.answers(self.model, outputs, inputs)
+
+        def tell(done: int) -> None:
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+
+        model.eval()
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+        found = evaluate(dataloader, self._plan, answer, tell)
+        values = {"loss": found.loss}
+        if self.is_world_process_zero():
+            values |= self._task.metrics(found.answers)
+        figures = {f"{metric_key_prefix}_{name.removeprefix('eval_')}": value for name, value in values.items()}
+        return EvalLoopOutput(None, None, ranks.from_first(figures), sum(self._plan.sizes))
+
+    def epoch_ends_at(self, step: int) -> bool:
+        """Whether an epoch, or all of training, ends with this optimizer step."""
+        return step % self._batches.steps == 0 or step >= self.state.max_steps
+
+    def reporter(self) -> Reporter:
+        """What tells of this try, for rank 0."""
+        limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._task.compute["mixed_precision"]])
+        speed = Speed(self._events, self._batches, self._arithmetic, limit)
+        return Reporter(self._events, speed, self.state.max_steps)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Labels stay what they are: with DeepSpeed the Trainer would round numbers to the precision of the model."""
+        prepared: dict[str, Any] = super()._prepare_inputs(inputs)
+        if (labels := inputs.get("labels")) is not None:
+            prepared["labels"] = labels.to(self.args.device)
+        return prepared
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
+        """The loss; while training, weighted so that every target of an optimizer step counts alike.
+
+        The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's targets only
+        where all of these have equally many.
+        """
+        targets = self._task.task_type.targets(inputs)
+        own = super().compute_loss if self._task.loss is None else self._other_loss
+        loss = own(model, inputs, *more, **named)
+        if not model.training:
+            return loss
+        shares = self.current_gradient_accumulation_steps * self.args.world_size
+        weight = targets * shares / self._batches.targets_of_step(self.state.global_step)
+        if weight == 1.0:
+            return loss
+        return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
+        """As ever, once the oracle, where it watches, has seen what is trained."""
+        self._oracle.trains(self.state.global_step, inputs)
+        return super().training_step(model, inputs, *more)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # The last that is restored, and before any callback may change something.
+        super()._load_rng_state(checkpoint)
+        if self._divided_anew:  # no rank has a state of its own to go on with
+            torch.manual_seed(self.args.seed + self.state.global_step * self.args.world_size + self.args.process_index)
+        elif checkpoint is not None:
+            self._oracle.restored(Path(checkpoint))
+
+    def _watched(self) -> state_check.State:
+        lived = {name: getattr(self.state, name) for name in _LIVED}
+        logged = [{name: log[name] for name in log if not callbacks.is_timing(name)} for log in self.state.log_history]
+        callbacks_alone = {name: state for name, state in self._callback_states().items() if name != "TrainerControl"}
+        return state_check.state_of(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            scaler=getattr(self.accelerator, "scaler", None),
+            trainer=lived | {"logged": logged} | self._loss_sum() | callbacks_alone,
+        )
+
+    def _other_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        # Not the Trainer's compute_loss_func: with one, it no longer takes the mean over the micro-batches.
+        assert self._task.loss is not None
+        outputs = self._task.task_type.forward(model, inputs)
+        loss = self._task.loss(outputs["logits"].float(), inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+    def _checkpoint(self, step: int) -> Path:
+        return Path(self.args.output_dir) / checkpoints.name(step)
+
+    def _best(self) -> Path | None:
+        step = self.state.best_global_step
+        return self._checkpoint(step) if step and self.args.load_best_model_at_end else None
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        # Not super's: it writes in place, and records the place that it writes to.
+        self.store_flos()
+        final, best = self._checkpoint(self.state.global_step), self._best()
+        self.state.best_model_checkpoint = str(best) if best else None
+        needs = [best.name] if best and best != final else []
+        began = time.monotonic()
+        first = self.is_world_process_zero()
+        aside_only = nullcontext(checkpoints.place_aside(final))
+        with checkpoints.writing(final, needs, self._task.circumstances()) if first else aside_only as aside:
+            ranks.wait_for_all()  # the folder is there
+            if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
+                self.save_model(str(aside), _internal_call=True)
+            (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with the user's token in it
+            self._save_optimizer_and_scheduler(str(aside))
+            self._save_scaler(str(aside))
+            self._save_rng_state(str(aside))
+            (aside / self._loss_file()).write_text(json.dumps(self._loss_sum()))
+            self.state.stateful_callbacks = self._callback_states()
+            self._oracle.saves(aside, self.state.global_step)
+            if first:
+                self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+            ranks.wait_for_all()  # every rank's files are there
+        if first:
+            checkpoints.rotate(final.parent)
+            seconds = round(time.monotonic() - began, 3)
+            self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if not self.has_adapters:
+            super()._save(output_dir, state_dict)
+        elif self.args.should_save:
+            adapters.save_trained(self.model, Path(output_dir or self.args.output_dir) / SAFE_WEIGHTS_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if not self._load_adapters(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_adapters(self, checkpoint: str) -> bool:
+        """Puts them back where they are all that it has of the model: super's would not see what is missing."""
+        if alone := self.has_adapters and self._strategy.ONE_FILE:
+            adapters.load_trained(self.model, Path(checkpoint, SAFE_WEIGHTS_NAME))
+        return alone
+
+    def _load_callback_state(self) -> None:
+        # super's puts the callbacks that it restores behind all others.
+        places = [type(callback) for callback in self.callback_handler.callbacks]
+        super()._load_callback_state()
+        by_class: dict[type[TrainerCallback], list[TrainerCallback]] = {}
+        for callback in self.callback_handler.callbacks:
+            by_class.setdefault(type(callback), []).append(callback)
+        self.callback_handler.callbacks = [by_class[place].pop(0) for place in places]
+
+    def _callback_states(self) -> dict[str, list[dict[str, Any]]]:
+        states: dict[str, list[dict[str, Any]]] = {}
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(callback, ExportableState):
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        return states
+
+    def _loss_file(self) -> str:
+        return LOSS_SUM.format(self.args.process_index)
+
+    def _loss_sum(self) -> dict[str, float]:
+        return {
+            "since_log": self._tr_loss.item(),
+            "logged": self._total_loss_scalar,
+            "last_log": self._globalstep_last_logged,
+        }
+
+    def restore_loss_sum(self) -> None:
+        """Go on with the running loss where the checkpoint left it, so that the curve has the same points."""
+        if self._resumed_from is not None:
+            name = LOSS_SUM.format("*") if self._divided_anew else self._loss_file()
+            saved = [json.loads(file.read_text()) for file in self._resumed_from.glob(name)]
+            self._tr_loss.fill_(sum(one["since_log"] for one in saved) / len(saved))
+            self._total_loss_scalar = saved[0]["logged"]
+            self._globalstep_last_logged = saved[0]["last_log"]
+
+    def _init_training_state(
+        self, max_steps: int, steps_an_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        was_the_end = False
+        if resume_from_checkpoint is not None:
+            saved = json.loads(Path(resume_from_checkpoint, TRAINER_STATE_NAME).read_text())
+            was_the_end = saved["global_step"] >= saved["max_steps"]
+        place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
+        if resume_from_checkpoint is not None:
+            self._resumed_from = Path(resume_from_checkpoint)
+            processes = checkpoints.written_by(self._resumed_from).get("processes")
+            self._divided_anew = processes not in (None, self.args.world_size)
+            # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
+            self._ended_before = self.state.global_step >= max_steps
+            if not was_the_end:  # of a shorter training, which another one begins with
+                self._ended_before |= self.control.should_training_stop
+            best = self._best()  # the path on record is where the folder was then
+            self.state.best_model_checkpoint = str(best) if best else None
+        return place
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        with users_mistake("training.optim"):
+            return super().create_optimizer(model)
+
+    def create_scheduler(self, *asked: Any, **named: Any) -> Any:
+        with users_mistake("training.extra.lr_scheduler_kwargs"):
+            return super().create_scheduler(*asked, **named)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        if skip_scheduler and self._resumed_from is not None:
+            return {}  # eval_on_start: the start was before the checkpoint
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
+    def _finalize_training(self, *asked: Any) -> Any:
+        # Of the steps since the last log, super counts this rank's own loss.
+        self._tr_loss.fill_(self.accelerator.gather(self._tr_loss).mean())
+        # Optimizers that schedule themselves train with other weights than those to be used afterwards. Where the
+        # best ones are loaded, these were saved after an evaluation, which uses the right ones.
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+        return super()._finalize_training(*asked)
+
+    def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
+        model, batches = super()._prepare_for_training(*asked)
+        wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
+        if wrong := self._strategy.wrong_wrapper(wrapped, self._task.compute):
+            raise RuntimeError(f"asked for {self._task.compute['strategy']}, but the model is not shared so: {wrong}")
+        return model, batches
+
+    def _run_epoch(self, *, epoch: int, **rest: Any) -> None:
+        if self._ended_before:
+            self.control.should_training_stop = True
+            return
+        # Not left to the Trainer: with several processes, what skips batches after a resume does not pass it on.
+        self._batches.set_epoch(epoch)
+        super()._run_epoch(epoch=epoch, **rest)
+
+    def _load_best_model(self) -> None:
+        if damage := checkpoints.damage_of(Path(self.state.best_model_checkpoint)):
+            raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
+        if not self._load_adapters(self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+
+_CLASS = Place(
+    kind="training",
+    where="training.trainer",
+    example="my_trainer:Mine",
+    accepted="a subclass of training.trainer.ExactTrainer",
+    fits=lambda found: isinstance(found, type) and issubclass(found, ExactTrainer),
+)

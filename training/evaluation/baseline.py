@@ -1,0 +1,55 @@
+"""The baseline: the best constant answer, which a first model must be better than.
+
+The metric decides which constant is best: on rows of which 30 % are spam, "never spam" has the better accuracy and
+"always spam" the better F1. It is chosen on the training rows, never on those that judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from training.evaluation.bootstrap import Figure
+from training.evaluation.constant_predictions import Baseline, Constant
+from training.evaluation.metrics import compute, known
+from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.predictions import Predicted
+from training.recipe.tables.metrics import more_is_better
+
+CORRELATIONS = ("pearson", "spearman")
+"""Metrics without a value where all predictions are equal. A constant answer explains nothing, so it counts as 0."""
+ROUNDING = 1e-12
+"""Largest difference of equal figures."""
+
+
+def best(baseline: Baseline, metric: str) -> Constant:
+    """The constant with the best value of this metric on the training rows; of equal ones, and for a metric that is not
+    the project's own, the first."""
+    train = baseline.train
+    if train is None or metric not in known(train):
+        return baseline.constants[0]
+    counts = np.ones(len(train)) if baseline.counts is None else baseline.counts
+    found = [
+        figures([metric], constant.answered(train, "train"))[metric](counts[None].astype(np.int32))[0]
+        for constant in baseline.constants
+    ]
+    values = np.array(found) * (1 if more_is_better(metric) else -1)
+    values = np.where(np.isfinite(values), values, -np.inf)
+    return baseline.constants[int(np.argmax(values >= values.max() - ROUNDING))]
+
+
+def values(metrics: Sequence[str], answered: Predicted) -> dict[str, float]:
+    """The figures of these metrics for a constant answer, without those of a user's metric that fails on such
+    predictions."""
+    found: dict[str, float] = {}
+    for metric in metrics:
+        with contextlib.suppress(Exception):  # whatever a user's metric raises
+            found |= compute([metric], answered)
+    return {name: 0.0 if name in CORRELATIONS and np.isnan(value) else value for name, value in found.items()}
+
+
+def defined(name: str, figure: Figure) -> Figure:
+    """The figure of this name on draws of rows, as `values` has it for constant predictions."""
+    return (lambda counts: np.nan_to_num(figure(counts), nan=0.0)) if name in CORRELATIONS else figure

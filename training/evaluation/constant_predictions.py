@@ -1,0 +1,108 @@
+"""Constant answers: the same prediction for every row, learned from the training rows. A kind's `baseline` offers them;
+training/evaluation/baseline.py chooses the best by a metric.
+
+N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from training.evaluation.predictions import Predicted
+
+MOST_CONSTANTS = 20
+"""Frequent answers that are tried at most."""
+
+NEARLY = 0.1
+"""A tenth, below which variation counts as none."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One answer for every row."""
+
+    name: str
+    """The answer in words, for reports."""
+    answered: Callable[[Any, str], Predicted]
+    """Takes the rows of a split and the split's name; returns the same rows with this answer as their predictions."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The constant answers of a kind, at least one; the first is the one to take where no metric can choose."""
+
+    constants: Sequence[Constant]
+    train: Predicted | None = None
+    """Training rows, by which the best constant is chosen; their predictions are not read. None: there is no choice."""
+    counts: npt.NDArray[np.int64] | None = None
+    """(N,) how often each row of `train` counts; None: once."""
+
+
+def column(file: Path, name: str) -> pa.ChunkedArray:
+    """A column of an Arrow file, memory-mapped."""
+    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name]
+
+
+def evenly(number: int, most: int) -> npt.NDArray[np.int64]:
+    """At most so many of the places 0 … number - 1, evenly spaced."""
+    return np.linspace(0, number - 1, min(most, number)).astype(np.int64)
+
+
+def most_frequent(counts: npt.NDArray[np.int64]) -> list[int]:
+    """The places with the largest counts above 0, the largest first; of equal ones the first. Place 0 if all are 0."""
+    order = np.argsort(-counts, kind="stable")[:MOST_CONSTANTS]
+    return [int(place) for place in order if counts[place]] or [0]
+
+
+def smoothed(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Counts of the outcomes as their probabilities, with one added to each count (Laplace): what does not occur in
+    training is unlikely, not impossible."""
+    return np.asarray((counts + 1.0) / (counts.sum() + len(counts)))
+
+
+def quoted(names: Sequence[str], most: int = 5) -> str:
+    """`'war', 'horror' and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The text as a Python literal, cut to what fits into a table."""
+    return repr(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def is_constant(rows: Predicted) -> bool:
+    """Whether every row has the same prediction."""
+    return rows.codes is not None and len(np.unique(rows.codes[1])) == 1
+
+
+def nearly_constant(rows: Predicted) -> bool:
+    """Whether (nearly) all rows have the same prediction although their labels differ. Numbers: their standard
+    deviation is below a tenth of the labels'. Other answers: the rows without the most frequent prediction are fewer
+    than a tenth of those without the most frequent label."""
+    if rows.codes is None or not len(rows):
+        return False
+    truth, given = rows.codes
+    if truth.dtype.kind == "f":
+        return bool(given.std() < NEARLY * truth.std())
+    others = [len(codes) - np.unique(codes, return_counts=True)[1].max(initial=0) for codes in (truth, given)]
+    return bool(others[1] < NEARLY * others[0])
+
+
+def advice(split: str, *, weights: bool) -> str:
+    """What usually helps a model that is nearly constant; `weights`: whether labels can have weights."""
+    found = (
+        f"the predictions for {split} are the same for (nearly) all rows, so the model has not learned to tell them "
+    )
+    found += (
+        "apart. Usually one of these helps: more epochs or rows; a higher training.learning_rate where the loss did "
+    )
+    found += "not fall, a lower one with training.warmup_steps where it jumped"
+    return f"{found}; training.class_weights: balanced where labels are rare." if weights else f"{found}."

@@ -1,0 +1,68 @@
+"""Rows to each of which a model writes a text, as metrics want them.
+
+N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from training.evaluation.predictions import Predicted, Rows
+
+
+@dataclass(frozen=True)
+class Generated(Predicted):
+    """A text a row.
+
+    Better and worse answers are told apart by their chrF, not by which of them are right: few texts are those of the
+    reference to the letter.
+    """
+
+    references: npt.NDArray[np.object_]  # (N,) str
+    predictions: npt.NDArray[np.object_]  # (N,) str
+
+    measure: ClassVar[str] = "chrf"
+
+    @property
+    def described(self) -> str:
+        return "a generation of texts"
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def of(self, rows: Rows) -> Generated:
+        return Generated(self.references[rows], self.predictions[rows])
+
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """The texts, where texts are asked for; of references a list of one, where lists are."""
+        if dtype != "string" or feature not in ("predictions", "references") or (listed and feature == "predictions"):
+            return None
+        texts = self.predictions if feature == "predictions" else self.references
+        return texts.reshape(-1, 1) if listed else texts
+
+    @cached_property
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """The chrF of each row by itself."""
+        from training.evaluation.metrics.texts import Chrf
+
+        if not len(self):
+            return np.empty(0)
+        chrf = Chrf(keep_in_memory=True)
+        return chrf.of_sums(chrf.statistics(predictions=self.predictions.tolist(), references=self.references.tolist()))
+
+    @property
+    def codes(self) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
+        return self.references, self.predictions
+
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {
+            "label": self.references[row],
+            "prediction": self.predictions[row],
+            "chrf": round(float(self.goodness[row]), 2),
+        }

@@ -1,0 +1,210 @@
+"""Metrics of label indices, by scikit-learn: (N,) predictions and (N,) references; or (N, L) where rows have any number
+of labels, 1 for each that a row has.
+
+A label that is never predicted has precision 0, one that never occurs recall 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from sklearn import metrics
+
+from training.evaluation.metrics.definition import LabelMetric, MeanMetric, SumMetric
+
+Labels = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Average = Literal["macro", "micro", "weighted"]
+
+
+# Of how many have a label, are predicted to have it, and both
+
+
+def share(part: Floats, whole: Floats) -> Floats:
+    """0 of nothing is 0."""
+    return np.divide(part, whole, out=np.zeros(np.shape(part)), where=whole > 0)
+
+
+def precision(true: Floats, predicted: Floats, both: Floats) -> Floats:
+    return share(both, predicted)
+
+
+def recall(true: Floats, predicted: Floats, both: Floats) -> Floats:
+    return share(both, true)
+
+
+def f1(true: Floats, predicted: Floats, both: Floats) -> Floats:
+    return share(2 * both, true + predicted)
+
+
+class Accuracy(MeanMetric):
+    """The share of rows whose prediction is right: where rows have any number of labels, all of them and no other. From
+    0 to 1, by scikit-learn's accuracy_score."""
+
+    def of_rows(self, predictions: Labels, references: Labels) -> Floats:
+        same = np.asarray(predictions) == np.asarray(references)
+        return (same.all(axis=1) if same.ndim == 2 else same).astype(np.float64)
+
+
+class HammingLoss(MeanMetric):
+    """The share of labels, over all rows, that are predicted and not there, or there and not predicted. From 0 to 1, by
+    scikit-learn's hamming_loss."""
+
+    def of_rows(self, predictions: Labels, references: Labels) -> Floats:
+        return np.asarray((np.asarray(predictions) != np.asarray(references)).mean(axis=1))
+
+
+class MatthewsCorrelation(LabelMetric):
+    """The correlation of predictions and labels: 0 for guesses, however uneven the labels are. From -1 to 1, by
+    scikit-learn's matthews_corrcoef."""
+
+    def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
+        return {"matthews_correlation": float(metrics.matthews_corrcoef(references, predictions))}
+
+
+class _Averaged(SumMetric):
+    """A figure of each label, made into one. By sums it is made where rows have any number of labels."""
+
+    _score: ClassVar[Callable[..., Any]]
+    _of_counts: ClassVar[Callable[..., Floats]]
+    _average: ClassVar[Average | None] = None
+    """None: of the label with index 1 where there are two, else macro."""
+
+    def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
+        predictions, references = np.asarray(predictions), np.asarray(references)
+        average = self._average or self._usual(predictions, references)
+        return {self.name: float(type(self)._score(references, predictions, average=average, zero_division=0))}
+
+    def _usual(self, predictions: Labels, references: Labels) -> str:
+        if self.config_name == "default":  # as evaluate makes it where nobody says
+            return "binary" if max(predictions.max(), references.max()) <= 1 else "macro"
+        return "binary" if self.config_name == "binary" else "macro"
+
+    def statistics(self, predictions: Labels, references: Labels) -> Floats:
+        return np.concatenate([references, predictions, references * predictions], axis=1).astype(np.float64)
+
+    def of_sums(self, sums: Floats) -> Floats:
+        counts = np.split(sums, 3, axis=1)  # (D, L) each
+        if self._average == "micro":
+            return type(self)._of_counts(*(count.sum(axis=1) for count in counts))
+        scores = type(self)._of_counts(*counts)
+        weights = counts[0] if self._average == "weighted" else np.ones_like(scores)
+        return share((scores * weights).sum(axis=1), weights.sum(axis=1))
+
+
+class _OfSamples(MeanMetric):
+    """A figure of the labels of each row, made into one."""
+
+    _of_counts: ClassVar[Callable[..., Floats]]
+
+    def of_rows(self, predictions: Labels, references: Labels) -> Floats:
+        given, labels = np.asarray(predictions), np.asarray(references)
+        return type(self)._of_counts(*(has.sum(axis=1) for has in (labels, given, labels * given)))
+
+
+class F1(_Averaged):
+    """The harmonic mean of precision and recall: of label 1 where there are two labels, else f1_macro. From 0 to 1,
+    by scikit-learn's f1_score."""
+
+    _score = staticmethod(metrics.f1_score)
+    _of_counts = staticmethod(f1)
+
+
+class F1Macro(F1):
+    """The mean of the labels' f1, each label counted alike. From 0 to 1, by scikit-learn's f1_score."""
+
+    _average = "macro"
+
+
+class F1Micro(F1):
+    """f1 over all rows together: where each row has one label, the accuracy. From 0 to 1, by scikit-learn's
+    f1_score."""
+
+    _average = "micro"
+
+
+class F1Weighted(F1):
+    """The mean of the labels' f1, each counted as often as it occurs. From 0 to 1, by scikit-learn's f1_score."""
+
+    _average = "weighted"
+
+
+class Precision(_Averaged):
+    """The share of the rows given a label that have it: of label 1 where there are two, else precision_macro. From
+    0 to 1, by scikit-learn's precision_score."""
+
+    _score = staticmethod(metrics.precision_score)
+    _of_counts = staticmethod(precision)
+
+
+class PrecisionMacro(Precision):
+    """The mean of the labels' precision, each label counted alike. From 0 to 1, by scikit-learn's
+    precision_score."""
+
+    _average = "macro"
+
+
+class PrecisionMicro(Precision):
+    """Precision over all rows together: where each row has one label, the accuracy. From 0 to 1, by scikit-learn's
+    precision_score."""
+
+    _average = "micro"
+
+
+class PrecisionWeighted(Precision):
+    """The mean of the labels' precision, each counted as often as it occurs. From 0 to 1, by scikit-learn's
+    precision_score."""
+
+    _average = "weighted"
+
+
+class Recall(_Averaged):
+    """The share of a label's rows that are given it: of label 1 where there are two, else recall_macro. From 0 to
+    1, by scikit-learn's recall_score."""
+
+    _score = staticmethod(metrics.recall_score)
+    _of_counts = staticmethod(recall)
+
+
+class RecallMacro(Recall):
+    """The mean of the labels' recall, each label counted alike. From 0 to 1, by scikit-learn's recall_score."""
+
+    _average = "macro"
+
+
+class RecallMicro(Recall):
+    """Recall over all rows together: where each row has one label, the accuracy. From 0 to 1, by scikit-learn's
+    recall_score."""
+
+    _average = "micro"
+
+
+class RecallWeighted(Recall):
+    """The mean of the labels' recall, each counted as often as it occurs. From 0 to 1, by scikit-learn's
+    recall_score."""
+
+    _average = "weighted"
+
+
+class F1Samples(_OfSamples):
+    """The mean of the rows' f1: of the labels that a row has with those that are predicted; 0 where there are none on
+    either side. From 0 to 1, by scikit-learn's f1_score."""
+
+    _of_counts = staticmethod(f1)
+
+
+class PrecisionSamples(_OfSamples):
+    """The mean of the rows' precision: the share of the labels predicted that the row has; 0 where none is predicted.
+    From 0 to 1, by scikit-learn's precision_score."""
+
+    _of_counts = staticmethod(precision)
+
+
+class RecallSamples(_OfSamples):
+    """The mean of the rows' recall: the share of the row's labels that are predicted; 0 where it has none. From 0 to 1,
+    by scikit-learn's recall_score."""
+
+    _of_counts = staticmethod(recall)

@@ -1,0 +1,141 @@
+"""Metrics of words' tags: (N,) lists of the tags' names as predictions and references, as seqeval takes them.
+
+Where tags are of IOB2, what counts are spans: one is right if it has the first word, the last word and the type of a
+true one. Where none of them is, each word is a span of its own. N rows, T types of spans, D sets of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from datasets import List, Value
+
+from training.evaluation.metrics.definition import SumMetric
+from training.evaluation.metrics.labels import Average, Floats, f1, precision, recall, share
+from training.evaluation.tags import Places, agreement, flattened
+
+Tags = Sequence[Sequence[str]]
+
+
+class TagMetric(SumMetric):
+    """A metric of tags: subclasses define `statistics` of predictions and references, and `of_sums`."""
+
+    _given: ClassVar[dict[str, Any]] = {"predictions": List(Value("string")), "references": List(Value("string"))}
+    _format = None
+
+
+class TagAccuracy(TagMetric):
+    """The share of words whose tag is right. From 0 to 1, by seqeval's accuracy_score."""
+
+    name = "accuracy"
+
+    def statistics(self, **inputs: Any) -> Floats:
+        _, true, predicted, rows, number = _coded(**inputs)
+        counts = [np.bincount(chosen, minlength=number) for chosen in (rows[true == predicted], rows)]
+        return np.stack(counts, axis=1).astype(np.float64)
+
+    def of_sums(self, sums: Floats) -> Floats:
+        return share(sums[:, 0], sums[:, 1])
+
+
+class _OfSpans(TagMetric):
+    """A figure of each type of span, made into one."""
+
+    _score: ClassVar[Callable[..., Floats]]
+    _average: ClassVar[Average] = "micro"
+
+    def statistics(self, **inputs: Any) -> Floats:
+        counts = agreement(*_coded(**inputs))
+        return counts.sum(axis=1) if self._average == "micro" else counts.reshape(len(counts), 3 * counts.shape[1])
+
+    def of_sums(self, sums: Floats) -> Floats:
+        true, predicted, both = np.moveaxis(sums.reshape(len(sums), sums.shape[1] // 3, 3), 2, 0)
+        scores = type(self)._score(true, predicted, both)
+        # A type that occurs on neither side does not count.
+        weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
+        return share((scores * weights).sum(axis=1), weights.sum(axis=1))
+
+
+class SpanF1(_OfSpans):
+    """The harmonic mean of precision and recall, over all spans together. From 0 to 1, by seqeval's f1_score."""
+
+    name = "f1"
+    _score = staticmethod(f1)
+
+
+class SpanF1Macro(SpanF1):
+    """The mean of f1 over the types of spans, each type counted alike. From 0 to 1, by seqeval's f1_score."""
+
+    name, _average = "f1_macro", "macro"
+
+
+class SpanF1Weighted(SpanF1):
+    """The mean of f1 over the types of spans, each counted as often as it occurs. From 0 to 1, by seqeval's
+    f1_score."""
+
+    name, _average = "f1_weighted", "weighted"
+
+
+class SpanPrecision(_OfSpans):
+    """The share of predicted spans that are right. From 0 to 1, by seqeval's precision_score."""
+
+    name = "precision"
+    _score = staticmethod(precision)
+
+
+class SpanPrecisionMacro(SpanPrecision):
+    """The mean of precision over the types of spans, each type counted alike. From 0 to 1, by seqeval's
+    precision_score."""
+
+    name, _average = "precision_macro", "macro"
+
+
+class SpanPrecisionWeighted(SpanPrecision):
+    """The mean of precision over the types of spans, each counted as often as it occurs. From 0 to 1, by seqeval's
+    precision_score."""
+
+    name, _average = "precision_weighted", "weighted"
+
+
+class SpanRecall(_OfSpans):
+    """The share of true spans that are found. From 0 to 1, by seqeval's recall_score."""
+
+    name = "recall"
+    _score = staticmethod(recall)
+
+
+class SpanRecallMacro(SpanRecall):
+    """The mean of recall over the types of spans, each type counted alike. From 0 to 1, by seqeval's recall_score."""
+
+    name, _average = "recall_macro", "macro"
+
+
+class SpanRecallWeighted(SpanRecall):
+    """The mean of recall over the types of spans, each counted as often as it occurs: recall itself. From 0 to 1, by
+    seqeval's recall_score."""
+
+    name, _average = "recall_weighted", "weighted"
+
+
+def _coded(predictions: Tags, references: Tags, **_: Any) -> tuple[list[str], Places, Places, Places, int]:
+    """All tags that occur; the true and the predicted one of each word (W,), as places among them, -1 for a word that
+    has none; the row (W,) of each word; and how many rows there are."""
+    true, rows = flattened(references)
+    predicted = flattened(predictions)[0]
+    tags = sorted({*true, *predicted} - {""})
+    places = {tag: place for place, tag in enumerate(tags)} | {"": -1}
+    codes = [np.array([places[tag] for tag in given], np.int64) for given in (true, predicted)]
+    return tags, codes[0], codes[1], rows, len(references)
+
+
+OF_TAGS = {
+    metric.name: metric
+    for metric in (
+        *(TagAccuracy, SpanF1, SpanF1Macro, SpanF1Weighted),
+        *(SpanPrecision, SpanPrecisionMacro, SpanPrecisionWeighted),
+        *(SpanRecall, SpanRecallMacro, SpanRecallWeighted),
+    )
+}
+"""A metric's name in the recipe of a kind whose answers are tags, and its class."""

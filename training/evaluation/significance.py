@@ -1,0 +1,210 @@
+"""Paired, one-sided tests of whether one model is better than another on the same rows.
+
+mcnemar      For accuracy without a margin. Under equal accuracies, each row that only one of the models gets right is
+             either one's with probability one half (McNemar, 1947). Exact for any number of rows.
+paired       For any other figure, two conditions at once.
+             1. A permutation test: exchanging the two models' outputs row by row at random leaves the distribution of
+                the gain unchanged if the models are exchangeable (Fisher, 1935; for corpus metrics Noreen, 1989). It is
+                exact for any figure, any number of rows, any ties and tails. It applies to margins of 0 and above.
+             2. The lower end of a bootstrap interval (Efron and Tibshirani, 1993) of the rows and one row more, the
+                worst case. Two models may differ in shape and be equal on average: one gains a little on most rows and
+                loses much on rare ones, of which the test rows may hold none. A permutation test promotes it then, and
+                a plain bootstrap too. A worst case among the rows bounds the mean from below at any number of rows
+                (Gaffke, 2005; Learned-Miller and Thomas, 2019): 0 failures in N rows become the rule of three.
+
+A p-value is the larger of the two, and a model is better if it is at most 1 - confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binomtest, norm
+
+from training.evaluation.bootstrap import Figure, draws, portions
+
+SEED = 20_260
+DRAWS_BEYOND = 50
+"""Draws below the lower end of the interval, and permutations at which the permutation test stops: enough that another
+seed changes little."""
+MOST_DRAWS = 20_000
+MOST_SLOW_DRAWS = 2_000
+MOST_PERMUTED_ROWS = 10**10
+"""Upper limit of permutations times rows; at least MOST_DRAWS permutations are drawn regardless."""
+MOST_PERMUTATIONS = 1_000_000
+USUAL_LEVEL = 0.05
+"""Level of the interval of a model that the permutation test has rejected."""
+ROUNDING = 1e-12
+"""The relative difference up to which two figures count as equal."""
+
+Counts = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The gain of a model over another, and its certainty."""
+
+    gain: float
+    at_least: float
+    """Lower end of the gain's one-sided interval. At most the margin if the model is not better."""
+    p_value: float
+    """Upper bound of the probability of such a gain by chance if the true gain is at most the margin."""
+    better: bool
+    least_p_value: float = 0.0
+    """Smallest p-value that the test can give with its number of permutations."""
+
+
+def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Evidence:
+    """The gain in accuracy of a model that alone gets `gained` of the rows right, where the other alone gets `lost`.
+
+    The interval is that of Clopper and Pearson for the share of `gained` among the rows in which they differ.
+    """
+    differing = gained + lost
+    if not differing:
+        return Evidence(gain=0.0, at_least=0.0, p_value=1.0, better=False)
+    test = binomtest(gained, differing, 0.5, alternative="greater")
+    least_share = test.proportion_ci(confidence, method="exact").low
+    return Evidence(
+        gain=(gained - lost) / rows,
+        at_least=float(differing * (2 * least_share - 1) / rows),
+        p_value=float(test.pvalue),
+        better=bool(test.pvalue <= _level(confidence)),
+    )
+
+
+def paired(
+    figure: Figure,
+    rows: int,
+    guards: int = 0,
+    *,
+    margin: float,
+    confidence: float,
+    less_is_better: bool = False,
+    slow: bool = False,
+    cost: int = 1,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Evidence:
+    """The gain in any figure of one model over another.
+
+    Args:
+        figure: The figure of pooled rows: N of the new model, its G worst cases, then both of the other model.
+        rows: N.
+        guards: G. The worst case with the lowest gain joins the bootstrap.
+        margin: The gain must exceed it, in the figure's unit.
+        confidence: 1 - the chance of a false promotion.
+        less_is_better: Whether a lower figure is better. The gain is positive for a better model either way.
+        slow: Whether a draw may take seconds: fewer draws are made then.
+        cost: Time of a row in the figure, relative to a row in a sum. It counts as so many rows in MOST_PERMUTED_ROWS.
+        tell: Called now and then with the number of finished draws, and the number of all.
+
+    The bootstrap leaves out draws with an undefined figure (a label has no row in them). The permutation test counts
+    them against the new model. The model is not better if the figure of all rows is undefined, or that of more than
+    half of the bootstrap draws.
+    """
+    pair = _Pair(figure, rows, guards, -1.0 if less_is_better else 1.0)
+    gain, level = pair.gain, _level(confidence)
+    if not math.isfinite(gain):
+        return Evidence(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
+    wanted = math.ceil(DRAWS_BEYOND / level)
+    number = min(MOST_SLOW_DRAWS if slow else MOST_DRAWS, wanted)
+    most = MOST_DRAWS if slow else max(MOST_DRAWS, min(MOST_PERMUTATIONS, MOST_PERMUTED_ROWS // (rows * cost)))
+    permutations = min(most, wanted) if margin >= 0 else 0
+    p_value = pair.permuted(permutations, lambda done: tell(done, permutations + number)) if permutations else 0.0
+    least_p_value = 1 / (1 + permutations) if permutations else 0.0
+    if p_value > level:  # rejected: the bootstrap only gives the interval
+        number = min(number, math.ceil(DRAWS_BEYOND / USUAL_LEVEL))
+    total = permutations + number
+    gains = pair.drawn(number, lambda done: tell(permutations + done, total))
+    tell(total, total)
+    if 2 * len(gains) < number:
+        return Evidence(gain=gain, at_least=math.nan, p_value=1.0, better=False, least_p_value=least_p_value)
+    p_value = max(p_value, _share_at_most(gains, margin + pair.rounding))
+    better, at_least = p_value <= level, _lower_end(gains, level)
+    return Evidence(gain, at_least if better else min(at_least, margin), p_value, better, least_p_value)
+
+
+def _level(confidence: float) -> float:
+    return 1 - confidence + 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
+
+
+class _Pair:
+    """Two models' gain in a figure on any draw of their rows. N rows, G guards, D draws."""
+
+    def __init__(self, figure: Figure, rows: int, guards: int, sign: float) -> None:
+        self._figure, self._rows, self._guards, self._sign = figure, rows, guards, sign
+        once = np.zeros((1, rows + guards), np.int32)
+        once[:, :rows] = 1
+        new, old = self._figures(once, once)
+        self.gain = float(sign * (new - old)[0])
+        self.rounding = ROUNDING * max(1.0, abs(float(new[0])), abs(float(old[0])))
+        self._guard = self._worst(once) if guards else None
+
+    def _figures(self, new: Counts, old: Counts) -> tuple[Floats, Floats]:
+        """(D,) each of the rows (D, N + G) of either model."""
+        nothing = np.zeros_like(new)
+        return self._figure(np.hstack([new, nothing])), self._figure(np.hstack([nothing, old]))
+
+    def _gains(self, counts: Counts) -> Floats:
+        new, old = self._figures(counts, counts)
+        return self._sign * (new - old)
+
+    def _worst(self, once: Counts) -> int:
+        counts = np.repeat(once, self._guards, axis=0)
+        counts[np.arange(self._guards), self._rows + np.arange(self._guards)] = 1
+        gains = self._gains(counts)
+        return int(np.argmin(np.where(np.isfinite(gains), gains, np.inf)))
+
+    def drawn(self, number: int, tell: Callable[[int], None]) -> Floats:
+        """The gains of bootstrap draws of the rows and the guard, those that are defined."""
+        found: list[Floats] = []
+        extra = int(self._guard is not None)
+        for drawn in draws(self._rows + extra, number, SEED):
+            counts = np.zeros((len(drawn), self._rows + self._guards), np.int32)
+            counts[:, : self._rows] = drawn[:, : self._rows]
+            if self._guard is not None:
+                counts[:, self._rows + self._guard] = drawn[:, self._rows]
+            found.append(self._gains(counts))
+            tell(sum(map(len, found)))
+        gains = np.concatenate(found)
+        return gains[np.isfinite(gains)]
+
+    def permuted(self, most: int, tell: Callable[[int], None]) -> float:
+        """The permutation test's p-value: of Monte Carlo draws that stop as soon as DRAWS_BEYOND of them reach the gain
+        (Besag and Clifford, 1991), so that only clear results take many."""
+        random, done, reached = np.random.default_rng([SEED, 1]), 0, 0
+        for at_once in portions(self._rows, most):
+            swapped = random.integers(0, 2, size=(at_once, self._rows), dtype=np.int8)
+            counts = [np.zeros((at_once, 2 * (self._rows + self._guards)), np.int32) for _ in range(2)]
+            for place, (own, others) in zip(counts, ((1 - swapped, swapped), (swapped, 1 - swapped)), strict=True):
+                place[:, : self._rows] = own
+                place[:, self._rows + self._guards :][:, : self._rows] = others
+            gains = self._sign * (self._figure(counts[0]) - self._figure(counts[1]))
+            hits = np.cumsum(~(gains < self.gain - self.rounding)) + reached  # an undefined one is a hit
+            if hits[-1] >= DRAWS_BEYOND:
+                return float(DRAWS_BEYOND / (done + np.searchsorted(hits, DRAWS_BEYOND) + 1))
+            done, reached = done + at_once, int(hits[-1])
+            tell(done)
+        return (1 + reached) / (1 + most)
+
+
+def _lower_end(gains: Floats, level: float) -> float:
+    """The gain with a share `level` of the draws below it. Levels too low for the number of draws continue the draws
+    as a normal distribution."""
+    seen = DRAWS_BEYOND / max(len(gains), DRAWS_BEYOND)
+    end = float(np.quantile(gains, max(level, seen)))
+    return end if level >= seen else min(end, float(gains.mean() - norm.isf(level) * gains.std()))
+
+
+def _share_at_most(gains: Floats, margin: float) -> float:
+    """The level at which `_lower_end` is the margin."""
+    seen = DRAWS_BEYOND / max(len(gains), DRAWS_BEYOND)
+    share = float((1 + np.count_nonzero(gains <= margin)) / (1 + len(gains)))
+    if share >= seen:
+        return share
+    spread = float(gains.std())
+    return min(seen, float(norm.sf((gains.mean() - margin) / spread)) if spread else 1 / (1 + len(gains)))

@@ -1,0 +1,120 @@
+"""Rows whose every word has a tag, as metrics want them.
+
+N rows, W words of all of them together, one row's after the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from training.evaluation.predictions import Predicted, Rows, log_losses
+from training.evaluation.tags import is_iob2, of_row
+
+_MOST = -np.log(np.finfo(np.float64).eps)
+"""The log loss of what counts as impossible."""
+
+
+@dataclass(frozen=True)
+class Tagged(Predicted):
+    """One of the tags a word."""
+
+    references: Rows  # (W,) true tags, as places among `labels`
+    predictions: Rows  # (W,) -1 where a word has none, and there is no O to stand for it
+    probabilities: npt.NDArray[np.float64]  # (W,) of the predicted tag; nan where the model did not see the word
+    starts: Rows  # (N + 1,) the first word of each row, and the number of words
+    labels: Sequence[str]
+
+    measure: ClassVar[str] = "neg_log_loss"
+
+    @property
+    def described(self) -> str:
+        return f"a classification of words with {len(self.labels)} tags"
+
+    @property
+    def caveat(self) -> str | None:
+        """How many words the model did not see."""
+        unseen = int(np.isnan(self.probabilities).sum())
+        if not unseen:
+            return None
+        return (
+            f"{unseen:,} of {len(self.references):,} words have no prediction, for they are beyond tokens.max_length, "
+            "or the tokenizer drops them: they count as O, or where there is no such tag as wrong."
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def rows(self) -> Rows:
+        """(W,) the row of each word."""
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+    def of(self, rows: Rows) -> Tagged:
+        lengths = np.diff(self.starts)[rows]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        words = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
+        return Tagged(self.references[words], self.predictions[words], self.probabilities[words], starts, self.labels)
+
+    def joined(self, other: Tagged) -> Tagged:
+        return Tagged(
+            np.concatenate([self.references, other.references]),
+            np.concatenate([self.predictions, other.predictions]),
+            np.concatenate([self.probabilities, other.probabilities]),
+            np.concatenate([self.starts, self.starts[-1] + other.starts[1:]]),
+            self.labels,
+        )
+
+    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+        """(N,) lists of a row's tags: their names where texts are asked for, their indices where whole numbers are."""
+        if feature not in ("predictions", "references") or not listed or dtype.startswith("float"):
+            return None
+        tags = self.predictions if feature == "predictions" else self.references
+        found = (np.array([*self.labels, ""], object)[tags] if dtype == "string" else tags).tolist()
+        return np.fromiter((found[start:end] for start, end in pairwise(self.starts)), object, len(self))
+
+    @property
+    def goodness(self) -> npt.NDArray[np.float64]:
+        """The mean log loss of a row's words that the model saw, less than zero: of the predicted tag's probability,
+        and whether that tag is right."""
+        seen = ~np.isnan(self.probabilities)
+        losses = log_losses(self.probabilities[seen], self._hits[seen])
+        sums = np.bincount(self.rows[seen], losses, len(self))
+        words = np.bincount(self.rows[seen], minlength=len(self))
+        return -np.divide(sums, words, out=np.full(len(self), _MOST), where=words > 0)
+
+    @property
+    def right(self) -> npt.NDArray[np.bool_]:
+        """Those of which every tag is."""
+        return np.bincount(self.rows[~self._hits], minlength=len(self)) == 0
+
+    @property
+    def codes(self) -> tuple[Rows, Rows]:
+        """Of the words."""
+        return self.references, self.predictions
+
+    @property
+    def _hits(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.predictions == self.references)
+
+    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`[PER Angela Merkel] [LOC Rome]`, the spans alone; where every word is one, `They/PRON fish/VERB`."""
+        one, words = self.of(np.array([row])), inputs["text"]
+        wrong = int((~one._hits).sum())
+        return {
+            "label": _written(one.references, words, self.labels),
+            "prediction": _written(one.predictions, words, self.labels),
+            "wrong_tags": wrong,
+        }
+
+
+def _written(tags: Rows, words: Sequence[str], labels: Sequence[str]) -> str:
+    if not is_iob2(labels):
+        names = [*labels, ""]
+        return " ".join(f"{word}/{names[tag]}" for word, tag in zip(words, tags.tolist(), strict=True))
+    return " ".join(f"[{kind} {' '.join(words[start:end])}]" for kind, start, end in of_row(labels, tags.tolist()))

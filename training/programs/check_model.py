@@ -1,0 +1,76 @@
+"""The program that checks a model before anything is downloaded or trained: `python -m training.programs.check_model
+JOB`.
+
+The model is built on the meta device, from its configuration alone: without weights, in some seconds.
+
+settings   task type, options, labels (names, or stand-ins for them), max_length (tokens), lora (the recipe's section,
+or
+           null), config (the content of config.json, or model.config), field (the recipe's field that gave it)
+figures    none; problems end it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.jobs.optional_packages import absent
+from training.jobs.program import run_program
+from training.jobs.protocol import Events, Job
+from training.models.configurations import configuration, need_class, refusals
+from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from training.task_types.task_type import TaskType
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Raises UserError with all that is wrong with the model."""
+    with absent("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
+        check(job.settings)
+    return {}
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Raises UserError for settings as in the module's docstring."""
+    from training import task_types
+    from training.models import adapters, loading
+
+    task_type = task_types.of(settings)
+    network = build(settings["config"], settings["field"], task_type, settings["labels"])
+    if network is None:
+        return
+    problems: list[Problem] = []
+    try:
+        loading.require_places(network, max_length=settings["max_length"], **task_type.lengths())
+    except UserError as error:
+        problems += error.problems
+    if settings["lora"]:
+        problems += adapters.unknown_layers(network, settings["lora"])
+    if problems:
+        raise UserError(problems)
+
+
+def build(values: Mapping[str, Any], field: str, task_type: TaskType, labels: list[str]) -> PreTrainedModel | None:
+    """The model on the meta device; None if this type cannot be built there. Raises UserError if there is none."""
+    import torch
+    import transformers
+
+    config = configuration(values, field, task_type.config_fields(labels))
+    need_class(config, task_type.auto_class, field)
+    try:
+        with torch.device("meta"), refusals(field, f"no {config.model_type} can be made of it"):
+            auto_class = getattr(transformers, task_type.auto_class)
+            network: PreTrainedModel = auto_class.from_config(config, trust_remote_code=False)
+    except (NotImplementedError, UserError) as error:
+        if isinstance(error, UserError) and "meta" not in str(error.__cause__):
+            raise
+        return None
+    return network
+
+
+if __name__ == "__main__":
+    run_program(main)

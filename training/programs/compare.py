@@ -1,0 +1,218 @@
+"""The program that compares a model with the champion, row by row: `python -m training.programs.compare JOB`. Without
+a champion the best constant answer takes its place: training/evaluation/baseline.py.
+
+inputs     predictions, champion (each with SPLIT.parquet of training.programs.predict; no champion: the baseline),
+data, tokens
+           (SPLIT.arrow), model (the trained model's folder; both for the baseline alone)
+settings   task type, options, split, labels (names, in the order of their indices), metrics, figure (by which they are
+           compared: one of those that the metrics give, or a metric, for its first), less_is_better (the user's
+           own figures for which lower is better; the project's are known), margin, confidence, champion (NAME/VERSION;
+           null: the baseline), warnings
+output     comparison.json         the figures
+           log/disagreements.csv   rows that only one of the two gets right, with their texts: those that are lost with
+                                   the new model, then those that are gained, each the plainest first
+figures    the fields of tasks.cache.refs.Comparison
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.evaluation.constant_predictions import is_constant
+from training.evaluation.predictions import Predicted
+from training.evaluation.significance import Evidence, mcnemar, paired
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.problems import Problem, UserError, nearest
+from training.programs.score import inputs_of, read, write_samples
+from training.recipe.tables.metrics import more_is_better
+
+if TYPE_CHECKING:
+    from training.evaluation.constant_predictions import Constant
+    from training.task_types.task_type import TaskType
+
+SHOWN_ROWS = 50
+FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
+"""A tail is heavy if FEW_ROWS of the differing rows (at least one) cause more than HEAVY_SHARE of the variance."""
+FEWEST_DIFFERING = 10
+NAMED_ROWS = 5
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Compare them on the split; gives the figures."""
+    from training import task_types
+
+    say, split = job.settings, job.settings["split"]
+    task_type = task_types.of(say)
+    new = read(task_type, Path(job.inputs["predictions"], f"{split}.parquet"), say["labels"])
+    if say["champion"] is None:
+        constant = _best_constant(task_type, job)
+        old = constant.answered(new, split)
+        say = {**say, "champion": f"the constant answer {constant.name}", "baseline": True}
+        if is_constant(new):
+            warning = f"this model gives every row of {split} the same answer, so it is a constant answer, too."
+            say["warnings"] = [*say["warnings"], warning]
+    else:
+        old = read(task_type, Path(job.inputs["champion"], f"{split}.parquet"), say["labels"])
+
+    def tell(done: int, total: int) -> None:
+        events.progress(phase="compare", split=split, done=done, total=total)
+
+    figures = compared(new, old, say, tell)
+    output = job_dir / OUTPUT
+    (output / "log").mkdir(parents=True, exist_ok=True)
+    (output / "comparison.json").write_text(json.dumps(figures, indent=1))
+    rows = disagreements(new, old, Path(job.inputs["data"]) / f"{split}.arrow")
+    write_samples(rows, output / "log" / "disagreements.csv")
+    return figures
+
+
+def _best_constant(task_type: TaskType, job: Job) -> Constant:
+    """The constant answer that is best by the compared metric."""
+    from training.evaluation.baseline import best
+
+    data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
+    baseline = task_type.baseline(data, tokens, model, job.settings["labels"])
+    assert baseline is not None  # such a task type's models are not compared without a champion
+    return best(baseline, job.settings["figure"])
+
+
+def compared(
+    new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all.
+    Raises UserError where they cannot be compared."""
+    if why := new.incomparable(old):
+        message = f"this model and {say['champion']} {why}, and what is told by token is not alike: train with its "
+        message += "tokenizer (model.start_from: champion) and as long rows, or name another registry."
+        raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
+    better, worse = differing(new, old)
+    gained, lost = int(better.sum()), int(worse.sum())
+    right, was_right = new.right, old.right
+    exact = say["figure"] == new.of_right and say["margin"] == 0
+    if right is not None and was_right is not None and exact:
+        name, values = say["figure"], (float(right.mean()), float(was_right.mean()))
+        found = mcnemar(gained, lost, len(new), say["confidence"])
+    else:
+        name, values, found = resampled(new, old, say, tell)
+    if say.get("baseline") and is_constant(new):  # no evidence: another constant was best on the training rows
+        found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, say["margin"]))
+    figures = {
+        "champion": say["champion"],
+        "metric": name,
+        "split": say["split"],
+        "rows": len(new),
+        "value": values[0],
+        "champion_value": values[1],
+        "gained": gained,
+        "lost": lost,
+        "gain": found.gain,
+        "at_least": found.at_least,
+        "margin": say["margin"],
+        "confidence": say["confidence"],
+        "method": "mcnemar" if exact else "permutation" if say["margin"] >= 0 else "bootstrap",
+        "p_value": found.p_value,
+        "least_p_value": found.least_p_value,
+        "better": found.better,
+        "baseline": say.get("baseline", False),
+        "warnings": [*say["warnings"], *([] if exact else heavy_tails(name, new, old))],
+    }
+    return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
+
+
+def resampled(
+    new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None]
+) -> tuple[str, tuple[float, float], Evidence]:
+    """The figure's name, both models' values, and the evidence of the paired test."""
+    from training.evaluation import baseline
+    from training.evaluation.metrics import METRICS, compute
+    from training.evaluation.metrics.bootstrap_figures import cost, figures
+
+    metrics, name = say["metrics"], say["figure"]
+    values = compute(metrics, new)
+    if name not in values and name in metrics:
+        name = next(iter(compute([name], new)))
+    if name not in values:  # only metrics of the user's own can get this far: their figures are known now
+        message = f"there is no figure {name!r}: choose from {', '.join(values)}.{nearest(name, values)}"
+        raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
+    new_guards, old_guards = new.worst(old)
+    pooled = new.joined(new_guards).joined(old).joined(old_guards)
+    figure = figures(metrics, pooled)[name]
+    found = paired(
+        baseline.defined(name, figure) if say.get("baseline") else figure,
+        len(new),
+        len(new_guards),
+        margin=say["margin"],
+        confidence=say["confidence"],
+        less_is_better=name in say["less_is_better"] or not more_is_better(name),
+        slow=name not in METRICS,
+        cost=cost(name, pooled),
+        tell=tell,
+    )
+    theirs = baseline.values(metrics, old) if say.get("baseline") else compute(metrics, old)
+    return name, (values[name], theirs.get(name, math.nan)), found
+
+
+def heavy_tails(metric: str, new: Predicted, old: Predicted) -> Iterator[str]:
+    """A warning if few rows decide about the difference: other rows like these may turn it round."""
+    from training.evaluation.metrics import METRICS
+    from training.evaluation.metrics.bootstrap_figures import influences
+
+    ours, theirs = (influences(metric, model) if metric in METRICS else None for model in (new, old))
+    if ours is None or theirs is None:
+        return
+    squares = np.square(ours - theirs)
+    differing = np.count_nonzero(squares)
+    few = max(1, round(FEW_ROWS * differing))
+    rows = np.argsort(-squares, kind="stable")[:few]
+    share = squares[rows].sum() / squares.sum() if differing >= FEWEST_DIFFERING else 0.0
+    if share > HEAVY_SHARE:  # not so if it is no number
+        named = ", ".join(str(row) for row in rows[:NAMED_ROWS].tolist()) + (", …" if few > NAMED_ROWS else "")
+        yield (
+            f"{few} of {len(new):,} rows make up {share:.0%} of the variance of the difference in {metric} (row "
+            f"{named}): the interval is less certain than its confidence says. Look at these rows; add test rows, or "
+            "compare by a metric that a single row moves less, such as accuracy."
+        )
+
+
+def differing(new: Predicted, old: Predicted) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(N,) the rows that the new model alone gets right, and those that the old one alone does; where answers are not
+    right or wrong, those that got better, and worse."""
+    right, was_right = new.right, old.right
+    if right is None or was_right is None:
+        return new.goodness > old.goodness, new.goodness < old.goodness
+    return right & ~was_right, ~right & was_right
+
+
+def disagreements(new: Predicted, old: Predicted, data: Path) -> list[dict[str, Any]]:
+    """SHOWN_ROWS rows that are lost and as many that are gained, those first whose answer lost or gained most."""
+    better, worse = differing(new, old)
+    order = np.argsort(new.goodness - old.goodness, kind="stable")
+    lost = order[worse[order]][:SHOWN_ROWS]
+    gained = order[::-1][better[order[::-1]]][:SHOWN_ROWS]
+    chosen: npt.NDArray[np.int64] = np.concatenate([lost, gained])
+    return [
+        {
+            "change": "gained" if better[row] else "lost",
+            "row": int(row),
+            **inputs,
+            "label": new.told(row, inputs)["label"],
+            "prediction": new.told(row, inputs)["prediction"],
+            "champion": old.told(row, inputs)["prediction"],
+            new.measure: round(float(new.goodness[row]), 4),
+            f"champion_{new.measure}": round(float(old.goodness[row]), 4),
+        }
+        for row, inputs in zip(chosen.tolist(), inputs_of(data, chosen), strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,178 @@
+"""The program that makes a base model from nothing: `python -m training.programs.create_model JOB`.
+
+inputs     data (train.arrow, whose texts the vocabulary is learnt from)
+settings   config (of transformers, with model_type and vocab_size, the most the vocabulary may have), seed,
+           texts (the columns to read: of texts, or of lists of them), writes (whether the model is to write texts)
+output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
+figures    vocab_size, parameters
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.jobs.optional_packages import absent
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.models.configurations import RECIPE, configuration, refusals
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+LARGEST_ALPHABET = 1000
+"""Distinct characters kept, the most frequent ones; any other becomes [UNK], and in words of WordPiece all the word."""
+
+Rows = Callable[[], Iterator[str]]
+"""Gives the texts, from the first each time."""
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Learn the vocabulary, draw the weights, save both; gives the figures."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = job.settings["config"]
+    configuration(config, RECIPE)  # a mistake in it is reported before the vocabulary is learnt
+    data = Path(job.inputs["data"]) / "train.arrow"
+    events.progress(phase="vocabulary")
+    learn = learner(writes=job.settings["writes"])
+    tokenizer = learn(lambda: texts(data, job.settings["texts"]), config["vocab_size"])
+    events.progress(phase="model")
+    model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, job.settings["seed"])
+    save_tokenizer(tokenizer, getattr(model.config, "max_position_embeddings", None), job_dir / OUTPUT / "tokenizer")
+    with absent("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
+        model.save_pretrained(job_dir / OUTPUT / "model")
+    return {"vocab_size": model.config.vocab_size, "parameters": model.num_parameters()}
+
+
+def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
+    """The texts of these columns of an Arrow file, a record batch at a time."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    from training.data.arrow_files import ipc_reader
+
+    with ipc_reader(file, mapped=False) as reader:
+        for index in range(reader.num_record_batches):
+            batch = reader.get_batch(index)
+            for values in map(batch.column, columns):
+                yield from (pc.list_flatten(values) if types.is_list(values.type) else values).to_pylist()
+
+
+def learner(*, writes: bool) -> Callable[[Rows, int], Tokenizer]:
+    """What learns the tokenizer: of a model that writes texts one that can write all of them."""
+    return train_bpe if writes else train_wordpiece
+
+
+def train_bpe(rows: Rows, vocab_size: int) -> Tokenizer:
+    """A BPE tokenizer in SentencePiece's manner, of at most `vocab_size` tokens: what it takes apart, it puts together
+    again as it was, case, accents and line breaks, but for ▁, which stands for a space. The same texts give the same
+    vocabulary in every process."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL["unk_token"]))
+    space = pre_tokenizers.Metaspace()
+    marks = pre_tokenizers.Split(Regex(r"[\p{P}\p{S}\s&&[^▁]]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([space, marks])
+    tokenizer.decoder = decoders.Metaspace()
+    alphabet = _alphabet(row.replace(" ", space.replacement) for row in rows())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL.values()],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(rows(), trainer)
+    return _with_ends(tokenizer)
+
+
+def train_wordpiece(rows: Rows, vocab_size: int) -> Tokenizer:
+    """A lower-casing WordPiece tokenizer in BERT's manner, of at most `vocab_size` tokens. The same texts give the same
+    vocabulary in every process."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    learner = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
+    learner.normalizer, learner.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    normal = (normalizer.normalize_str(row) for row in rows())
+    alphabet = [character for character in _alphabet(normal) if not character.isspace()]
+    # The trainer numbers the pieces "##x" in the order of a randomly seeded hash table and settles ties
+    # between merges by number. Named as special tokens they have numbers beforehand; only the vocabulary is kept.
+    pieces = [f"##{character}" for character in alphabet]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL.values(), *pieces],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    learner.train_from_iterator(rows(), trainer)
+    tokenizer = Tokenizer(models.WordPiece(learner.get_vocab(), unk_token=SPECIAL["unk_token"]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
+    tokenizer.decoder = decoders.WordPiece()
+    return _with_ends(tokenizer)
+
+
+def _with_ends(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, with the special tokens around a text, and between two."""
+    from tokenizers import processors
+
+    tokenizer.add_special_tokens(list(SPECIAL.values()))
+    ends = [(token, tokenizer.token_to_id(token)) for token in (SPECIAL["cls_token"], SPECIAL["sep_token"])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return tokenizer
+
+
+def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTrainedModel:
+    """A model without a head, its weights drawn with `seed`; `config` has its model_type's own names. One that has
+    tokens for the ends of a text has those of the tokenizer, not the numbers that they have by default."""
+    from transformers import AutoConfig, AutoModel, set_seed
+
+    model_type, fields = config["model_type"], {k: v for k, v in config.items() if k != "model_type"}
+    fields["pad_token_id"] = tokenizer.token_to_id(SPECIAL["pad_token"])
+    with refusals(RECIPE, f"{model_type} does not take it"):
+        made = AutoConfig.for_model(model_type, **fields)
+    for name, token in {"bos_token_id": "cls_token", "eos_token_id": "sep_token"}.items():
+        if name not in fields and getattr(made, name, None) is not None:
+            setattr(made, name, tokenizer.token_to_id(SPECIAL[token]))
+    set_seed(seed)
+    with refusals(RECIPE, f"no {model_type} can be made of it"):
+        model: PreTrainedModel = AutoModel.from_config(made, trust_remote_code=False)
+    return model
+
+
+def save_tokenizer(tokenizer: Tokenizer, max_length: int | None, out: Path) -> None:
+    """Write the files that AutoTokenizer reads; rows are at most `max_length` tokens, if that is given."""
+    from transformers import PreTrainedTokenizerFast
+
+    limit = {} if max_length is None else {"model_max_length": max_length}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **SPECIAL, **limit)
+    wrapped.save_pretrained(out)
+
+
+def _alphabet(normalized: Iterator[str]) -> list[str]:
+    """The most frequent characters, in order; between equally frequent ones the lower code point wins."""
+    counts: Counter[str] = Counter()
+    for row in normalized:
+        counts.update(row)
+    by_frequency = sorted(counts, key=lambda c: (-counts[c], c))
+    return sorted(by_frequency[:LARGEST_ALPHABET])
+
+
+if __name__ == "__main__":
+    run_program(main)

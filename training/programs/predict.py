@@ -1,0 +1,91 @@
+"""The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
+
+inputs     model (what training.programs.fit put out), tokens (SPLIT.arrow)
+settings   task type, options, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the
+           batches)
+output     SPLIT.parquet, a row for a row of the split, in its order: row, label as the tokens have it, what the task
+type's
+           `answers` are, tokens (how many)
+figures    rows and rows_per_second of all splits together
+
+The processes take the batches in turns, and which rows make a batch does not hang on their number: one writes the same
+bytes as several, given as many threads each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job, rank
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from training.batching.batches import TokenRows
+
+PROGRESS_EVERY_S = 1.0
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Predict every row of the splits; gives the figures."""
+    from training import task_types
+    from training.batching.batches import TokenRows
+    from training.distributed import ranks
+    from training.engine.inference import predict
+    from training.evaluation.constant_predictions import advice, nearly_constant
+    from training.models import loading
+
+    device = ranks.meet()
+    loading.make_deterministic()
+    task_type = task_types.of(job.settings)
+    folder = Path(job.inputs["model"])
+    tokenizer = loading.load_tokenizer(folder)
+    collate = task_type.collator(tokenizer, loading.padding_multiple())
+    network = loading.load_trained(task_type, folder).to(device)
+    splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
+    total, before = sum(map(len, splits.values())), 0
+    whole = sum(len(rows.tokens) for rows in splits.values())
+    batch_size = -(-job.settings["batch_size"] // job.settings["batch_division"])
+    began = time.monotonic()
+    for split, rows in splits.items():
+        tell = told_now_and_then(events, split, before, total)
+        answers = predict(task_type, network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
+        if rank() == 0:
+            answers = task_type.worded(answers, tokenizer)
+            write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
+            if nearly_constant(task_type.predicted(answers, task_type.labels_of(network.config))):
+                events.warning(advice(split, weights="class_weights" in task_type.loss_fields))
+        before += len(rows)
+    ranks.part()
+    return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}
+
+
+def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
+    """Store what `evaluating.predict` gives of these rows as Parquet, numbered from 0, with the tokens of each."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    tokens = rows.tokens
+    table = answers.add_column(0, "row", [np.arange(len(tokens))]).append_column("tokens", [tokens])
+    pq.write_table(table, file, compression="zstd")
+
+
+def told_now_and_then(events: Events, split: str, before: int, total: int) -> Callable[[int], None]:
+    """What tells how many of `total` rows are done, given those of this split; `before` are those of earlier ones."""
+    told_at = 0.0
+
+    def tell(done: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= PROGRESS_EVERY_S or before + done == total:
+            told_at = time.monotonic()
+            events.progress(phase="predict", split=split, done=before + done, total=total)
+
+    return tell
+
+
+if __name__ == "__main__":
+    run_program(main)

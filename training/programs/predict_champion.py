@@ -1,0 +1,101 @@
+"""The program that has the champion predict today's rows: `python -m training.programs.predict_champion JOB`, usually
+through `accelerate launch`.
+
+inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
+settings   task type, options, split, labels (today's names, in the order of their indices), champion (NAME/VERSION),
+           max_length (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
+output     SPLIT.parquet, as training.programs.predict writes it, by today's labels
+figures    rows, rows_per_second, unknown (labels that the champion does not know), dropped (those that it alone knows)
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job, rank
+from training.models.repository_files import read_json
+from training.problems import Problem, UserError
+from training.task_types.task_type import TaskType
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Tokenize and predict every row of the split; gives the figures."""
+    from training import task_types
+    from training.batching.batches import TokenRows
+    from training.distributed import ranks
+    from training.engine.inference import predict
+    from training.models import loading
+    from training.programs.predict import told_now_and_then, write
+    from training.tokenization import token_files
+    from training.tokenization.transformers_encoder import load_encoder
+
+    device = ranks.meet()
+    loading.make_deterministic()
+    say, split, labels = job.settings, job.settings["split"], job.settings["labels"]
+    task_type = task_types.of(say)
+    folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
+    require_task(task_type, say["task"], folder, say["champion"])
+
+    def tell_tokens(done: int, total: int) -> None:
+        events.progress(phase="tokenize", split=split)
+
+    if rank() == 0:
+        encoder = load_encoder(tokenizer, folder, say["max_length"])
+        token_files.write(
+            task_type, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split]
+        )
+    ranks.wait_for_all()
+    rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
+    its_tokenizer = loading.load_tokenizer(tokenizer, folder)
+    collate = task_type.collator(its_tokenizer, loading.padding_multiple())
+    network = loading.load_trained(task_type, folder).to(device)
+    batch_size = -(-say["batch_size"] // say["batch_division"])
+    began = time.monotonic()
+    tell = told_now_and_then(events, split, 0, len(rows))
+    answers = predict(task_type, network, rows, collate, batch_size, say["mixed_precision"], tell)
+    own = task_type.labels_of(network.config)
+    if rank() == 0:
+        write(
+            job_dir / OUTPUT / f"{split}.parquet",
+            task_type.retold(task_type.worded(answers, its_tokenizer), own, labels),
+            rows,
+        )
+    ranks.part()
+    return {
+        "rows": len(rows.tokens),
+        "rows_per_second": round(len(rows.tokens) / (time.monotonic() - began), 1),
+        "unknown": [name for name in labels if name not in own],
+        "dropped": [name for name in own if name not in labels],
+    }
+
+
+def require_task(task_type: TaskType, name: str, folder: Path, champion: str) -> None:
+    """Raises UserError where the model of the folder was made for something else: transformers would load it with a
+    head of random weights."""
+    config, advice = read_json(folder / "config.json"), "name another registry, or give its alias to another version."
+    architectures, made_for = config.get("architectures") or [], config.get("problem_type")
+    wanted, message = task_type.config_fields(()).get("problem_type"), None
+    if not _loaded_by(task_type.auto_class, config.get("model_type")) & {*architectures}:
+        message = (
+            f"{champion} is {', '.join(architectures) or 'of no known type'}, and a champion of {name} must be a model "
+            f"for that: {advice}"
+        )
+    elif made_for not in (None, wanted):
+        message = f"{champion} was trained for {made_for}, and a champion of {name} must be for {wanted}: {advice}"
+    if message is not None:
+        raise UserError([Problem(kind="release", where="release.registry", message=message)])
+
+
+def _loaded_by(auto_class: str, model_type: str | None) -> set[str]:
+    """The classes that a class of transformers' makes of models of this type."""
+    import transformers
+
+    named = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())
+    return {named} if isinstance(named, str) else {*named}
+
+
+if __name__ == "__main__":
+    run_program(main)

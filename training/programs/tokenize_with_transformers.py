@@ -1,0 +1,39 @@
+"""The program that tokenizes as transformers does: `python -m training.programs.tokenize_with_transformers JOB`.
+
+For tokenizers that exist only in Python, and for those whose class builds another tokenizer than tokenizer.json holds.
+The latter lose nothing but the seconds in which transformers is imported: they encode with all cores, like any other.
+
+inputs     data (SPLIT.arrow), tokenizer and model (the folders of a snapshot)
+settings   task type, options, max_length, level (what it is that rows are cut: error, warning or ignore)
+output     what `training.tokenization.token_files.write` writes
+figures    rows, tokens, truncated and lost of all splits together
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from training import task_types
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.tokenization.token_files import write
+from training.tokenization.transformers_encoder import load_encoder
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Tokenize every split; gives the figures."""
+    events.progress(phase="tokenizer")
+    encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), job.settings["max_length"])
+    return write(
+        task_types.of(job.settings),
+        Path(job.inputs["data"]),
+        encoder,
+        job_dir / OUTPUT,
+        job.settings["level"],
+        lambda done, total: events.progress(done=done, total=total),
+    )
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,57 @@
+"""The fields of a recipe that name code: which they are, and what they name in a given recipe.
+
+A field is marked where it is declared, by `CodeName` or `RunsCode` (section.py). Nothing is imported here, so a recipe
+can be looked at before any of its code runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from training.recipe.error_messages import section_of
+from training.recipe.section import RunsCode
+
+
+def code_fields(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted names of all fields that are marked."""
+    for name, field in recipe.model_fields.items():
+        if inside := section_of(field):
+            yield from code_fields(inside, f"{above}{name}.")
+        elif _is_marked(field):
+            yield above + name
+
+
+def named_code(recipe: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each field of the recipe's values that names or permits code, with its value. The values need not be valid."""
+    for name in code_fields(recipe):
+        found: Any = values
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        yield from ((name, value) for value in _code(found))
+
+
+def _code(value: Any) -> Iterator[str]:
+    if value is True:
+        yield "true"
+    elif isinstance(value, str):
+        if ":" in value and "://" not in value:  # module:name or hub:…; data.path may also be a URL
+            yield value
+    elif isinstance(value, Mapping):
+        yield from _code([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for inside in value:
+            yield from _code(inside)
+
+
+def _is_marked(field: FieldInfo) -> bool:
+    return any(isinstance(mark, RunsCode) for mark in [*field.metadata, *_marks(field.annotation)])
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    yield from getattr(annotation, "__metadata__", ())
+    for inside in get_args(annotation):
+        yield from _marks(inside)

@@ -1,0 +1,225 @@
+"""What pydantic finds wrong in a recipe, said in the project's words: value, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from training.problems import Problem, nearest
+from training.recipe.extra_arguments import arguments, out_of_scope, set_by_project
+from training.recipe.tables.optimizers import REFUSED
+
+# How the recipe marks the sides of a field that takes one or the other, so that only one of them is reported.
+WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
+
+_TYPES = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+_NAMES = {
+    "name": "lower-case letters, digits and '-', beginning with a letter or digit",
+    "compute.rendezvous": "host:port of machine 0, such as 10.0.0.1:29500",
+    "release.registry": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    **dict.fromkeys(
+        ("release.champion", "release.challenger"), "letters, digits, '_' and '-', beginning with a letter"
+    ),
+    "release.hub.repo": "owner/name, of letters, digits, '.', '_' and '-'",
+}
+
+# What follows the length that a field takes.
+_EXAMPLES = {"data.delimiter": ", such as ; or | (null: a comma, and in .tsv files a tab)"}
+_SPREADSHEETS = ("excel", "spreadsheet", "xlsx", "xls", "ods")
+# What else a field takes that takes a word.
+_OTHER_SIDE = {
+    "training.class_weights": "weights by the labels' names",
+    "training.lora.target_modules": "a list of names such as [q_proj, v_proj]",
+}
+
+
+def field_name(loc: Sequence[int | str]) -> str:
+    """A place as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part not in (
+            "[key]",
+            WORD,
+            NUMBER,
+            LIST,
+            MAPPING,
+        ):  # a mapping's key, and which side of "one or the other"
+            name += f".{part}" if name else part
+    return name
+
+
+def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
+    """The fields of that section of the recipe, such as `release.gate`, or None where the name is no section."""
+    inside: type[BaseModel] | None = recipe
+    for name in section.split("."):
+        field = inside.model_fields.get(name) if inside else None
+        inside = section_of(field) if field else None
+    return inside.model_fields if inside else None
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that the field is, or may be; None where it is a plain value."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def sections(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The names of all sections, those inside others after them."""
+    for name, field in recipe.model_fields.items():
+        if inside := section_of(field):
+            yield above + name
+            yield from sections(inside, f"{above}{name}.")
+
+
+def templated(values: Any, where: str = "") -> list[Problem]:
+    """A problem for each text that holds `{{`: `prefect deploy` would replace it, often by nothing."""
+    return [
+        Problem(
+            kind="recipe",
+            where=place,
+            message=f"{reprlib.repr(text)} holds '{{{{': Prefect templates parameters, so deployment would "
+            "replace it; put the text into a file and name the file.",
+        )
+        for place, text in _texts(values, where)
+        if "{{" in text
+    ]
+
+
+def _texts(values: Any, where: str) -> Iterator[tuple[str, str]]:
+    if isinstance(values, str):
+        yield where, values
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            place = f"{where}.{key}" if where else str(key)
+            yield from ((place, key),) if isinstance(key, str) and "{{" in key else _texts(value, place)
+    elif isinstance(values, list):
+        for index, value in enumerate(values):
+            yield from _texts(value, f"{where}[{index}]")
+
+
+def describe(error: ErrorDetails, recipe: type[BaseModel]) -> Problem:
+    """The problem for one of pydantic's errors."""
+    where = field_name(error["loc"])
+    form: Callable[[ErrorDetails, str, type[BaseModel]], str] = _FORMS.get(error["type"], _other)
+    return Problem(kind="recipe", where=where, message=form(error, where, recipe))
+
+
+def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    section, _, name = where.rpartition(".")
+    fields = section_fields(recipe, section) or recipe.model_fields
+    if advice := out_of_scope(name):
+        return advice
+    if section == "training" and name in arguments():
+        reason = set_by_project(name)
+        return (
+            f"is not the recipe's to set: {reason}."
+            if reason
+            else f"has no place of its own: write it as training.extra.{name}."
+        )
+    if hint := nearest(name, fields):
+        return f"no such field.{hint}"
+    for other in sections(recipe):
+        if name in (section_fields(recipe, other) or {}):
+            return f"no such field. Did you mean '{other}.{name}'?"
+    return f"no such field: choose from {', '.join(fields)}."
+
+
+def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    value = error["input"]
+    if where == "training.optim" and value in REFUSED:
+        return f"{value!r} is refused: {REFUSED[value]}."
+    if advice := out_of_scope(str(value)):
+        return f"{value!r} {advice}"
+    if where == "data.source" and str(value).lower() in _SPREADSHEETS:
+        return f"{value!r} is not read: save the spreadsheet as CSV, and set data.source: csv."
+    allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
+    allowed += [_OTHER_SIDE.get(where, "a whole number")] if error["loc"][-1] == WORD else []
+    return f"{_shown(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
+
+
+def _missing(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    section, _, name = where.rpartition(".")
+    fields = section_fields(recipe, section) or recipe.model_fields
+    text = fields[name].description or ""
+    return f"is missing: {' '.join(text.split())}"
+
+
+def _wrong_type(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    value, wanted = error["input"], _TYPES[error["type"]]
+    hint = ""
+    if wanted == "a list" and isinstance(value, str):
+        hint = f" Write [{value}]."
+    elif wanted == "text" and value is not None and not isinstance(value, list | dict):
+        hint = " Put it in quotes."
+    elif wanted == "a whole number" and isinstance(value, float) and value.is_integer():
+        hint = f" Write {int(value)}."
+    return f"{_shown(value)} is of the wrong type: it takes {wanted}.{hint}"
+
+
+def _out_of_range(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    bound, words = _BOUNDS[error["type"]]
+    return f"{_shown(error['input'])} is out of range: it must be {words} {error['ctx'][bound]:,.15g}."
+
+
+def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    context = error["ctx"]
+    if error["type"] == "string_too_short":
+        return "is empty: it takes text."
+    if error["type"] == "string_too_long":
+        most = f"at most {context['max_length']}{_EXAMPLES.get(where, '')}"
+        return f"{_shown(error['input'])} has {len(error['input'])} characters: it takes {most}."
+    words = "at least" if error["type"] == "too_short" else "at most"
+    count = context.get("min_length", context.get("max_length"))
+    return f"{_shown(error['input'])} has {context['actual_length']} entries: it takes {words} {count}."
+
+
+def _wrong_name(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    return f"{_shown(error['input'])} is not a name for it: use {_NAMES[where]}."
+
+
+def _other(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
+    return f"{_shown(error['input'])}: {error['msg']}."
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]  # as YAML spells them
+    return reprlib.repr(value)
+
+
+_FORMS = {
+    "extra_forbidden": _unknown_field,
+    "literal_error": _unknown_value,
+    "missing": _missing,
+    "too_short": _wrong_length,
+    "too_long": _wrong_length,
+    "string_too_short": _wrong_length,
+    "string_too_long": _wrong_length,
+    "string_pattern_mismatch": _wrong_name,
+    **dict.fromkeys(_TYPES, _wrong_type),
+    **dict.fromkeys(_BOUNDS, _out_of_range),
+}

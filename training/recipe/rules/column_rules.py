@@ -1,0 +1,118 @@
+"""The columns of a recipe's rows, which are those that its task type wants; and the rules about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from training.problems import nearest
+from training.recipe.column_types import RowSpecification
+from training.recipe.source_columns import OWN_FIELDS, TEXTS, Asked, Stored, chosen, named, stored
+from training.recipe.task_specification import TaskSpecification, code, specification
+from training.recipe.task_specification import named as task_named
+
+if TYPE_CHECKING:
+    from training.recipe.fields import Recipe
+    from training.recipe.rules.training_rules import Written
+
+
+def asked_of(recipe: Recipe) -> Asked:
+    """What the recipe asks of the source of its rows."""
+    return Asked(recipe.data, specification(**recipe.task_and_options), tuple(recipe.evaluation.splits))
+
+
+def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, Any]]:
+    """The module of the task type's own code for rows, or the field that names it where it is its author's; and the
+    options that matter to it. None for most task types: what else they learn to do changes no rows."""
+    task_type = specification(**recipe.task_and_options)
+    if all(getattr(type(task_type), name) is getattr(RowSpecification, name) for name in ("faults", "order", "misfit")):
+        return [], {}, {}
+    return code(recipe.task), task_named(recipe.task), task_type.options_of("load_data")
+
+
+def task_type_of(written: Written) -> TaskSpecification:
+    """The recipe's task type. Raises WrongItself where it has none."""
+    return specification(written["task"], written["options"])
+
+
+def columns_of(written: Written) -> tuple[Stored, ...]:
+    """The columns that are stored. Raises WrongItself where task type and columns do not go together."""
+    return stored(task_type_of(written), _named(written))
+
+
+def _named(written: Written) -> dict[str, str]:
+    return named(written["data.text"], written["data.label"], written["data.columns"])
+
+
+def named_columns(written: Written) -> Iterator[tuple[str, str]]:
+    """A column for each that the task type wants, and none that it does not know."""
+    task_type, given = task_type_of(written), _named(written)
+    for name, field in OWN_FIELDS.items():
+        if name in written["data.columns"]:
+            yield f"data.columns.{name}", f"has a field of its own: set {field}."
+            return
+    unknown = [name for name in given if not any(name in one for one in task_type.column_sets())]
+    for name in unknown:
+        yield _field(name), _unknown(name, given[name], written)
+    if unknown:
+        return
+    if (wanted := chosen(task_type, given)) is None:
+        yield "data.columns", f"{_listed(given)} do not go together: {_wants(written)}."
+        return
+    for name, column in wanted.items():
+        if name in OWN_FIELDS and name not in given and not column.optional:
+            if name == TEXTS[1]:
+                yield "data.text", f"{written['data.text']} is one column: {_wants(written)}."
+            else:
+                about = " ".join((written.fields("data")[name].description or "").split())
+                yield OWN_FIELDS[name], f"is missing: {about.partition(' (null')[0]}."
+
+
+def one_use_each(written: Written) -> Iterator[tuple[str, str]]:
+    """No column is two things to the task type."""
+    text = written["data.text"] or []
+    if len(set(text)) < len(text):
+        yield "data.text", f"{text} names a column twice; name one text column, or two different ones."
+    if written["data.label"] in text:
+        yield "data.label", f"{written['data.label']!r} is also a text column; the label has a column of its own."
+    before: dict[str, str] = {}
+    for column in columns_of(written):
+        if column.of in before:
+            yield column.field, f"{column.of!r} is also {before[column.of]}: each column is one thing to the task type."
+        before[column.of] = column.field
+
+
+def labels_are_named(written: Written) -> Iterator[tuple[str, str]]:
+    """Names of labels are for the task types that have them."""
+    if written["data.label_names"] is not None and not any(
+        column.form in ("label", "labels") for column in columns_of(written)
+    ):
+        yield "data.label_names", f"are of no use: {_wants(written)}, and no label has a name. Leave them out."
+
+
+def _unknown(name: str, of: str, written: Written) -> str:
+    if name in OWN_FIELDS:
+        what = "a second text" if name == TEXTS[1] else name
+        return f"{of!r} is of no use as {what}: {_wants(written)}. Leave it out."
+    known = [other for one in task_type_of(written).column_sets() for other in one]
+    return f"no such column: {_wants(written)}.{nearest(name, known)}"
+
+
+def _wants(written: Written) -> str:
+    """`a recipe of task type translation wants source, target`"""
+    sets = [", ".join(map(_spelt, one.items())) for one in task_type_of(written).column_sets()]
+    return f"task {written['task']} wants {'; or '.join(sets)}"
+
+
+def _spelt(item: tuple[str, object]) -> str:
+    name, column = item
+    return f"{name} (if there is one)" if getattr(column, "optional", False) else name
+
+
+def _listed(given: Mapping[str, str]) -> str:
+    *before, last = given
+    return f"{', '.join(before)} and {last}"
+
+
+def _field(name: str) -> str:
+    return OWN_FIELDS.get(name, f"data.columns.{name}")

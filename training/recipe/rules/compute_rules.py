@@ -1,0 +1,118 @@
+"""Rules of a recipe about how the work is shared: what a strategy cannot do, and what contradicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from training.problems import nearest
+from training.recipe.deepspeed_file import unknown_names
+
+if TYPE_CHECKING:
+    from training.recipe.rules.training_rules import Written
+
+_FOLLOWS = {
+    "zero_optimization.stage": "compute.strategy",
+    "zero_optimization.offload_optimizer.device": "compute.offload",
+    "zero_optimization.offload_param.device": "compute.offload",
+    "optimizer": "training.optim",
+    "scheduler": "training.lr_scheduler_type",
+    "bf16.enabled": "compute.mixed_precision",
+    "fp16.enabled": "compute.mixed_precision",
+    "torch_autocast": "compute.mixed_precision",  # DeepSpeed imports the modules that it names
+    "train_batch_size": "training.per_device_train_batch_size",
+    "train_micro_batch_size_per_gpu": "training.per_device_train_batch_size",
+    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
+    "gradient_clipping": "training.max_grad_norm",
+    "zero_force_ds_cpu_optimizer": "training.optim",
+}
+"""Fields of DeepSpeed's configuration that follow from fields of the recipe."""
+
+
+def _strategy(written: Written) -> Iterator[tuple[str, str]]:
+    strategy, processes = written["compute.strategy"], written["compute.num_processes"]
+    if strategy != "ddp" and processes == 1:
+        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: give more, or use ddp."
+        yield "compute.strategy", message
+    if strategy.startswith("deepspeed") and written["training.optim"] == "adafactor":
+        message = (
+            f"'adafactor' takes means over the rows and columns of whole weights, which {strategy} cuts up: choose"
+        )
+        yield "training.optim", f"{message} another, or use fsdp."
+
+
+def _machines(written: Written) -> Iterator[tuple[str, str]]:
+    machines, processes = written["compute.num_machines"], written["compute.num_processes"]
+    if "auto" in (machines, processes):
+        return
+    if processes % machines:
+        yield "compute.num_processes", f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
+    if (rank := written["compute.machine_rank"]) is not None and rank >= machines > 1:
+        yield "compute.machine_rank", f"{rank} is out of range: there are {machines} machines, 0 to {machines - 1}."
+
+
+def _offload(written: Written) -> Iterator[tuple[str, str]]:
+    strategy, offload = written["compute.strategy"], written["compute.offload"]
+    choices = {"ddp": [], "fsdp": ["all"], "deepspeed-zero2": ["optimizer"]}.get(strategy, ["optimizer", "all"])
+    if offload not in ("no", False, *choices):  # YAML reads a bare `no` as false
+        yield "compute.offload", f"{offload!r} is not for {strategy}: choose from {', '.join(['no', *choices])}."
+
+
+def _fsdp(written: Written) -> Iterator[tuple[str, str]]:
+    strategy = written["compute.strategy"]
+    for name, default in (("fsdp_reshard_after_forward", True), ("fsdp_wrap", None)):
+        if strategy != "fsdp" and written[f"compute.{name}"] != default:
+            yield f"compute.{name}", f"is for `strategy: fsdp` only; with {strategy}, leave it out."
+
+
+def _deepspeed(written: Written) -> Iterator[tuple[str, str]]:
+    strategy, given = written["compute.strategy"], written["compute.deepspeed"]
+    if given and not strategy.startswith("deepspeed"):
+        yield "compute.deepspeed", f"is for the strategies of DeepSpeed only; with {strategy}, leave it out."
+    for name, known in unknown_names(given):
+        where = f"compute.deepspeed.{name}"
+        yield where, f"no such field of DeepSpeed's configuration.{nearest(name.rpartition('.')[2], known)}"
+    for name in ("zero_optimization", "bf16", "fp16"):
+        if not isinstance(given.get(name, {}), Mapping):
+            yield f"compute.deepspeed.{name}", f"{given[name]!r} is of the wrong type: it takes a mapping."
+    zero = given.get("zero_optimization")
+    for name in ("offload_optimizer", "offload_param") if isinstance(zero, Mapping) else ():
+        if not isinstance(zero.get(name) or {}, Mapping):
+            where = f"compute.deepspeed.zero_optimization.{name}"
+            yield where, f"{zero[name]!r} is of the wrong type: it takes a mapping, such as {{device: cpu}}."
+    for name, value in _flat(given):
+        for field, follows in _FOLLOWS.items():
+            if f"{name}.".startswith(f"{field}.") and value not in ("auto", _says(written, field)):
+                message = (
+                    f"{value!r} contradicts {follows}, which is {written[follows]!r}: set that, and leave this out."
+                )
+                yield f"compute.deepspeed.{name}", message
+
+
+def _says(written: Written, field: str) -> Any:
+    """What the recipe says of a field of DeepSpeed's configuration that it may well repeat."""
+    if field == "zero_optimization.stage":
+        return int(written["compute.strategy"][-1])
+    if field.startswith("zero_optimization.offload_"):
+        waits = (
+            written["compute.offload"]
+            in {"optimizer": ("optimizer", "all"), "param": ("all",)}[field.split(".")[1][8:]]
+        )
+        return "cpu" if waits else "none"
+    if field in ("bf16.enabled", "fp16.enabled") and written["compute.mixed_precision"] != "auto":
+        return written["compute.mixed_precision"] == field[:4]
+    if field in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"):
+        return written[_FOLLOWS[field]]
+    return "auto"
+
+
+def _flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values with their dotted names."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+SHARING_RULES = (_strategy, _machines, _offload, _fsdp, _deepspeed)

@@ -1,0 +1,195 @@
+"""Rules of a recipe about its rows: where they come from, and what is done to them."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from training.problems import nearest
+from training.recipe.credentials import secret_in, variables_for
+from training.recipe.filters import parse_filter
+from training.recipe.rules.column_rules import columns_of, labels_are_named, named_columns, one_use_each, task_type_of
+from training.recipe.tables.checks import ALWAYS_ERRORS, LEVELS
+
+if TYPE_CHECKING:
+    from training.recipe.column_types import Form
+    from training.recipe.rules.training_rules import Written
+
+DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SPLITS = ("train", "validation", "test")
+# The usual ones, to be near to; any that Python knows may be used.
+_ENCODINGS = (
+    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "iso-8859-15"),
+    *("cp1250", "cp1251", "cp1252", "mac-roman", "koi8-r"),
+    *("shift-jis", "euc-jp", "euc-kr", "gbk", "gb18030", "big5"),
+)
+# Codecs of Python that no file is written in.
+_NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
+_FILES = ("csv", "json", "parquet", "arrow")
+
+
+def _data_source(written: Written) -> Iterator[tuple[str, str]]:
+    source = written["data.source"]
+    if source != "hub":
+        if written["data.config"] is not None:
+            yield (
+                "data.config",
+                f"{written['data.config']!r} is for `source: hub` only; with {source}, set it to null.",
+            )
+        yield from revision(written, "data")
+    path = written["data.path"]
+    if source == "python" and not DOTTED.fullmatch(path):
+        yield "data.path", f"{path!r} names no object of Python: with `source: python`, write module:name."
+
+
+def revision(written: Written, section: str) -> Iterator[tuple[str, str]]:
+    """A section whose source is not the Hub has no revision."""
+    # "main" is what no choice means: a Hub recipe that names it may be pointed at a folder by one override.
+    if written[f"{section}.revision"] not in (None, "main"):
+        source, revision = written[f"{section}.source"], written[f"{section}.revision"]
+        yield f"{section}.revision", f"{revision!r} is for `source: hub` only; with {source}, set it to null."
+
+
+def _filter(written: Written) -> Iterator[tuple[str, str]]:
+    if (text := written["data.filter"]) is not None:
+        try:
+            parse_filter(text)
+        except ValueError as error:
+            yield "data.filter", str(error)
+
+
+def _label_separator(written: Written) -> Iterator[tuple[str, str]]:
+    separator = written["data.label_separator"]
+    if separator is not None and not any(column.form == "labels" for column in columns_of(written)):
+        message = f"{separator!r} is for several labels in a row, and task {written['task']} has none: set it to null."
+        yield "data.label_separator", message
+
+
+def _label_names(written: Written) -> Iterator[tuple[str, str]]:
+    names = written["data.label_names"] or []
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield "data.label_names", f"{name!r} is listed twice; each label is listed once."
+
+
+def _secrets(written: Written) -> Iterator[tuple[str, str]]:
+    places = [("data.path", written["data.path"])]
+    for name, given in (written["data.splits"] or {}).items():
+        places += [(f"data.splits.{name}", value) for value in (given if isinstance(given, list) else [given])]
+    for where, value in places:
+        if secret := secret_in(value):  # told without its value: problems end up in logs
+            message = f"holds {secret}, and recipes are stored and shown: set credentials in the environment instead: "
+            yield where, f"{message}{variables_for(value)}."
+
+
+def _splits(written: Written) -> Iterator[tuple[str, str]]:
+    splits, source = written["data.splits"], written["data.source"]
+    if splits is None:
+        return
+    hints = {name: nearest(name, _SPLITS) for name in splits if name not in _SPLITS}
+    for name, hint in hints.items():
+        yield f"data.splits.{name}", f"no such split: choose from {', '.join(_SPLITS)}.{hint}"
+    if "train" not in splits and not any("'train'" in hint for hint in hints.values()):
+        yield "data.splits.train", "is missing: training needs a train split."
+    for name, value in splits.items():
+        if name not in hints and isinstance(value, list) and source not in _FILES:
+            yield f"data.splits.{name}", f"{value} is for files only; with `source: {source}`, name one split."
+
+
+def _held_out(written: Written) -> Iterator[tuple[str, str]]:
+    validation, test = written["data.validation_size"], written["data.test_size"]
+    if validation + test >= 1:
+        message = f"{test:g} is out of range: with validation_size {validation:g} it leaves no rows to train on"
+        yield "data.test_size", f"{message}; together they must be below 1."
+
+
+def _text_files(written: Written) -> Iterator[tuple[str, str]]:
+    source, delimiter, encoding = written["data.source"], written["data.delimiter"], written["data.encoding"]
+    unset = {"delimiter": None, "quoting": "standard", "header": None}
+    for name, default in unset.items() if source != "csv" else ():
+        if (value := written[f"data.{name}"]) != default:
+            shown = "null" if default is None else default
+            yield f"data.{name}", f"{value!r} is for `source: csv` only; with {source}, set it to {shown}."
+    names = written["data.header"] or []
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield "data.header", f"{name!r} is there twice; each column has a name of its own."
+    if source == "csv" and delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
+        yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
+    try:
+        codec = " ".encode(encoding) and codecs.lookup(encoding).name
+        if codec in _NOT_OF_FILES:
+            raise LookupError(codec)
+    except (LookupError, ValueError):  # no codec, or one that makes something other than bytes of text
+        example = "utf-8, utf-16, latin-1, cp1252"
+        message = f"{encoding!r} is no encoding of text: use one such as {example}.{nearest(encoding, _ENCODINGS)}"
+        yield "data.encoding", message
+        return
+    if codec != "utf-8" and source not in ("csv", "json"):
+        yield "data.encoding", f"{encoding!r} is for `source: csv` and `json` only; with {source}, leave it out."
+
+
+def _renamed(written: Written) -> Iterator[tuple[str, str]]:
+    rename = written["data.rename"]
+    new = list(rename.values())
+    for name in sorted({name for name in new if new.count(name) > 1}):
+        old = " and ".join(repr(key) for key, value in rename.items() if value == name)
+        yield "data.rename", f"{old} are both renamed to {name!r}: each column has a name of its own."
+    used = [(column.field, column.of) for column in columns_of(written)]
+    used += [(f"data.cast.{name}", name) for name in written["data.cast"]]
+    for where, name in used:
+        if name in rename and name not in new:
+            yield where, f"{name!r} is renamed to {rename[name]!r} (data.rename): use that name."
+
+
+def _cast(written: Written) -> Iterator[tuple[str, str]]:
+    cast = written["data.cast"]
+    for column in columns_of(written):
+        to, where = cast.get(column.of), f"data.cast.{column.of}"
+        if to is None or to in _CASTS[column.form]:
+            continue
+        if column.form == "text":
+            yield where, f"{to!r} is no type for a text column: cast it to string, or not at all."
+        elif column.form == "label":
+            yield where, f"{to!r} is no type for the label: cast it to string, int64 or bool."
+        elif column.form == "number":
+            yield where, f"{to!r} is no type for a column of numbers: cast it to float64 or int64, or not at all."
+        else:
+            yield where, f"{to!r} is no type for a column of lists or objects: it is not cast, so leave it out."
+
+
+_CASTS: dict[Form, tuple[str, ...]] = {
+    "text": ("string",),
+    "label": ("string", "int64", "bool"),
+    "number": ("float64", "int64"),
+    **dict.fromkeys(("texts", "labels", "value"), ()),
+}
+"""The types to which columns of a form may be cast."""
+
+
+def _checks(written: Written) -> Iterator[tuple[str, str]]:
+    checks = written["data.checks"]
+    known = [*LEVELS, *task_type_of(written).checks] if checks else []
+    for name in checks:
+        if name in ALWAYS_ERRORS:
+            yield f"data.checks.{name}", "is always an error: there would be nothing to train on or to judge by."
+        elif name not in known:
+            yield f"data.checks.{name}", f"no such check: choose from {', '.join(known)}.{nearest(name, known)}"
+
+
+DATA_RULES = (
+    _secrets,
+    _data_source,
+    _text_files,
+    named_columns,
+    one_use_each,
+    _filter,
+    _renamed,
+    _cast,
+    _label_names,
+    _label_separator,
+    labels_are_named,
+    _splits,
+    _held_out,
+    _checks,
+)

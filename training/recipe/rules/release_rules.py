@@ -1,0 +1,218 @@
+"""Rules of a recipe about what is measured of a model, what it must show, and what then becomes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from training.problems import nearest
+from training.recipe.rules.column_rules import task_type_of
+from training.recipe.rules.data_rules import DOTTED
+from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
+from training.recipe.tables.metrics import (
+    LESS_IS_BETTER,
+    METRICS,
+    MORE_IS_BETTER,
+    OF_NUMBERS,
+    most_of,
+    refusal_of_numbers,
+)
+from training.recipe.tables.task_types import TASK_TYPES
+from training.recipe.task_specification import specification_class
+
+if TYPE_CHECKING:
+    from training.recipe.fields import Data
+    from training.recipe.rules.training_rules import Written
+
+OF_ONE_LABEL = (
+    *("accuracy", "f1_micro", "precision_micro", "recall_micro", "recall_weighted"),
+    *("log_loss", "mse", "mae"),
+)
+"""Metrics that mean something where all rows have one label; the first five are the same there, the share of rows that
+get it. The others are of rows of several labels: f1 is 0 on those of label 0 alone, macro averages count labels
+that no row has, correlations and roc_auc have no value, and probabilities that are right over all rows are off on those
+of one label."""
+_OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
+
+
+def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
+    splits, evaluated = written["data.splits"], written["evaluation.splits"]
+    # Rows are held out for validation wherever there is no such split.
+    there = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+    for index, name in enumerate(evaluated):
+        if there is not True and name not in there:
+            advice = "add it there, set data.test_size, or choose another"
+            yield f"evaluation.splits[{index}]", f"{name!r} is not in data.splits: {advice}."
+        elif name in evaluated[:index]:
+            yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
+
+
+def absent_splits(evaluated: Iterable[str], there: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
+    """The evaluated splits without rows, by field, and why, given the splits that the source has."""
+    held_out = {"validation"} | ({"test"} if data.test_size else set())
+    known = [split for split in ("train", "validation", "test") if split in {*there} | held_out]
+    for index, name in enumerate(evaluated):
+        if name not in known:
+            message = f"{name!r} has no rows: {data.path!r} has {' and '.join(known)}. Name its rows in "
+            message += f"data.splits.{name}, hold rows of train out by data.{name}_size, or leave it out."
+            yield f"evaluation.splits[{index}]", message
+
+
+def _splits_to_predict(written: Written) -> Iterator[tuple[str, str]]:
+    task_type = task_type_of(written)
+    for index, name in enumerate(written["evaluation.splits"]):
+        if why := task_type.only_trained(name):
+            yield f"evaluation.splits[{index}]", f"{name!r} {why}."
+
+
+def _metrics(written: Written) -> Iterator[tuple[str, str]]:
+    metrics = written["evaluation.metrics"]
+    try:
+        task_type, known = written["task"], task_type_of(written).metrics
+    except LookupError:  # what is wrong with the task type is told by itself
+        task_type, known = "", METRICS
+    choices = f"choose from {', '.join(known)}, or name" if known else "name"
+    choices += " a class of yours as module:Class"
+    for index, name in enumerate(metrics):
+        where = f"evaluation.metrics[{index}]"
+        if name in metrics[:index]:
+            yield where, f"{name!r} is listed twice."
+        elif name.startswith("hub:"):
+            if not _OF_THE_HUB.fullmatch(name):
+                yield where, f"{name!r} is not pinned: write hub:owner/name@COMMIT, with all 40 digits of the commit."
+            elif not written["evaluation.allow_remote_code"]:
+                yield where, f"{name!r} is code of the Hub: read it, then set evaluation.allow_remote_code: true."
+        elif name not in known and not DOTTED.fullmatch(name):
+            what = f"does not fit task {task_type}" if name in METRICS else "is unknown"
+            yield where, f"{name!r} {what}: {choices}.{nearest(name, known)}"
+
+
+def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe as it is spelt; with the first metric of its task type, where it names none and accuracy does not
+    fit."""
+    task_type, evaluation = values.get("task"), values.get("evaluation") or {}
+    if task_type not in TASK_TYPES or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
+        return values
+    metrics = specification_class(task_type).metrics
+    return values if "accuracy" in metrics else {**values, "evaluation": {**evaluation, "metrics": [metrics[0]]}}
+
+
+def fits_slice(figure: str, name: str) -> bool:
+    """Whether the figure means something on the groups of that slice; of one that the project does not know, yes."""
+    return name != LABEL or figure in OF_ONE_LABEL or figure not in METRICS
+
+
+def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Where one of the project's own metrics is named that cannot be computed with these labels, and why."""
+    for index, name in enumerate(metrics):
+        if name in OF_NUMBERS and (message := refusal_of_numbers(name, labels)):
+            yield f"evaluation.metrics[{index}]", message
+
+
+def _fitting_metrics(written: Written) -> Iterator[tuple[str, str]]:
+    yield from unfitting_metrics(written["evaluation.metrics"], written["data.label_names"] or ())
+
+
+def figures_of(written: Written) -> list[str] | None:
+    """The figures that evaluation gives; None where they cannot be told: other classes name their own."""
+    metrics = written["evaluation.metrics"]
+    return list(metrics) if set(metrics) <= set(METRICS) else None
+
+
+def _gate_split(written: Written) -> Iterator[tuple[str, str]]:
+    split, evaluated = written["release.gate.split"], written["evaluation.splits"]
+    if split is not None and split not in evaluated:
+        yield "release.gate.split", f"{split!r} is not evaluated: choose from {', '.join(evaluated)}, or add it there."
+
+
+def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
+    figures, gate = figures_of(written), "release.gate"
+    bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
+    for place, limits in bounds.items():
+        for metric, limit in limits.items():
+            where, most = f"{place}.{metric}", place.endswith("maximum")
+            if message := _no_figure(metric, figures):
+                yield where, message
+            elif metric in LESS_IS_BETTER and not most:
+                yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
+            elif metric in MORE_IS_BETTER and most:
+                yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
+            elif metric in MORE_IS_BETTER and limit > (most_of_it := most_of(metric)):
+                yield where, f"{limit:g} is out of range: it must be at most {most_of_it}."
+
+
+def _floors(written: Written) -> Iterator[tuple[str, str]]:
+    figures, slices = figures_of(written), written["evaluation.slices"]
+    for key, limits in written["release.gate.floors"].items():
+        place, found = f"release.gate.floors.{key}", slice_of(key, slices)
+        if found is None:
+            choices = f"choose from {', '.join(slices)} (or {slices[0]}=GROUP), or " if slices else ""
+            yield place, f"is of no slice: {choices}add it to evaluation.slices.{nearest(key, slices)}"
+        elif not limits:
+            yield place, "names no metric: write such as {accuracy: 0.6}."
+        for metric, limit in limits.items():
+            if message := _no_figure(metric, figures):
+                yield f"{place}.{metric}", message
+            elif metric in LESS_IS_BETTER:
+                message = f"less of {metric} is better, and a floor is a least value: choose another metric."
+                yield f"{place}.{metric}", message
+            elif found and not fits_slice(metric, found[0]):
+                message = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
+                yield f"{place}.{metric}", f"{metric} {message}"
+            elif metric in MORE_IS_BETTER and limit > (most := most_of(metric)):
+                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {most}."
+
+
+def _no_figure(metric: str, figures: list[str] | None) -> str | None:
+    """That the metric is not evaluated, and which are; None where it is, or may be."""
+    if figures is None or metric in figures:
+        return None
+    choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
+    return f"is not evaluated: {choices}.{nearest(metric, figures)}"
+
+
+def _gate_comparison(written: Written) -> Iterator[tuple[str, str]]:
+    name, figures = written["release.gate.compare"], figures_of(written)
+    if name is not None and figures is not None and name not in figures:
+        choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
+        yield "release.gate.compare", f"{name!r} is not evaluated: {choices}.{nearest(name, figures)}"
+
+
+def _aliases(written: Written) -> Iterator[tuple[str, str]]:
+    for field, other in (("champion", "challenger"), ("challenger", "champion")):
+        alias = written[f"release.{field}"]
+        if alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
+            yield f"release.{field}", f"{alias!r} is kept by MLflow for versions: choose another, such as {field}."
+        elif field == "challenger" and alias == written[f"release.{other}"]:
+            yield f"release.{field}", f"{alias!r} is the alias of the {other} too: choose another."
+
+
+def _hub(written: Written) -> Iterator[tuple[str, str]]:
+    if written["release.hub"] is None or (which := written["release.hub.checkpoints"]) in ("no", False):
+        return  # YAML reads a bare `no` as false
+    if written["release.hub.pull_request"]:
+        message = "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a"
+        yield "release.hub.pull_request", f"{message} branch of its own, or release.hub.checkpoints to no."
+    engine, strategy = written["training.engine"], written["compute.strategy"]
+    if which == "every_save" and engine != "trainer":
+        message = f"'every_save' needs weights that transformers can load, and checkpoints of {engine!r} are its own"
+        yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `engine: trainer`."
+    elif which == "every_save" and strategy != "ddp":
+        message = f"'every_save' needs whole weights, and with {strategy} each process saves its share of them"
+        yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `strategy: ddp`."
+
+
+RELEASE_RULES = (
+    _evaluated_splits,
+    _splits_to_predict,
+    _metrics,
+    _fitting_metrics,
+    slices_of_any_rows,
+    _gate_split,
+    _gate_figures,
+    _floors,
+    _gate_comparison,
+    _aliases,
+    _hub,
+)

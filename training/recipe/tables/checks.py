@@ -1,0 +1,39 @@
+"""The checks of rows by name, and the level of each unless `data.checks` sets another."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Level = Literal["error", "warning", "ignore"]
+
+LEVELS: dict[str, Level] = {
+    # Found by the readers, row by row:
+    "encoding": "error",  # bytes that are no text
+    "ragged": "error",  # more or fewer fields than the header
+    "malformed": "error",  # no JSON, no mapping, one key twice, half a character
+    "type": "error",  # a value of another type than its column's, or that cannot be cast
+    "header_row": "warning",  # a header of CSV that looks like data, or a row that looks like the header
+    "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
+    "line_breaks": "warning",  # line breaks within a quoted field of CSV: a text of several lines, or swallowed rows
+    "merged_rows": "error",  # rows of CSV that a stray or unclosed quotation mark swallows
+    # Found here:
+    "blank_text": "error",
+    "long_text": "error",
+    "missing_label": "error",
+    "no_rows": "error",
+    "unknown_label": "error",
+    "single_label": "error",
+    "absent_label": "warning",
+    "mixed_labels": "warning",
+    "similar_labels": "warning",
+    "missing_word": "warning",
+    "duplicates": "warning",
+    "conflicting_labels": "warning",
+    "shared_rows": "warning",
+    # Found when texts become tokens:
+    "truncated": "warning",  # texts of more tokens than tokens.max_length, which are cut
+}
+"""What becomes of what a check finds, unless `data.checks` says else: error ends the run, warning is told."""
+
+ALWAYS_ERRORS = ("no_rows", "single_label")
+"""The checks without which nothing can be trained or judged: the recipe cannot change their level."""

@@ -1,0 +1,191 @@
+"""Causal language models: each token of a text is told from those before it.
+
+A row of the data set        {"text": "Now is the winter"}
+becomes a document           [14, 7, 3, 98, 0], the tokens as the tokenizer makes them, and its eos token
+and for training, packed     {"input_ids": [51, 0, 14, 7, 3, 98, 0, 22], "starts": [0, 2, 7], "length": 8, "targets": 5}
+of which a batch has         {"input_ids": (B, T), "position_ids": [0, 1, 0, 1, 2, 3, 4, 0],
+                              "labels": [-100, 0, -100, 7, 3, 98, 0, -100]}
+for evaluation, windows      {"input_ids": [14, 7, 3, 98], "row": 0, "length": 4, "targets": 3}
+                             {"input_ids": [0], "row": 0, "length": 1, "targets": 0}
+the model answers with       logits (B, T, V), summed up to a loss a row.
+
+Packed rows are documents one after the other, cut into rows of tokens.max_length (training/tokenization/packing.py).
+Attention does not cross from one document to another, positions begin anew with each, and nobody is asked for the
+first token of one. Special tokens are those that the tokenizer adds by itself, as transformers' run_clm.py has them:
+`<s>` for Llama, none for GPT-2, [CLS] and [SEP] for the tokenizer of a model from scratch.
+
+B rows of a batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from training.task_types.generation import Generation
+from training.task_types.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.batching.batches import TokenRows
+    from training.batching.causal_batches import PadDocuments
+    from training.tokenization.encoder import Encoder
+    from training.tokenization.features import Features
+
+
+class CausalLM(LanguageModel):
+    """The next token, for each token of a text."""
+
+    class Options(Generation, LanguageModel.Options):
+        """What may be set for it."""
+
+        max_new_tokens: int = Field(default=64, ge=0)
+        """Tokens that it writes at most where `finetune predict` asks how a text goes on; 0: nobody asks."""
+
+        packing: bool = True
+        """Whether training rows are filled with documents up to tokens.max_length, so that none of it is padding. Else
+        each is a row of its own, or several where it is longer."""
+        append_eos: bool = True
+        """Whether each document ends with the tokenizer's eos token, if there is one, so that a model learns to end."""
+
+    options: Options
+    option_stages: ClassVar = {
+        "tokenize": ("packing", "append_eos"),
+        "fit": ("packing",),
+        **dict.fromkeys(("evaluate", "predict", "score", "compare"), ()),
+    }
+    auto_class = "AutoModelForCausalLM"
+    hub_task = "text-generation"
+    pipeline = False  # that of transformers tells nothing of how likely a text is
+    does = "Continues a {text}"
+    writes = True
+    causal = True
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """The tokens of whole documents."""
+        import numpy as np
+        import pyarrow as pa
+
+        from training.tokenization.features import Features, of_lengths
+
+        encoded = encoder.encode_whole(rows.column("text").to_pylist())
+        ids, lengths = encoded.ids, encoded.lengths
+        if self.options.append_eos and encoder.eos is not None:
+            ends = np.cumsum(lengths)
+            last = np.insert(ids, 0, -1)[ends]
+            unended = (lengths == 0) | (last != encoder.eos)
+            ids = np.insert(ids, ends[unended], encoder.eos)
+            lengths = lengths + unended.astype(np.int32)
+        documents = pa.RecordBatch.from_pydict({"input_ids": of_lengths(ids, lengths), "length": lengths})
+        return Features(documents, encoded.lost)
+
+    def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Packed documents for training; windows of each for whatever is told of by row."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        from training.tokenization.packing import STARTS, packed, windows
+
+        if split == "train" and self.options.packing:
+            for rows in packed(features, max_length):
+                targets = rows.column("length").to_numpy() - pc.list_value_length(rows.column(STARTS)).to_numpy()
+                yield rows.append_column("targets", targets.astype(np.int32))
+        else:
+            for rows in windows(features, max_length):
+                yield rows.append_column("targets", np.maximum(rows.column("length").to_numpy() - 1, 0))
+
+    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+        """The sums over the windows of each row."""
+        import numpy as np
+        import pyarrow as pa
+
+        row = rows.table["row"].to_numpy()
+        sums = {name: np.bincount(row, weights=answers[name].to_numpy()) for name in answers.column_names}
+        return pa.table(sums).cast(answers.schema)
+
+    def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+        """All but the first of each document or window; where only answers are learnt, theirs."""
+        import numpy as np
+
+        from training.data.arrow_files import ipc_reader
+        from training.tokenization.packing import OF_ANSWER, STARTS, flat
+
+        before = 0
+        with ipc_reader(file) as reader:
+            for block in (reader.get_batch(number) for number in range(reader.num_record_batches)):
+                lengths = block.column("length").to_numpy().astype(np.int64)
+                first, named = np.cumsum(lengths) - lengths, block.schema.names
+                asked = flat(block.column(OF_ANSWER)) == 1 if OF_ANSWER in named else np.ones(lengths.sum(), np.bool_)
+                if STARTS in named:
+                    starts = block.column(STARTS)
+                    first = np.repeat(first, starts.value_lengths().to_numpy()) + flat(starts)
+                asked[first[first < len(asked)]] = False
+                rows = block.column("row").to_numpy() if "row" in named else before + np.arange(len(lengths))
+                yield flat(block.column("input_ids"))[asked], np.repeat(rows, lengths)[asked]
+                before += len(lengths)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadDocuments:
+        from training.batching.causal_batches import PadDocuments
+
+        return PadDocuments(tokenizer, multiple)
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Has it know its tokenizer's ends and make no cache, and sees that it tells tokens from those before, of the
+        same document alone."""
+        from training.batching.causal_batches import make_no_cache, require_apart, require_causal
+        from training.task_types.continuation import know_edges
+
+        know_edges(model, tokenizer)
+        make_no_cache(model)
+        require_causal(model)
+        if self.options.packing:
+            require_apart(model)
+
+    def only_trained(self, split: str) -> str | None:
+        packed = "holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to false"
+        return packed if split == "train" and self.options.packing else None
+
+    def asked(
+        self,
+        answers: pa.Table,
+        rows: pa.RecordBatch,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Encoder,
+    ) -> pa.Table:
+        """Beside them how each row goes on."""
+        import pyarrow as pa
+
+        if not self.options.max_new_tokens:
+            return answers
+        from training.task_types.continuation import continued
+
+        settings = self.options.of(model)
+        written = continued(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
+        return answers.append_column(self.goes_on, pa.array(written, pa.string()))
+
+    def prompts(
+        self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
+    ) -> Sequence[npt.NDArray[np.int32]]:
+        """The tokens of what each row says, behind which the model goes on, given how it generates."""
+        import numpy as np
+
+        from training.task_types.continuation import opened
+
+        encoded = encoder.encode_whole(rows.column("text").to_pylist())
+        return [opened(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
+
+    @property
+    def goes_on(self) -> str:
+        return "generated_text" if self.options.max_new_tokens else ""
+
+    def released(self, folder: Path) -> dict[str, str]:
+        """How it generates."""
+        return self.options.released(folder) if self.options.max_new_tokens else {}

@@ -1,0 +1,138 @@
+"""Losses by name or by dotted path, and weights of classes.
+
+A loss is a function of logits (B, L) float32 and labels (B,) int64 that gives a loss for each row, (B,), or their
+mean, (); B rows of one micro-batch on one rank, L labels. It is called wherever a loss is computed, in training and in
+evaluation. The Trainer weights what it gives so that each row of an optimizer step counts alike, however the step is
+divided into micro-batches and ranks: a mean over the rows is what it must be, not a sum.
+
+    import torch
+
+    def hinge(logits, labels):
+        return torch.nn.functional.multi_margin_loss(logits, labels, reduction="none")
+
+Class weights multiply the rows' losses. Only their ratios count: they are scaled so that the training rows weigh 1 on
+average. A batch's mean is over its rows, not over their weights, so a step's gradient does not hang on how the
+rows of rare labels are spread over batches, and neither does its size hang on the unit of the weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from training.jobs.user_code import Place
+from training.problems import Problem, UserError, nearest
+
+Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+FOCAL_GAMMA = 2.0
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """(B,): minus the logarithm of the label's probability; with smoothing as `label_smoothing_factor` has it."""
+    return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+
+
+def focal(logits: torch.Tensor, labels: torch.Tensor, gamma: float = FOCAL_GAMMA) -> torch.Tensor:
+    """(B,): the cross entropy times (1 - p)^gamma, p the label's probability (Lin et al., arXiv:1708.02002)."""
+    loss = cross_entropy(logits, labels)
+    return (1 - torch.exp(-loss)).clamp(min=torch.finfo(loss.dtype).tiny) ** gamma * loss
+
+
+def make(
+    training: Mapping[str, Any], labels: Sequence[str], train_labels: npt.NDArray[np.int64], *, outside: bool
+) -> Loss | None:
+    """The loss that the recipe's training section asks for, as the mean of a batch; None for the model's own, unless
+    it is to be computed `outside` of the model in any case.
+
+    `labels` are the names in the order of their indices, `train_labels` (N,) those of the training rows. Raises
+    UserError where the loss cannot be found, or where the weights name labels that the data does not have.
+    """
+    name, asked = training["loss"], training["class_weights"]
+    if name == "cross_entropy" and asked is None and not outside:
+        return None
+    if name == "cross_entropy":
+        loss: Loss = partial(cross_entropy, smoothing=training["label_smoothing_factor"])
+    elif name == "focal":
+        gamma = training["focal_gamma"]
+        loss = partial(focal, gamma=FOCAL_GAMMA if gamma is None else gamma)
+    else:
+        loss = _PLACE.load(name)
+    weights = None if asked is None else class_weights(asked, labels, train_labels)
+    return _Mean(name, loss, weights)
+
+
+def class_weights(
+    asked: str | Mapping[str, float], labels: Sequence[str], train_labels: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """(L,): what each label weighs, the training rows 1 on average. Labels that are not named weigh as 1 does.
+
+    Raises UserError for the name of no label.
+    """
+    rows = np.bincount(train_labels, minlength=len(labels))
+    if isinstance(asked, str):  # balanced: all labels together weigh alike
+        weights = 1 / np.maximum(rows, 1)
+    else:
+        unknown = [name for name in asked if name not in labels]
+        if unknown:
+            told = [f"the data has no such label: choose from {_some(labels)}.{nearest(n, labels)}" for n in unknown]
+            fields = [f"training.class_weights.{name}" for name in unknown]
+            raise UserError(
+                Problem(kind="training", where=where, message=message)
+                for where, message in zip(fields, told, strict=True)
+            )
+        weights = np.array([asked.get(label, 1.0) for label in labels])
+    return np.asarray(weights * rows.sum() / (weights * rows).sum())
+
+
+class _Mean:
+    """A loss as the mean over a batch, its rows weighted by their labels' weights."""
+
+    def __init__(self, name: str, loss: Loss, weights: npt.NDArray[np.float64] | None) -> None:
+        self._name, self._loss = name, loss
+        self._weights = None if weights is None else torch.from_numpy(weights).float()
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found = self._loss(logits.float(), labels)
+        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else None
+        if shape == () and self._weights is None:
+            return found
+        if shape != (len(labels),):
+            gave = type(found).__name__ if shape is None else f"a tensor of shape {shape}"
+            mean = "" if self._weights is not None else ", or their mean"
+            weighted = ", for training.class_weights to weigh" if self._weights is not None else ""
+            raise _PLACE.refused(
+                f"{self._name!r} gave {gave} for {len(labels)} rows: it must give a loss for each row{weighted}{mean}."
+            )
+        if self._weights is not None:
+            self._weights = self._weights.to(labels.device)
+            found = found * self._weights[labels]
+        return found.mean()
+
+
+def _takes_two(found: Any) -> bool:
+    try:
+        inspect.signature(found).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return callable(found) and not isinstance(found, type)
+
+
+_PLACE = Place(
+    kind="training",
+    where="training.loss",
+    example="my_losses:hinge",
+    accepted="a function of logits (B, L) and labels (B,)",
+    fits=_takes_two,
+)
+
+
+def _some(labels: Sequence[str], most: int = 20) -> str:
+    return ", ".join(labels[:most]) + (", …" if len(labels) > most else "")

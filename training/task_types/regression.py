@@ -1,0 +1,116 @@
+"""Regression: one text, or a pair of texts, gets a number, such as a rating or how alike two texts are.
+
+A row of the data set        {"text": "A gripping film.", "label": 4.5}
+becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 4.5}
+and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}, float32
+the model answers with       logits (B, 1), which are the predictions.
+
+The loss is the mean squared error. Numbers far from 1 in size are learnt slowly: scale them in the rows.
+
+B rows of a batch, N rows of a split, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from training.task_types.task_type import Column
+from training.task_types.text_pairs import TEXTS, TextTask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.utils import ModelOutput
+
+    from training.batching.batches import Batch, TokenRows
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.predictions import Numbers
+    from training.task_types.losses import Loss
+
+
+class Regression(TextTask):
+    """A number a row."""
+
+    serves: ClassVar = {"label": "string", "score": "double"}
+    does = "Gives a {text} a number"
+    columns: ClassVar = {**TEXTS, "label": Column("number")}
+    metrics: ClassVar = ("mse", "rmse", "mae", "r2", "pearson", "spearman")
+
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """That there is one output, and that it is a number."""
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def loss(
+        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+    ) -> Loss | None:
+        """The model's own, or `squared_error`, which is the same."""
+        return squared_error if outside else None
+
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`prediction`, a number (float64)."""
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_pydict({"prediction": outputs["logits"].double().cpu().numpy()[:, 0]})
+
+    def labels_of(self, config: PreTrainedConfig) -> list[str]:
+        """None."""
+        return []
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`prediction`."""
+        import pyarrow as pa
+
+        return {"prediction": pa.float64()}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"prediction": value} for value in answers["prediction"].to_pylist()]
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the size of the number: it has no scale of its own."""
+        return super().alike(given, stored, tolerance * max(1.0, abs(stored["prediction"])))
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        pairs = zip(served["score"], stored, strict=True)
+        return all(self.alike({"prediction": float(score)}, answer, tolerance) for score, answer in pairs)
+
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Numbers:
+        from training.evaluation.predictions import Numbers
+
+        return Numbers(answers["label"].to_numpy(), answers["prediction"].to_numpy())
+
+    def nobody(self, labels: Sequence[str]) -> Numbers:
+        import numpy as np
+
+        from training.evaluation.predictions import Numbers
+
+        return Numbers(np.empty(0), np.empty(0))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """The mean of the training numbers, or their median."""
+        from functools import partial
+
+        import numpy as np
+
+        from training.evaluation.constant_predictions import Baseline, Constant, column
+        from training.evaluation.predictions import Numbers
+
+        numbers = column(data / "train.arrow", "label").to_numpy()
+
+        def answered(number: float, rows: Numbers, split: str) -> Numbers:
+            return Numbers(rows.references, np.full(len(rows), number))
+
+        middles = {"mean": float(numbers.mean()), "median": float(np.median(numbers))}
+        constants = [Constant(f"{value:.4g} (the {name})", partial(answered, value)) for name, value in middles.items()]
+        distinct, counts = np.unique(numbers, return_counts=True)
+        return Baseline(constants, Numbers(distinct, distinct), counts)
+
+
+def squared_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(): the mean over the rows; logits (B, 1), labels (B,)."""
+    import torch
+
+    return torch.nn.functional.mse_loss(logits.float()[:, 0], labels)

@@ -1,0 +1,287 @@
+"""Sequence to sequence: a text becomes another one, such as its translation or its summary.
+
+A row of the data set        {"source": "A dog runs.", "target": "Ein Hund rennt."}
+becomes token features       {"input_ids": [71, 1782, ..., 1], "length": 5, "label": [1193, ..., 1], "targets": 6}
+                             beside `reference`, the target as it is written, by which the answer is judged
+and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, S), -100 where there is none}
+from which the model makes   decoder_input_ids (B, S), the labels moved right behind its decoder's first token,
+and answers with             logits (B, S, V); what it writes by itself, token after token, is the prediction.
+
+B rows of a batch, T tokens of the longest source, S of the longest target, V tokens of the vocabulary.
+
+A target ends with the token that ends the tokenizer's texts: its eos token, or where it has none its sep token, as
+BERT's have and those of models from scratch. The decoder begins with the token that the model's config names, or where
+that names none, as T5 does, with the one that fills up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field
+
+from training.problems import Problem, UserError
+from training.task_types.generation import Generation, leave_out_effectless
+from training.task_types.task_type import Column, TaskType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+    from training.batching.batches import Batch, PadToLongest, TokenRows
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.generated_texts import Generated
+    from training.task_types.losses import Loss
+    from training.tokenization.encoder import Encoder
+    from training.tokenization.features import Features
+
+_IN_SHARES = ("fsdp", "deepspeed-zero3")
+"""The strategies by which a process holds only a share of each weight: a forward pass of all processes puts them
+together, and they generate texts of different lengths."""
+
+FREQUENT_TARGETS = 5
+"""Training targets that are tried as constant answers."""
+CHOOSING_ROWS = 200
+"""Training rows by which the best of them is chosen: metrics of texts are slow."""
+
+EXACT = 1e-2
+"""The tolerance up to which answers are meant to be those of the same arithmetic."""
+
+
+class Seq2Seq(TaskType):
+    """A text for a text."""
+
+    class Options(Generation, TaskType.Options):
+        prefix: str = ""
+        """What stands before each source, such as `translate English to German: ` for T5."""
+        max_target_length: int = Field(default=128, ge=1)
+        """Tokens that a target is cut to, special ones included."""
+        generate_while_training: bool = True
+        """Whether each evaluation while training generates answers, which takes long; else it gives the loss alone."""
+
+    options: Options
+    option_stages: ClassVar = {
+        "tokenize": ("prefix", "max_target_length"),
+        "fit": (),
+        "evaluate": (*Generation.model_fields, "generate_while_training"),
+        "predict": tuple(Generation.model_fields),
+        **dict.fromkeys(("score", "compare"), ()),
+    }
+    learnt_options: ClassVar[Sequence[str]] = ("prefix",)
+    auto_class = "AutoModelForSeq2SeqLM"
+    hub_task = "text2text-generation"
+    pipeline = False  # transformers has none any more
+    does = "Writes a text for {text}"
+    writes = True
+    columns: ClassVar = {"source": Column("text"), "target": Column("text", said=True)}
+    metrics: ClassVar[Sequence[str]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")
+    loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")
+
+    def lengths(self) -> dict[str, int]:
+        """Those of targets, and of what the model writes."""
+        return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
+
+    def while_training(self, compute: Mapping[str, Any]) -> Self:
+        """Silent where the recipe asks for it, and where a process holds only a share of each weight."""
+        in_shares = compute["strategy"] in _IN_SHARES
+        if self.options.generate_while_training and not in_shares:
+            return self
+        silent = type(self)(self.options.model_dump())
+        silent.silent = ""
+        if self.options.generate_while_training:
+            silent.silent = (
+                f"with {compute['strategy']}, nothing is generated while training: evaluations give the loss alone, "
+                "and the metrics come with the predictions of the trained model."
+            )
+        return silent
+
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """None: there are no labels."""
+        return {}
+
+    def labels_of(self, config: PreTrainedConfig) -> list[str]:
+        return []
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """What a decoder begins with, and what a target begins and ends with, as this tokenizer encodes it: a model of
+        many languages may bring another one's. Raises UserError where a target ends with nothing: the model would never
+        learn to end; and where the model has no places for as many tokens as the options ask for."""
+        import torch
+
+        from training.models.loading import require_places
+
+        config, generation = model.config, model.generation_config
+        require_places(model, **self.lengths())
+        written = tokenizer(text_target="")["input_ids"]
+        ends = [tokenizer.eos_token_id, tokenizer.sep_token_id]
+        end = next((token for token in ends if token is not None and token in written), None)
+        if end is None:
+            message = "puts no eos_token behind a target: choose a tokenizer that does, such as that of a T5 or a BART."
+            raise UserError([Problem(kind="model", where="tokenizer", message=message)])
+        if end not in (own if isinstance(own := config.eos_token_id, list) else [own]):
+            config.eos_token_id = end
+        if getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = config.pad_token_id
+        start = config.decoder_start_token_id
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([written]))[0, 0])
+        generation.update(
+            pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id, decoder_start_token_id=start
+        )
+        leave_out_effectless(generation)
+        for forced, token in {"forced_bos_token_id": written[0], "forced_eos_token_id": end}.items():
+            if getattr(generation, forced, None) is not None:
+                setattr(generation, forced, token)
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """Of the prefix with `source`: input_ids and length. Of `target`, where rows have one: `label`, its token ids
+        (list<int64>); `targets` (int32), how many; and `reference`, the target itself."""
+        import numpy as np
+        import pyarrow as pa
+
+        from training.tokenization.features import Features, lists
+
+        sources = encoder.encode([self.options.prefix + text for text in rows.column("source").to_pylist()], None)
+        columns: dict[str, Any] = {"input_ids": lists(sources, sources.ids), "length": sources.lengths}
+        if "target" not in rows.schema.names:
+            return Features(pa.RecordBatch.from_pydict(columns), sources.lost)
+        most = self.options.max_target_length
+        if most <= (special := encoder.special_tokens(pairs=False)):
+            message = f"{most} leaves no room beside the {special} special tokens of each target: choose more."
+            raise UserError([Problem(kind="tokens", where="options.max_target_length", message=message)])
+        targets = encoder.encode_targets(rows.column("target").to_pylist(), most)
+        columns |= {"label": lists(targets, targets.ids.astype(np.int64)), "targets": targets.lengths}
+        columns |= {"reference": rows.column("target")}
+        return Features(pa.RecordBatch.from_pydict(columns), sources.lost, targets.lost)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
+        """Pads sources and targets to the longest of each."""
+        from training.batching.batches import PadSourceAndTarget
+
+        return PadSourceAndTarget(tokenizer, multiple)
+
+    def loss(
+        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+    ) -> Loss | None:
+        """Cross entropy, smoothed or not, focal or the author's own, of each token of the targets."""
+        import numpy as np
+
+        from training.task_types import losses
+
+        outside = outside or training["label_smoothing_factor"] > 0  # the Trainer's own asks the model for no labels
+        of_tokens = losses.make({**training, "class_weights": None}, (), np.empty(0, np.int64), outside=outside)
+        return of_tokens and partial(_of_targets, of_tokens)
+
+    def targets(self, batch: Batch) -> int:
+        """Its targets' tokens."""
+        from training.batching.batches import IGNORED
+
+        return int((batch["labels"] != IGNORED).sum())
+
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        """Of each token of the targets given those before it; nothing where there are no targets. The model is given
+        the labels, for only it knows how its decoder's input is made of them."""
+        from transformers.utils import ModelOutput
+
+        return model(**batch) if "labels" in batch else ModelOutput()
+
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`prediction`, the tokens that the model writes (list<int32>), unless it is silent; and where there are
+        targets `loss`, the sum of the cross entropies of their tokens, and `targets`, how many these are."""
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {}
+        if self.silent is None:
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            written = model.generate(**inputs, generation_config=self.options.of(model)).cpu().numpy()
+            columns["prediction"] = pa.array(list(written), pa.list_(pa.int32()))
+        if "labels" in batch:
+            columns |= _losses(outputs["logits"], batch["labels"])
+        return pa.RecordBatch.from_pydict(columns)
+
+    def worded(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+        """`prediction` as a text, without special tokens, its spaces as the tokenizer has them."""
+        import pyarrow as pa
+
+        texts = tokenizer.batch_decode(answers["prediction"].to_pylist(), skip_special_tokens=True)
+        place = answers.column_names.index("prediction")
+        return answers.set_column(place, "prediction", pa.array(texts, pa.string()))
+
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Generated:
+        from training.evaluation.generated_texts import Generated
+
+        return Generated(*(answers[name].to_numpy() for name in ("label", "prediction")))
+
+    def nobody(self, labels: Sequence[str]) -> Generated:
+        import numpy as np
+
+        from training.evaluation.generated_texts import Generated
+
+        return Generated(np.empty(0, np.object_), np.empty(0, np.object_))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """One text for every row: one of the most frequent training targets, chosen on CHOOSING_ROWS rows at most."""
+        from collections import Counter
+        from functools import partial
+
+        import numpy as np
+
+        from training.evaluation.constant_predictions import Baseline, Constant, column, evenly, shortened
+        from training.evaluation.generated_texts import Generated
+
+        targets = column(data / "train.arrow", "target")
+        texts = [text for text, _ in Counter(targets.to_pylist()).most_common(FREQUENT_TARGETS)]
+
+        def answered(text: str, rows: Generated, split: str) -> Generated:
+            return Generated(rows.references, np.full(len(rows), text, np.object_))
+
+        some = np.array(targets.take(evenly(len(targets), CHOOSING_ROWS)).to_pylist(), np.object_)
+        return Baseline([Constant(shortened(text), partial(answered, text)) for text in texts], Generated(some, some))
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`prediction`."""
+        import pyarrow as pa
+
+        return {"prediction": pa.string()}
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """The same text; but what was stored in a lower precision says nothing: one token that is as likely as another
+        makes all that follows another text."""
+        return tolerance > EXACT or super().alike(given, stored, tolerance)
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"prediction": text} for text in answers["prediction"].to_pylist()]
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """The text alone."""
+        return [explained["prediction"]]
+
+    def released(self, folder: Path) -> dict[str, str]:
+        """How it generates."""
+        return self.options.released(folder)
+
+
+def _of_targets(of_tokens: Loss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A loss of tokens as one of (B, S, V) logits and (B, S) labels."""
+    from training.batching.batches import IGNORED
+
+    there = labels != IGNORED
+    return of_tokens(logits[there], labels[there])
+
+
+def _losses(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    """`loss` and `targets` of each row, (B,) each, of (B, S, V) logits and (B, S) labels."""
+    from torch.nn import functional
+
+    from training.batching.batches import IGNORED
+
+    of_tokens = functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
+    )
+    sums = of_tokens.view(labels.shape).double().sum(dim=-1)
+    return {"loss": sums.cpu().numpy(), "targets": (labels != IGNORED).sum(dim=-1).cpu().numpy()}

@@ -1,0 +1,169 @@
+"""Sequence classification: one text, or a pair of texts, gets one of the labels.
+
+A row of the data set        {"text": "A gripping film.", "label": 1}
+becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 1}
+and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}
+the model answers with       logits (B, L), and the prediction is the label of the largest one.
+
+B rows of a batch, N rows of a split, T tokens (those of the longest row, or a few more), L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from training.task_types.task_type import Column
+from training.task_types.text_pairs import TEXTS, TextTask, as_lists, logits_of, named_both_ways, replaced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
+    from training.batching.batches import Batch, TokenRows
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.predictions import OneLabel
+    from training.task_types.losses import Loss
+
+
+class SequenceClassification(TextTask):
+    """One of the labels a row."""
+
+    serves: ClassVar = {"label": "string", "score": "double"}
+    does = "Gives a {text} one of {labels}"
+    columns: ClassVar = {**TEXTS, "label": Column("label")}
+    metrics: ClassVar = (
+        "accuracy",
+        *(f"{name}{of}" for name in ("f1", "precision", "recall") for of in ("", "_macro", "_micro", "_weighted")),
+        *("matthews_correlation", "roc_auc", "pearson", "spearman", "log_loss", "calibration_error", "mse", "mae"),
+    )
+    loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
+
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Their names both ways, and that a row has one of them."""
+        return {**named_both_ways(labels), "problem_type": "single_label_classification"}
+
+    def loss(
+        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+    ) -> Loss | None:
+        """Cross entropy, focal or the author's own, perhaps weighted by label."""
+        from training.task_types import losses
+
+        return losses.make(training, labels, train.labels, outside=outside)
+
+    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`prediction`, the index of a label, and `logits`, L of them."""
+        return _answers(outputs["logits"].float().cpu().numpy())
+
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> OneLabel:
+        from training.evaluation.predictions import OneLabel
+
+        references, predictions = (answers[name].to_numpy() for name in ("label", "prediction"))
+        return OneLabel(references, predictions, probabilities(logits_of(answers, len(labels))), labels)
+
+    def nobody(self, labels: Sequence[str]) -> OneLabel:
+        import numpy as np
+
+        from training.evaluation.predictions import OneLabel
+
+        return OneLabel(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """One label for every row, with the training labels' shares as probabilities."""
+        from dataclasses import replace
+        from functools import partial
+
+        import numpy as np
+
+        from training.evaluation.constant_predictions import Baseline, Constant, column, most_frequent, smoothed
+        from training.evaluation.predictions import OneLabel
+
+        counts = np.bincount(column(data / "train.arrow", "label").to_numpy(), minlength=len(labels))
+        given = smoothed(counts)
+
+        def answered(label: int, rows: OneLabel, split: str) -> OneLabel:
+            probabilities = np.broadcast_to(given, (len(rows), len(labels)))
+            return replace(rows, predictions=np.full(len(rows), label), probabilities=probabilities)
+
+        chosen = dict.fromkeys([*most_frequent(counts), *([1] if len(labels) == 2 else [])])
+        every = np.arange(len(labels))
+        train = OneLabel(every, every, np.broadcast_to(given, (len(labels), len(labels))), labels)
+        return Baseline([Constant(repr(labels[label]), partial(answered, label)) for label in chosen], train, counts)
+
+    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`label`; its `probability`; and `probabilities`, by label."""
+        import pyarrow as pa
+
+        every = pa.struct([(label, pa.float64()) for label in labels])
+        return {"label": pa.string(), "probability": pa.float64(), "probabilities": every}
+
+    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        predictions = [labels[place] for place in answers["prediction"].to_pylist()]
+        rows = (dict(zip(labels, row, strict=True)) for row in probabilities(logits_of(answers, len(labels))).tolist())
+        return [
+            {"label": label, "probability": row[label], "probabilities": row}
+            for label, row in zip(predictions, rows, strict=True)
+        ]
+
+    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """By the probabilities alone: of two labels that are as likely, either may come first."""
+        return super().alike(given["probabilities"], stored["probabilities"], tolerance)
+
+    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """By the probability of the likeliest label."""
+        pairs = zip(served["score"], stored, strict=True)
+        return all(abs(score - answer["probability"]) <= tolerance for score, answer in pairs)
+
+    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+        """The labels with their probabilities, the likeliest first."""
+        every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
+        return [f"{probability:6.1%}  {label}" for label, probability in every]
+
+    def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+        """By the labels' names. One that the model does not know gets no probability. What it gives to labels that it
+        alone knows is given to the likeliest of the others that is not the true one: a wrong answer, and as wrong as it
+        was sure."""
+        import numpy as np
+
+        logits, references = logits_of(answers, len(theirs)), answers["label"].to_numpy()
+        columns = [place for place, name in enumerate(labels) if name in theirs]
+        sources = [theirs.index(labels[place]) for place in columns]
+        dropped = [place for place, name in enumerate(theirs) if name not in labels]
+        ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
+        predictions = None
+        if not dropped:
+            ordered[:, columns] = logits[:, sources]
+        else:
+            rows, given = np.arange(len(logits)), probabilities(logits)
+            shared = np.zeros(ordered.shape)
+            shared[:, columns] = given[:, sources]
+            others = shared.copy()
+            others[rows, references] = -1.0
+            wrong = others.argmax(axis=-1)
+            predictions = np.where(np.isin(logits.argmax(axis=-1), dropped), wrong, shared.argmax(axis=-1))
+            shared[rows, wrong] += given[:, dropped].sum(axis=-1)
+            with np.errstate(divide="ignore"):
+                ordered = np.log(shared).astype(np.float32)
+        return replaced(answers, _answers(ordered, predictions))
+
+
+def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+    """(N, L) logits to (N, L) probabilities, each row adding up to one."""
+    import numpy as np
+
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+
+
+def _answers(logits: npt.NDArray[np.float32], predictions: npt.NDArray[np.int64] | None = None) -> pa.RecordBatch:
+    import numpy as np
+    import pyarrow as pa
+
+    if predictions is None:
+        predictions = np.asarray(logits.argmax(axis=-1), dtype=np.int64)  # the lower index where two are equal
+    return pa.RecordBatch.from_pydict({"prediction": predictions, "logits": as_lists(logits)})
