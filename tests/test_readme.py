@@ -111,7 +111,7 @@ def test_every_command_that_is_shown_is_one_that_there_is() -> None:
         parser().parse_args(shlex.split(command, comments=True))
 
 
-def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
+def test_the_tree_names_what_is_there_and_misses_no_room() -> None:
     tree = re.search(r"<!-- tree -->\n```\n(.*?)```", README, re.DOTALL)
     assert tree
     folder, inner, named = "", "", set()
@@ -127,10 +127,13 @@ def test_the_tree_names_what_is_there_and_misses_no_stage() -> None:
             if line.startswith(" ") and (word.endswith(".py") or (word.endswith("/") and word == words[0])):
                 assert (ROOT / path / word).exists(), path + word
                 named.add(path + word)
-    rows = {f"training/rows/{file.name}" for file in (ROOT / "training/rows").glob("*.py") if file.stem != "__init__"}
-    assert rows <= named
-    stages = {f"tasks/{path.name}" for path in (ROOT / "tasks").glob("*.py") if path.name != "__init__.py"}
-    assert stages <= named
+    rooms = {
+        f"{package}/{path.name}/"
+        for package in ("flows", "tasks", "training")
+        for path in (ROOT / package).iterdir()
+        if (path / "__init__.py").is_file()
+    }
+    assert rooms <= named
     assert {path.name + "/" for path in ROOT.iterdir() if path.is_dir() and path.name in tree[1]} <= {
         line.split()[0] for line in tree[1].splitlines()
     }

@@ -159,7 +159,7 @@ def no_good_checkpoint(fires: Fires, home: Path) -> None:
     """When all checkpoints are bad, training begins again."""
     fires.kill_after_checkpoints(home, 2)
     for checkpoint in checkpoints(home):
-        _truncate(checkpoint / "rng_state.pth")
+        _truncate(next(checkpoint.glob("rng_state*.pth")))
     fires.same_bytes(fires.start(home), fit="resumed")
 
 
