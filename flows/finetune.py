@@ -22,7 +22,7 @@ from flows.reports.result import result, verdict_event
 from tasks.cache import settings
 from tasks.cache.executor import Running
 from tasks.cache.history import History
-from tasks.cache.stage import Follower
+from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.jobs.machines import Leader, machines_of
 from tasks.prefect import events, pending_states
@@ -35,7 +35,7 @@ from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
 # Who else follows a flow that is called in this process: the terminal of `finetune run`.
-followers: contextvars.ContextVar[tuple[Follower, ...]] = contextvars.ContextVar("followers", default=())
+listeners: contextvars.ContextVar[tuple[Listener, ...]] = contextvars.ContextVar("listeners", default=())
 
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 PREFECT_STATE = {
@@ -85,7 +85,7 @@ def fine_tune(
 def _tell_of_removal() -> None:
     told = "`finetune store --remove` is at this home: this run waits until what goes is put aside."
     get_run_logger().info(told)
-    if followers.get():  # a terminal, where Prefect's own lines are not shown
+    if listeners.get():  # a terminal, where Prefect's own lines are not shown
         print(told, file=sys.stderr)
 
 
@@ -99,10 +99,10 @@ def _followed(
     more: Mapping[str, Any],
 ) -> dict[str, Any] | State[Any]:
     machines = machines_of(recipe.compute)
-    followed_by: list[Follower] = [*followers.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
+    following: list[Listener] = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
     consent.remember(run, recipe)
     progress = PrefectProgress(lambda: tracker.url)
-    walk = Running(recipe.name, run, (tracker, progress, *followed_by), force)
+    walk = Running(recipe.name, run, (tracker, progress, *following), force)
     finished, error = None, None
     try:
         finished = pipeline(walk, recipe)
@@ -115,7 +115,7 @@ def _followed(
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
     _tell_lineage(tracker, recipe, walk, run, state, finished)
     # Where nobody watches, Prefect's own patience is right: minutes of tries to tell the server.
-    away = bool(followers.get()) and not pending_states.server_answers()
+    away = bool(listeners.get()) and not pending_states.server_answers()
     if not away:
         progress.end()
     done = result(state, walk.rows, flow_run_id=run, finished=finished, error=error)
@@ -126,8 +126,8 @@ def _followed(
         done["why"] = list(why)
     if error is None:
         done["warnings"] += _remember_completed(recipe.name, done)
-    for follower in followed_by:
-        follower.run_ended(done)
+    for listener in following:
+        listener.run_ended(done)
     if not away and state != "interrupted":
         champion = finished.champion if finished else None
         before = str(champion) if champion else None

@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows.changes import cached_result, changes, nothing_changed
-from flows.finetune import fine_tune, followers
+from flows.finetune import fine_tune, listeners
 from flows.naming import flow_run_name
 from flows.pipeline import pipeline
 from flows.reports.result import result, verdict_event
@@ -64,8 +64,8 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
         return fine_tune(recipe, why=why, warnings=warnings, more={"hub_unreachable": unreachable})
     done = cached_result(done) | {"hub_unreachable": unreachable}
     done["warnings"] = [*warnings, *done["warnings"]]
-    for follower in followers.get():
-        follower.run_ended(done)
+    for listener in listeners.get():
+        listener.run_ended(done)
     if unreachable:
         return Completed(name="HubUnreachable", message=f"{warnings[0]} {_since(done)}", data=done)
     return Completed(name="Unchanged", message=_since(done), data=done)
@@ -96,8 +96,8 @@ def _failed(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
     )
     error = UserError([Problem(kind=NETWORK, where="release.retrain.max_unreachable", message=message)])
     done = result("failed", [], flow_run_id=str(flow_run.get_id()), error=error) | {"hub_unreachable": unreachable}
-    for follower in followers.get():
-        follower.run_ended(done)
+    for listener in listeners.get():
+        listener.run_ended(done)
     events.verdict(recipe.name, verdict_event(recipe, done, None))
     return Failed(message=str(error))
 

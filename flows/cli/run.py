@@ -30,7 +30,7 @@ from flows.reports.tables import metric_lines, problem_line, verdict_lines
 from tasks.cache import settings
 from tasks.cache.planner import Looking
 from tasks.cache.refs import Verdict
-from tasks.cache.stage import Follower
+from tasks.cache.stage import Listener
 from tasks.jobs.launch import Machines
 from tasks.jobs.machines import Helper, machines_of
 from tasks.tracking.connection import MlflowFailed
@@ -208,7 +208,7 @@ def say_failed(done: dict[str, Any]) -> int:
 def call_flow(
     recipe: Recipe,
     force: frozenset[str],
-    *followed_by: Follower,
+    *more_listeners: Listener,
     overrides: dict[str, Any] | None = None,
     flow_run: FlowRun | None = None,
     quiet: bool = False,
@@ -223,13 +223,13 @@ def call_flow(
     terminal, where = _terminal(recipe, quiet), "prefect"
     try:
         ensure_prefect_server()
-        from flows.finetune import finetune, followers
+        from flows.finetune import finetune, listeners
         from flows.retrain import retrain
         from tasks.prefect import pending_states
         from tasks.prefect.flow_runs import flow_name
 
         pending_states.tell()
-        followers.set((terminal, *followed_by))
+        listeners.set((terminal, *more_listeners))
         if flow_run is None:
             ended = finetune(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
         else:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from flows.reports.tables import metric_lines
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Row
+from tasks.cache.stage import Listener, Row
 from tasks.tracking.figures import evaluation, figure
 from tasks.tracking.pace import Pace
 from tasks.tracking.reports import worst_groups
@@ -22,7 +22,7 @@ TERMINAL_S, FILE_S = 0.2, 15.0
 BAR = 20  # columns
 
 
-class Terminal:
+class Terminal(Listener):
     """Watches a run and prints it. The table goes to `out`, what is gone in a moment to `err`; the recipe says by what
     models are judged."""
 

@@ -27,7 +27,7 @@ from tasks.cache import settings, store
 from tasks.cache.history import History
 from tasks.cache.locks import FlockManager
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Row, Stage, Watcher, Work
+from tasks.cache.stage import Listener, Row, Stage, Work
 from training.jobs.protocol import read_outcome
 
 _logger = logging.getLogger(__name__)
@@ -70,17 +70,17 @@ class Running:
     Args:
         recipe: its name, for the history.
         run: the flow run's id.
-        watchers: told of each stage's start, events and end; one that fails fails no stage.
+        listeners: follow each stage's start, events and end; an error in one fails no stage.
         force: stages to make anew, by name.
     """
 
     def __init__(
-        self, recipe: str, run: str, watchers: Sequence[Watcher] = (), force: frozenset[str] = frozenset()
+        self, recipe: str, run: str, listeners: Sequence[Listener] = (), force: frozenset[str] = frozenset()
     ) -> None:
         self.rows: list[Row] = []
         self._history = History(recipe)
         self._run = run
-        self._watchers = _Watchers(watchers)
+        self._listeners = _Listeners(listeners)
         self._force = force
         self._uncommitted: list[Callable[[], None]] | None = None
         """What to remember of the stages of a `together` that has not ended yet."""
@@ -93,8 +93,8 @@ class Running:
         try:
             flat, _ = stage.flat_ingredients(*inputs)
             key = stage.key(flat)
-            self._watchers.stage_started(stage.name, key)
-            work = Work(key, self._place(stage, key), self._run, (self._watchers,), stage.name, state="cached")
+            self._listeners.stage_started(stage.name, key)
+            work = Work(key, self._place(stage, key), self._run, (self._listeners,), stage.name, state="cached")
             result = self._task(stage, work, flat)(*inputs)
             if isinstance(result, State):  # Prefect hands on a state that the body chose as it is
                 result = result.result()
@@ -103,7 +103,7 @@ class Running:
             artifact = result.location if isinstance(result, Ref) else None
             row = Row(stage.name, key or None, state, time.monotonic() - started, artifact)
             self.rows.append(row)
-            self._watchers.stage_ended(row, result)
+            self._listeners.stage_ended(row, result)
         if self._uncommitted is None:
             self._remember(stage, key, result)
         else:
@@ -146,7 +146,7 @@ class Running:
                 persist_result=False,
                 on_rollback=[_taking_back(work)],
             )
-        locks = FlockManager(settings.home() / "locks", on_wait=lambda _: self._watchers.stage_waits(stage.name))
+        locks = FlockManager(settings.home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name))
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
         forced = stage.name in self._force
         return Task(
@@ -161,33 +161,33 @@ class Running:
         )
 
 
-class _Watchers:
-    """Tells them all. What fails in one is logged, once a watcher, and goes no further: they only look on."""
+class _Listeners(Listener):
+    """Calls every listener. An error in one is logged, once a listener, and goes no further."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = watchers
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = listeners
         self._failed: set[int] = set()
 
     def stage_started(self, stage: str, key: str) -> None:
-        self._tell(lambda watcher: watcher.stage_started(stage, key))
+        self._tell(lambda listener: listener.stage_started(stage, key))
 
     def stage_waits(self, stage: str) -> None:
-        self._tell(lambda watcher: watcher.stage_waits(stage))
+        self._tell(lambda listener: listener.stage_waits(stage))
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        self._tell(lambda watcher: watcher.stage_events(stage, events))
+        self._tell(lambda listener: listener.stage_events(stage, events))
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        self._tell(lambda watcher: watcher.stage_ended(row, result))
+        self._tell(lambda listener: listener.stage_ended(row, result))
 
-    def _tell(self, tell: Callable[[Watcher], None]) -> None:
-        for watcher in self._watchers:
+    def _tell(self, tell: Callable[[Listener], None]) -> None:
+        for listener in self._listeners:
             try:
-                tell(watcher)
+                tell(listener)
             except Exception:
-                if id(watcher) not in self._failed:
-                    _logger.warning("%s cannot follow this run", type(watcher).__name__, exc_info=True)
-                self._failed.add(id(watcher))
+                if id(listener) not in self._failed:
+                    _logger.warning("%s cannot follow this run", type(listener).__name__, exc_info=True)
+                self._failed.add(id(listener))
 
 
 def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool) -> Any:

@@ -39,27 +39,23 @@ class Ingredients:
     """What to call an ingredient when it changed, by its flat name: a file's path, which is no ingredient itself."""
 
 
-class Watcher(Protocol):
-    """Follows a run's stages: the terminal, MLflow, Prefect's progress."""
+class Listener:
+    """Follows a run's stages: the terminal, MLflow, Prefect's progress. Each method does nothing by default."""
 
     def stage_started(self, stage: str, key: str) -> None:
-        """A stage is about to be looked up and, where missing, made."""
+        """The stage is about to be looked up in the store and, if missing, run."""
 
     def stage_waits(self, stage: str) -> None:
         """Another process makes the same artifact; this one waits for it."""
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """A child program wrote these, in order."""
+        """A child program wrote these events, in order."""
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """A stage ended, well or not; `result` is a Ref, another value, or None when it failed."""
-
-
-class Follower(Watcher, Protocol):
-    """A watcher that is told the run's result too."""
+        """The stage ended, successfully or not; `result` is a Ref, another value, or None if it failed."""
 
     def run_ended(self, result: dict[str, Any]) -> None:
-        """The run ended, well or not."""
+        """The run ended, successfully or not."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Work:
     """The folder to fill."""
     run: str
     """The flow run."""
-    watchers: Sequence[Watcher] = ()
+    listeners: Sequence[Listener] = ()
     stage: str = ""
     state: str = "ran"
     """What the table says of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
@@ -98,9 +94,9 @@ class Work:
         return settings.home() / "jobs" / self.key
 
     def on_events(self, events: list[dict[str, Any]]) -> None:
-        """Hands a child's events to all who follow the run."""
-        for watcher in self.watchers:
-            watcher.stage_events(self.stage, events)
+        """Passes a child's events to the run's listeners."""
+        for listener in self.listeners:
+            listener.stage_events(self.stage, events)
 
     def progress(self, done: int, total: int) -> None:
         """Shows how far a stage without a child program is, in rows."""

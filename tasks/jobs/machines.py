@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from tasks.cache import settings
 from tasks.cache.locks import held
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Row, Work
+from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import (
     STOP_GRACE_S,
@@ -105,8 +105,8 @@ def _number(field: str, written: int | str | None, names: tuple[str, ...], defau
     return int(os.environ[name])
 
 
-class Leader:
-    """Machine 0's part beside its stages: a watcher that tells the others how the run ended.
+class Leader(Listener):
+    """Machine 0's part beside its stages: a listener that tells the others how the run ended.
 
     Raises UserError for a machine that is not machine 0, and where another run leads at this place.
     """
@@ -128,15 +128,6 @@ class Leader:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._ended = False
         _say(self._room, Said(run=run))
-
-    def stage_started(self, stage: str, key: str) -> None:
-        """Nothing."""
-
-    def stage_waits(self, stage: str) -> None:
-        """Nothing."""
-
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Nothing."""
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Once training is over, the others are not needed any more."""

@@ -27,7 +27,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
 from tasks.cache.refs import Publication, Ref, Verdict, Version
-from tasks.cache.stage import Row
+from tasks.cache.stage import Listener, Row
 from tasks.tracking import addresses
 from tasks.tracking.figures import evaluation, figure
 from tasks.tracking.pace import Pace
@@ -113,7 +113,7 @@ class _Link:
         pass
 
 
-class PrefectProgress:
+class PrefectProgress(Listener):
     """Watches a run and tells Prefect, from a thread, so that a slow or dead server delays no stage.
 
     Args:

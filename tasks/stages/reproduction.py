@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, library_versions
 from tasks.cache.refs import Pins, Ref
-from tasks.cache.stage import Row, Work
+from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.launch import python_argv, require_finished, run_job
 from tasks.registry.champions import PARTS, folders_of
 from tasks.registry.garbage_collection import in_use
@@ -203,8 +203,8 @@ def _text(value: Any) -> str:
     return text[:12] if len(text) == 64 and " " not in text else text
 
 
-class AsDivided:
-    """A follower that has the training divide its batches as the recorded one did, which changes its sums."""
+class AsDivided(Listener):
+    """A listener that has the training divide its batches as the recorded one did, which changes its sums."""
 
     def __init__(self, recipe: Recipe, record: Mapping[str, Any]) -> None:
         self._recipe = recipe
@@ -222,18 +222,6 @@ class AsDivided:
             fits.division *= 2
         if fits.division > 1:
             fits.remember()
-
-    def stage_started(self, stage: str, key: str) -> None:
-        """Nothing to do."""
-
-    def stage_waits(self, stage: str) -> None:
-        """Nothing to do."""
-
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Nothing to do."""
-
-    def run_ended(self, result: dict[str, Any]) -> None:
-        """Nothing to do."""
 
 
 def other_files(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.cache import settings
 from tasks.cache.refs import Ref, Verdict, Version
-from tasks.cache.stage import Row
+from tasks.cache.stage import Listener, Row
 from tasks.tracking import addresses, system_metrics
 from tasks.tracking.connection import connect, find_or_create_run, first_line, told
 from tasks.tracking.outbox import Outbox, left_by_others
@@ -43,8 +43,8 @@ NAME_TAG, NOTE_TAG = "mlflow.runName", "mlflow.note.content"
 _logger = logging.getLogger(__name__)
 
 
-class Tracker:
-    """Watches a run and tells MLflow.
+class Tracker(Listener):
+    """Tracks a run in MLflow.
 
     Args:
         experiment: MLflow experiment, the recipe's name.
@@ -100,9 +100,6 @@ class Tracker:
     def stage_started(self, stage: str, key: str) -> None:
         """Tags the run with the stage's key."""
         self.tags({f"{stage}.key": key})
-
-    def stage_waits(self, stage: str) -> None:
-        """Nothing to track."""
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
         """Passes a child's figures on, under the stage's name and with their own times; its speed apart from them."""

@@ -1,4 +1,4 @@
-"""What stages found, as a run's watchers tell it: the report on the rows, the worst errors and groups, the verdict on
+"""What stages found, as a run's listeners show it: the report on the rows, the worst errors and groups, the verdict on
 the model.
 
 The rows' report lies beside an artifact, in the form that `training.data.load_rows.load` and

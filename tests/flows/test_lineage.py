@@ -176,9 +176,9 @@ def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) ->
     (home / model.location / "model").mkdir(parents=True)
     home.chmod(0o700)
     (home / model.location / "model/config.json").write_text("{}")
-    follower = AsDivided(recipe, record)
-    follower.stage_ended(Row("resolve", "r", "ran", 0.0), pins)
-    follower.stage_ended(Row("load_model", "k", "ran", 0.0), model)
+    listener = AsDivided(recipe, record)
+    listener.stage_ended(Row("resolve", "r", "ran", 0.0), pins)
+    listener.stage_ended(Row("load_model", "k", "ran", 0.0), model)
     assert fits_of(recipe, pins, model).division == 4
 
 

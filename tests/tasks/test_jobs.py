@@ -27,7 +27,7 @@ def work(home: Path, tmp_path: Path) -> Work:
 
 
 def kinds(work: Work) -> list[str]:
-    (told,) = work.watchers
+    (told,) = work.listeners
     assert isinstance(told, Heard)
     return [event["kind"] for event in told.events]
 
@@ -168,7 +168,7 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert run(work, tmp_path, NEEDS_QUARTERS, fits=Fits(6, tmp_path, program="p")) == {"division": 4}
-    (told,) = work.watchers
+    (told,) = work.listeners
     assert isinstance(told, Heard)
     said = [event["message"].split(". ")[-1] for event in told.events if event["kind"] == "warning"]
     assert said == [

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from flows.cli.main import main
 from tasks.cache.refs import Comparison, Promotion, Verdict, Version
-from tasks.cache.stage import Work
+from tasks.cache.stage import Listener, Work
 from tasks.registry import promotions
 from tasks.registry.promotions import Move, champions, moves_of
 from tasks.stages.register import promote
@@ -133,12 +133,12 @@ def test_what_a_person_took_from_a_version_no_run_gives_back(client: MlflowClien
     main(["rollback", "reviews", "--why", "too slow"])
     told: list[dict[str, Any]] = []
 
-    class Watcher:
+    class Events(Listener):
         def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
             told.extend(events)
 
     verdict = Verdict(decision="promote", reason="better")
-    work = Work("k", Path(), "run", watchers=(Watcher(),))  # type: ignore[arg-type]
+    work = Work("k", Path(), "run", listeners=(Events(),))
     assert promote.make(work, RECIPE, Version(name="reviews", version="2"), verdict) is None
     assert work.state == "skipped" and aliases(client)["live"] == "1"
     assert "(too slow)" in told[0]["message"] and "finetune promote reviews 2" in told[0]["message"]

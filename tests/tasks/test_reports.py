@@ -1,4 +1,4 @@
-"""What watchers are told of a stage's report on rows."""
+"""What listeners are told of a stage's report on rows."""
 
 from __future__ import annotations
 

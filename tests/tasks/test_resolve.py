@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from tasks.cache.digests import Digests
 from tasks.cache.refs import Champion, FilePin, HubPin, Pins, Ref
-from tasks.cache.stage import Row, Work
+from tasks.cache.stage import Listener, Work
 from tasks.jobs.hardware import visible_gpus
 from tasks.registry.lineage import pinned
 from tasks.stages.load_data import load_data
@@ -35,20 +35,14 @@ FILES = {"source": "csv", "text": ["text"], "label": "label"}
 HUB = {"source": "hub", "path": "me/rows", "text": ["text"], "label": "label"}
 
 
-class Heard:
+class Heard(Listener):
     """Keeps the messages that it is told."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def stage_started(self, stage: str, key: str) -> None: ...
-
-    def stage_waits(self, stage: str) -> None: ...
-
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
         self.messages += [event["message"] for event in events]
-
-    def stage_ended(self, row: Row, result: Any) -> None: ...
 
 
 def recipe_of(data: dict[str, Any], model: dict[str, Any] | None = None, **sections: Any) -> Recipe:

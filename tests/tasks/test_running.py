@@ -27,7 +27,7 @@ from tasks.cache import store
 from tasks.cache.executor import Running
 from tasks.cache.history import History
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Ingredients, Row, Stage, Work, action, stage
+from tasks.cache.stage import Ingredients, Listener, Row, Stage, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import JobFailed, python_argv
 from training.jobs.protocol import Job, Outcome, sha256, write_atomically
@@ -87,8 +87,8 @@ def keyless(work: Work, text: str) -> Mapping[str, Any]:
     return {}
 
 
-class Log:
-    """Remembers what a watcher is told."""
+class Log(Listener):
+    """Remembers what a listener is told."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -107,7 +107,7 @@ class Log:
 
 
 class Broken(Log):
-    """A watcher in which everything fails."""
+    """A listener in which everything fails."""
 
     def stage_started(self, stage: str, key: str) -> None:
         raise BrokenPipeError("nobody reads this")
@@ -124,14 +124,14 @@ def quick_flows(prefect_server: None) -> Iterator[None]:
 
 
 def run(
-    *steps: tuple[Stage[Any], str], force: tuple[str, ...] = (), watchers: tuple[Any, ...] = ()
+    *steps: tuple[Stage[Any], str], force: tuple[str, ...] = (), listeners: tuple[Any, ...] = ()
 ) -> tuple[list[Any], list[Row], dict[str, tuple[str, bool]]]:
     """The stages' results, the rows, and for each task what Prefect shows and whether it keeps the result."""
     walks, ids, results = [], [], []
 
     def body() -> None:
         ids.append(str(flow_run.get_id()))
-        walk = Running("recipe", ids[0], watchers, frozenset(force))
+        walk = Running("recipe", ids[0], listeners, frozenset(force))
         walks.append(walk)
         results.extend(walk(stage, text) for stage, text in steps)
 
@@ -312,9 +312,9 @@ def test_a_key_that_cannot_be_computed_fails_the_run_and_makes_nothing(home: Pat
     assert calls == [] and states(rows) == ["failed"]
 
 
-def test_watchers_are_told_of_each_stage_in_order(home: Path) -> None:
+def test_listeners_are_told_of_each_stage_in_order(home: Path) -> None:
     log = Log()
-    run((write, "hello"), (act, "hello"), watchers=(log,))
+    run((write, "hello"), (act, "hello"), listeners=(log,))
     assert log.told == [
         ("started", "write"),
         ("ended", "write", "ran"),
@@ -323,12 +323,12 @@ def test_watchers_are_told_of_each_stage_in_order(home: Path) -> None:
     ]
 
 
-def test_a_watcher_that_fails_fails_no_run_and_hides_no_error(home: Path) -> None:
+def test_a_listener_that_fails_fails_no_run_and_hides_no_error(home: Path) -> None:
     log = Log()
-    assert states(run((write, "hello"), watchers=(Broken(), log))[1]) == ["ran"]
+    assert states(run((write, "hello"), listeners=(Broken(), log))[1]) == ["ran"]
     assert log.told[-1] == ("ended", "write", "ran")
     with pytest.raises(OSError, match="disk full"):
-        run((write, "raise"), watchers=(Broken(), log))
+        run((write, "raise"), listeners=(Broken(), log))
 
 
 SLOW = """
@@ -336,7 +336,7 @@ import sys, time
 from pathlib import Path
 from prefect import flow
 from tasks.cache.executor import Running
-from tasks.cache.stage import Ingredients, stage
+from tasks.cache.stage import Ingredients, Listener, stage
 
 @stage(lambda: Ingredients({"slow": True}))
 def slow(work):
@@ -347,10 +347,8 @@ def slow(work):
     (work.out / "text.txt").write_text("hello")
     return {}
 
-class Say:
-    def stage_started(self, stage, key): pass
+class Say(Listener):
     def stage_waits(self, stage): print("waits", flush=True)
-    def stage_events(self, stage, events): pass
     def stage_ended(self, row, result): print(row.state, flush=True)
 
 @flow(name="slow")
@@ -415,7 +413,7 @@ def fail(work: Work, text: str) -> None:
 
 
 def run_together(*steps: tuple[Stage[Any], str]) -> list[dict[str, Any]]:
-    """Runs actions that belong together; gives the events that their watchers are told of, also where one fails."""
+    """Runs actions that belong together; gives the events that their listeners are told of, also where one fails."""
 
     def body() -> None:
         walk = Running("recipe", str(flow_run.get_id()), (log,))

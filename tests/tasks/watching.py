@@ -1,23 +1,17 @@
-"""A watcher for tests of what a stage or a job tells."""
+"""A listener for tests of what a stage or a job tells."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tasks.cache.stage import Row
+from tasks.cache.stage import Listener
 
 
-class Heard:
+class Heard(Listener):
     """Keeps the events that it is told."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
-    def stage_started(self, stage: str, key: str) -> None: ...
-
-    def stage_waits(self, stage: str) -> None: ...
-
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
         self.events += events
-
-    def stage_ended(self, row: Row, result: Any) -> None: ...

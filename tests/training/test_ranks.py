@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Row, Work
+from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import Machines, accelerate_argv, accelerate_environment, run_job
 from tasks.jobs.machines import Helper, Leader, gather
@@ -222,8 +222,8 @@ def test_a_process_that_fails_to_predict_fails_the_job_with_its_own_traceback(
     assert "in predict" in told.traceback and not (job_dir / "output/validation.parquet").exists()
 
 
-class KillOnce:
-    """A watcher that kills rank 1 at the first checkpoint."""
+class KillOnce(Listener):
+    """A listener that kills rank 1 at the first checkpoint."""
 
     def __init__(self) -> None:
         self.rank1: list[int] = []
@@ -257,8 +257,8 @@ def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_he
     leader, helper, said = Leader(first, "run"), Helper(second), []
     helping = threading.Thread(target=lambda: said.append(helper.help(60.0, lambda text: None)), daemon=True)
     helping.start()
-    watcher = KillOnce()
-    work = Work("k" * 40, tmp_path / "out", "run", (watcher,), "fit")  # type: ignore[arg-type]
+    listener = KillOnce()
+    work = Work("k" * 40, tmp_path / "out", "run", (listener,), "fit")
     work.out.mkdir()
     asked = Job.read(tiny.fit_job(world, work.job, processes=2, **EPOCHS))
     run_child(
@@ -271,7 +271,7 @@ def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_he
         stall_timeout_s=100.0,
         before_try=lambda: gather(first, work, 60.0),
     )
-    assert len(watcher.rank1) == 2 and any("killed" in warning for warning in watcher.warnings)
+    assert len(listener.rank1) == 2 and any("killed" in warning for warning in listener.warnings)
     assert_same(work.job, launched)
     leader.stage_ended(Row("fit", work.key, "ran", 1.0), Ref(kind="fit", key=work.key, digest="d"))
     helping.join(30.0)
