@@ -44,8 +44,8 @@ NOT_INGREDIENTS = (
     "training.problems",
     "training.programs.estimate",
     *(f"training.recipe.{name}" for name in ("accelerate_file", "code_fields", "deepspeed_file", "error_messages")),
-    *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "forms", "lora", "overrides", "reference")),
-    *(f"training.recipe.{name}" for name in ("referenced_files", "rules", "section")),
+    *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "lora", "overrides", "reference")),
+    *(f"training.recipe.{name}" for name in ("referenced_files", "rules", "section", "validation")),
     "training.recipe.tables.optimizers",
     "training.recipe.tables.task_types",
 )

@@ -32,6 +32,8 @@ ALLOWED = {
     },
     # The module and class of each name: the module that is named counts.
     "training.recipe.tables.task_types": {"TASK_TYPES"},
+    # How options are validated; their values are inputs of the stage.
+    "training.recipe.section": {"ClosedModel"},
     # Words of the recipe, whose values are inputs of the stage.
     "training.recipe.rules.slice_rules": {"LABEL", "LENGTH"},
 }

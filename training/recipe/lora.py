@@ -1,17 +1,13 @@
-"""What a recipe says of LoRA: the section `training.lora`, under the names of peft's LoraConfig, and its rules."""
+"""What a recipe says of LoRA: the section `training.lora`, under the names of peft's LoraConfig."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from training.recipe.error_messages import LIST, WORD
 from training.recipe.section import Section, Text
-
-if TYPE_CHECKING:
-    from training.recipe.rules.training_rules import Written
 
 AllOrNames = Annotated[
     Annotated[Literal["all-linear"], Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
@@ -50,18 +46,3 @@ def packages_of(lora: Lora | None) -> list[str]:
     if lora is None:
         return []
     return ["peft"] if lora.quantization is None else ["peft", "bitsandbytes"]
-
-
-def _lora(written: Written) -> Iterator[tuple[str, str]]:
-    if written["training.lora"] is None:
-        return
-    quantization, strategy = written["training.lora.quantization"], written["compute.strategy"]
-    if quantization is not None and strategy != "ddp":
-        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use ddp, or set"
-        yield "training.lora.quantization", f"{message} it to null."
-    if written["release.hub"] is not None and written["release.hub.checkpoints"] == "every_save":
-        message = "'every_save' publishes whole weights, and with training.lora checkpoints hold only what is trained:"
-        yield "release.hub.checkpoints", f"{message} choose checkpoint, all_checkpoints or no."
-
-
-LORA_RULES = (_lora,)

@@ -1,15 +1,13 @@
-"""What the sections of a recipe are made of: their base, and the types that several of their fields have."""
+"""The base of a recipe's sections, and the types that several of their fields share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 
-from training.recipe.closed import Closed
 from training.recipe.error_messages import LIST, MAPPING, NUMBER, WORD
-from training.recipe.forms import any_of
 
 Split = Literal["train", "validation", "test"]
 # YAML 1.1 reads a bare `no` as false.
@@ -23,7 +21,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class RunsCode:
-    """Marks a field that names code to run, or permits such code. A recipe from elsewhere runs none of it unasked."""
+    """Marks a field that names code to run, or permits such code. In a recipe from elsewhere it needs consent."""
 
 
 CodeName = Annotated[Text, RunsCode()]
@@ -33,7 +31,7 @@ NameOrNames = Annotated[
     Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
 ]
 _NAMES = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 2}
-# A file is replaced by the names in it (files.py) before this is validated.
+# A file is replaced by the names in it (referenced_files.py) before this is validated.
 NamesOrFile = Annotated[
     list[Text],
     Field(min_length=2),
@@ -51,7 +49,26 @@ PathOrMapping = Annotated[
 ColumnType = Literal["string", "int64", "float64", "bool"]
 
 
-class Section(Closed):
+class ClosedModel(BaseModel):
+    """Frozen and closed; strict, so that `true` is no number and `"3"` no whole number."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def _any_of(schema: Any) -> None:
+    """Replaces `oneOf` by a flat `anyOf`: Prefect's form shows the choices of one level of `anyOf`, and no `oneOf`."""
+    for inside in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(inside, dict | list):
+            _any_of(inside)
+    if isinstance(schema, dict) and "oneOf" in schema:
+        schema["anyOf"] = schema.pop("oneOf")
+    if isinstance(schema, dict) and "anyOf" in schema:
+        schema["anyOf"] = [deeper for one in schema["anyOf"] for deeper in one.get("anyOf", [one])]
+
+
+class Section(ClosedModel):
     """A part of the recipe."""
 
-    model_config = ConfigDict(json_schema_extra=any_of)
+    model_config = ConfigDict(json_schema_extra=_any_of)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from training.recipe.column_types import Column, Form, RowSpecification
 
 if TYPE_CHECKING:
-    from training.recipe import Data
+    from training.recipe.fields import Data
 
 TEXTS = ("text", "text_pair")
 """What the columns of data.text are to the task type, in turn."""

@@ -13,15 +13,15 @@ from pydantic import ValidationError
 
 from training.jobs.user_code import Place
 from training.problems import Problem, UserError, nearest
-from training.recipe.closed import Closed
 from training.recipe.column_types import RowSpecification
+from training.recipe.section import ClosedModel
 from training.recipe.tables.task_types import TASK_TYPES
 
 
 class TaskSpecification(RowSpecification):
     """The declarations of a task type: its options, metrics and the fields of the recipe that it reads."""
 
-    class Options(Closed):
+    class Options(ClosedModel):
         """The settings that a recipe may have for it: `options`. By default none."""
 
     options: Options

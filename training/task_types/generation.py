@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from training.models.repository_files import read_json
-from training.recipe.closed import Closed
+from training.recipe.section import ClosedModel
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -23,7 +23,7 @@ _OF_SAMPLING = ("temperature", "top_p", "min_p", "top_h", "typical_p", "top_k", 
 _OF_BEAMS = ("early_stopping", "length_penalty")
 
 
-class Generation(Closed):
+class Generation(ClosedModel):
     """The options. Nothing is drawn at random: the same text gets the same answer."""
 
     num_beams: int = Field(default=1, ge=1)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
 from training.recipe.column_types import RowSpecification
+from training.recipe.rules.rule import WrittenRecipe
 from training.recipe.source_columns import OWN_FIELDS, TEXTS, Asked, Stored, chosen, named, stored
 from training.recipe.task_specification import TaskSpecification, code, specification
 from training.recipe.task_specification import named as task_named
 
 if TYPE_CHECKING:
     from training.recipe.fields import Recipe
-    from training.recipe.rules.training_rules import Written
 
 
 def asked_of(recipe: Recipe) -> Asked:
@@ -30,21 +30,21 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
     return code(recipe.task), task_named(recipe.task), task_type.options_of("load_data")
 
 
-def task_type_of(written: Written) -> TaskSpecification:
-    """The recipe's task type. Raises WrongItself where it has none."""
+def task_type_of(written: WrittenRecipe) -> TaskSpecification:
+    """The recipe's task type. Raises InvalidFieldError where it has none."""
     return specification(written["task"], written["options"])
 
 
-def columns_of(written: Written) -> tuple[Stored, ...]:
-    """The columns that are stored. Raises WrongItself where task type and columns do not go together."""
+def columns_of(written: WrittenRecipe) -> tuple[Stored, ...]:
+    """The columns that are stored. Raises InvalidFieldError where task type and columns do not go together."""
     return stored(task_type_of(written), _named(written))
 
 
-def _named(written: Written) -> dict[str, str]:
+def _named(written: WrittenRecipe) -> dict[str, str]:
     return named(written["data.text"], written["data.label"], written["data.columns"])
 
 
-def named_columns(written: Written) -> Iterator[tuple[str, str]]:
+def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """A column for each that the task type wants, and none that it does not know."""
     task_type, given = task_type_of(written), _named(written)
     for name, field in OWN_FIELDS.items():
@@ -68,7 +68,7 @@ def named_columns(written: Written) -> Iterator[tuple[str, str]]:
                 yield OWN_FIELDS[name], f"is missing: {about.partition(' (null')[0]}."
 
 
-def one_use_each(written: Written) -> Iterator[tuple[str, str]]:
+def one_use_each(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """No column is two things to the task type."""
     text = written["data.text"] or []
     if len(set(text)) < len(text):
@@ -82,7 +82,7 @@ def one_use_each(written: Written) -> Iterator[tuple[str, str]]:
         before[column.of] = column.field
 
 
-def labels_are_named(written: Written) -> Iterator[tuple[str, str]]:
+def labels_are_named(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """Names of labels are for the task types that have them."""
     if written["data.label_names"] is not None and not any(
         column.form in ("label", "labels") for column in columns_of(written)
@@ -90,7 +90,7 @@ def labels_are_named(written: Written) -> Iterator[tuple[str, str]]:
         yield "data.label_names", f"are of no use: {_wants(written)}, and no label has a name. Leave them out."
 
 
-def _unknown(name: str, of: str, written: Written) -> str:
+def _unknown(name: str, of: str, written: WrittenRecipe) -> str:
     if name in OWN_FIELDS:
         what = "a second text" if name == TEXTS[1] else name
         return f"{of!r} is of no use as {what}: {_wants(written)}. Leave it out."
@@ -98,7 +98,7 @@ def _unknown(name: str, of: str, written: Written) -> str:
     return f"no such column: {_wants(written)}.{nearest(name, known)}"
 
 
-def _wants(written: Written) -> str:
+def _wants(written: WrittenRecipe) -> str:
     """`a recipe of task type translation wants source, target`"""
     sets = [", ".join(map(_spelt, one.items())) for one in task_type_of(written).column_sets()]
     return f"task {written['task']} wants {'; or '.join(sets)}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.problems import nearest
 from training.recipe.deepspeed_file import unknown_names
-
-if TYPE_CHECKING:
-    from training.recipe.rules.training_rules import Written
+from training.recipe.rules.rule import Rule, WrittenRecipe
 
 _FOLLOWS = {
     "zero_optimization.stage": "compute.strategy",
@@ -29,7 +27,7 @@ _FOLLOWS = {
 """Fields of DeepSpeed's configuration that follow from fields of the recipe."""
 
 
-def _strategy(written: Written) -> Iterator[tuple[str, str]]:
+def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, processes = written["compute.strategy"], written["compute.num_processes"]
     if strategy != "ddp" and processes == 1:
         message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: give more, or use ddp."
@@ -41,7 +39,7 @@ def _strategy(written: Written) -> Iterator[tuple[str, str]]:
         yield "training.optim", f"{message} another, or use fsdp."
 
 
-def _machines(written: Written) -> Iterator[tuple[str, str]]:
+def _machines(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     machines, processes = written["compute.num_machines"], written["compute.num_processes"]
     if "auto" in (machines, processes):
         return
@@ -51,21 +49,21 @@ def _machines(written: Written) -> Iterator[tuple[str, str]]:
         yield "compute.machine_rank", f"{rank} is out of range: there are {machines} machines, 0 to {machines - 1}."
 
 
-def _offload(written: Written) -> Iterator[tuple[str, str]]:
+def _offload(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, offload = written["compute.strategy"], written["compute.offload"]
     choices = {"ddp": [], "fsdp": ["all"], "deepspeed-zero2": ["optimizer"]}.get(strategy, ["optimizer", "all"])
     if offload not in ("no", False, *choices):  # YAML reads a bare `no` as false
         yield "compute.offload", f"{offload!r} is not for {strategy}: choose from {', '.join(['no', *choices])}."
 
 
-def _fsdp(written: Written) -> Iterator[tuple[str, str]]:
+def _fsdp(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy = written["compute.strategy"]
     for name, default in (("fsdp_reshard_after_forward", True), ("fsdp_wrap", None)):
         if strategy != "fsdp" and written[f"compute.{name}"] != default:
             yield f"compute.{name}", f"is for `strategy: fsdp` only; with {strategy}, leave it out."
 
 
-def _deepspeed(written: Written) -> Iterator[tuple[str, str]]:
+def _deepspeed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, given = written["compute.strategy"], written["compute.deepspeed"]
     if given and not strategy.startswith("deepspeed"):
         yield "compute.deepspeed", f"is for the strategies of DeepSpeed only; with {strategy}, leave it out."
@@ -89,7 +87,7 @@ def _deepspeed(written: Written) -> Iterator[tuple[str, str]]:
                 yield f"compute.deepspeed.{name}", message
 
 
-def _says(written: Written, field: str) -> Any:
+def _says(written: WrittenRecipe, field: str) -> Any:
     """What the recipe says of a field of DeepSpeed's configuration that it may well repeat."""
     if field == "zero_optimization.stage":
         return int(written["compute.strategy"][-1])
@@ -115,4 +113,16 @@ def _flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-SHARING_RULES = (_strategy, _machines, _offload, _fsdp, _deepspeed)
+def _lora(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["training.lora"] is None:
+        return
+    quantization, strategy = written["training.lora.quantization"], written["compute.strategy"]
+    if quantization is not None and strategy != "ddp":
+        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use ddp, or set"
+        yield "training.lora.quantization", f"{message} it to null."
+    if written["release.hub"] is not None and written["release.hub.checkpoints"] == "every_save":
+        message = "'every_save' publishes whole weights, and with training.lora checkpoints hold only what is trained:"
+        yield "release.hub.checkpoints", f"{message} choose checkpoint, all_checkpoints or no."
+
+
+COMPUTE_RULES: tuple[Rule, ...] = (_strategy, _machines, _offload, _fsdp, _deepspeed, _lora)

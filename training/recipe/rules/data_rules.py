@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,12 @@ from training.problems import nearest
 from training.recipe.credentials import secret_in, variables_for
 from training.recipe.filters import parse_filter
 from training.recipe.rules.column_rules import columns_of, labels_are_named, named_columns, one_use_each, task_type_of
+from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.tables.checks import ALWAYS_ERRORS, LEVELS
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Form
-    from training.recipe.rules.training_rules import Written
 
-DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SPLITS = ("train", "validation", "test")
 # The usual ones, to be near to; any that Python knows may be used.
 _ENCODINGS = (
@@ -30,7 +28,7 @@ _NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "un
 _FILES = ("csv", "json", "parquet", "arrow")
 
 
-def _data_source(written: Written) -> Iterator[tuple[str, str]]:
+def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     source = written["data.source"]
     if source != "hub":
         if written["data.config"] is not None:
@@ -40,11 +38,11 @@ def _data_source(written: Written) -> Iterator[tuple[str, str]]:
             )
         yield from revision(written, "data")
     path = written["data.path"]
-    if source == "python" and not DOTTED.fullmatch(path):
+    if source == "python" and not MODULE_AND_NAME.fullmatch(path):
         yield "data.path", f"{path!r} names no object of Python: with `source: python`, write module:name."
 
 
-def revision(written: Written, section: str) -> Iterator[tuple[str, str]]:
+def revision(written: WrittenRecipe, section: str) -> Iterator[tuple[str, str]]:
     """A section whose source is not the Hub has no revision."""
     # "main" is what no choice means: a Hub recipe that names it may be pointed at a folder by one override.
     if written[f"{section}.revision"] not in (None, "main"):
@@ -52,7 +50,7 @@ def revision(written: Written, section: str) -> Iterator[tuple[str, str]]:
         yield f"{section}.revision", f"{revision!r} is for `source: hub` only; with {source}, set it to null."
 
 
-def _filter(written: Written) -> Iterator[tuple[str, str]]:
+def _filter(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if (text := written["data.filter"]) is not None:
         try:
             parse_filter(text)
@@ -60,20 +58,20 @@ def _filter(written: Written) -> Iterator[tuple[str, str]]:
             yield "data.filter", str(error)
 
 
-def _label_separator(written: Written) -> Iterator[tuple[str, str]]:
+def _label_separator(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     separator = written["data.label_separator"]
     if separator is not None and not any(column.form == "labels" for column in columns_of(written)):
         message = f"{separator!r} is for several labels in a row, and task {written['task']} has none: set it to null."
         yield "data.label_separator", message
 
 
-def _label_names(written: Written) -> Iterator[tuple[str, str]]:
+def _label_names(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     names = written["data.label_names"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield "data.label_names", f"{name!r} is listed twice; each label is listed once."
 
 
-def _secrets(written: Written) -> Iterator[tuple[str, str]]:
+def _secrets(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     places = [("data.path", written["data.path"])]
     for name, given in (written["data.splits"] or {}).items():
         places += [(f"data.splits.{name}", value) for value in (given if isinstance(given, list) else [given])]
@@ -83,7 +81,7 @@ def _secrets(written: Written) -> Iterator[tuple[str, str]]:
             yield where, f"{message}{variables_for(value)}."
 
 
-def _splits(written: Written) -> Iterator[tuple[str, str]]:
+def _splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     splits, source = written["data.splits"], written["data.source"]
     if splits is None:
         return
@@ -97,14 +95,14 @@ def _splits(written: Written) -> Iterator[tuple[str, str]]:
             yield f"data.splits.{name}", f"{value} is for files only; with `source: {source}`, name one split."
 
 
-def _held_out(written: Written) -> Iterator[tuple[str, str]]:
+def _held_out(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     validation, test = written["data.validation_size"], written["data.test_size"]
     if validation + test >= 1:
         message = f"{test:g} is out of range: with validation_size {validation:g} it leaves no rows to train on"
         yield "data.test_size", f"{message}; together they must be below 1."
 
 
-def _text_files(written: Written) -> Iterator[tuple[str, str]]:
+def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     source, delimiter, encoding = written["data.source"], written["data.delimiter"], written["data.encoding"]
     unset = {"delimiter": None, "quoting": "standard", "header": None}
     for name, default in unset.items() if source != "csv" else ():
@@ -129,7 +127,7 @@ def _text_files(written: Written) -> Iterator[tuple[str, str]]:
         yield "data.encoding", f"{encoding!r} is for `source: csv` and `json` only; with {source}, leave it out."
 
 
-def _renamed(written: Written) -> Iterator[tuple[str, str]]:
+def _renamed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     rename = written["data.rename"]
     new = list(rename.values())
     for name in sorted({name for name in new if new.count(name) > 1}):
@@ -142,7 +140,7 @@ def _renamed(written: Written) -> Iterator[tuple[str, str]]:
             yield where, f"{name!r} is renamed to {rename[name]!r} (data.rename): use that name."
 
 
-def _cast(written: Written) -> Iterator[tuple[str, str]]:
+def _cast(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     cast = written["data.cast"]
     for column in columns_of(written):
         to, where = cast.get(column.of), f"data.cast.{column.of}"
@@ -167,7 +165,7 @@ _CASTS: dict[Form, tuple[str, ...]] = {
 """The types to which columns of a form may be cast."""
 
 
-def _checks(written: Written) -> Iterator[tuple[str, str]]:
+def _checks(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     checks = written["data.checks"]
     known = [*LEVELS, *task_type_of(written).checks] if checks else []
     for name in checks:
@@ -177,7 +175,7 @@ def _checks(written: Written) -> Iterator[tuple[str, str]]:
             yield f"data.checks.{name}", f"no such check: choose from {', '.join(known)}.{nearest(name, known)}"
 
 
-DATA_RULES = (
+DATA_RULES: tuple[Rule, ...] = (
     _secrets,
     _data_source,
     _text_files,

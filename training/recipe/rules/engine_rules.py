@@ -7,14 +7,10 @@ told. What an engine of the recipe's author takes is the author's to know.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from training.problems import nearest
 from training.recipe.extra_arguments import arguments
-from training.recipe.rules.data_rules import DOTTED
-
-if TYPE_CHECKING:
-    from training.recipe.rules.training_rules import Written
+from training.recipe.rules.rule import MODULE_AND_NAME, WrittenRecipe
 
 _ENGINES = ("trainer", "accelerate")
 
@@ -35,15 +31,15 @@ OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "adagrad",
 _INSTEAD = "leave it out, or use `engine: trainer`, which has it"
 
 
-def engine_name(written: Written) -> Iterator[tuple[str, str]]:
+def engine_name(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """Whether there may be such an engine."""
     engine = written["training.engine"]
-    if engine not in _ENGINES and not DOTTED.fullmatch(engine):
+    if engine not in _ENGINES and not MODULE_AND_NAME.fullmatch(engine):
         choices = f"choose from {', '.join(_ENGINES)}, or name a function of yours as module:function"
         yield "training.engine", f"{engine!r} is unknown: {choices}.{nearest(engine, _ENGINES)}"
 
 
-def engine_has(written: Written) -> Iterator[tuple[str, str]]:
+def engine_has(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """What the plain loop is asked for and does not have."""
     if written["training.engine"] != "accelerate":
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
 from training.recipe.rules.column_rules import task_type_of
-from training.recipe.rules.data_rules import DOTTED
+from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
 from training.recipe.tables.metrics import (
     LESS_IS_BETTER,
@@ -23,7 +23,6 @@ from training.recipe.task_specification import specification_class
 
 if TYPE_CHECKING:
     from training.recipe.fields import Data
-    from training.recipe.rules.training_rules import Written
 
 OF_ONE_LABEL = (
     *("accuracy", "f1_micro", "precision_micro", "recall_micro", "recall_weighted"),
@@ -36,7 +35,7 @@ of one label."""
 _OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 
 
-def _evaluated_splits(written: Written) -> Iterator[tuple[str, str]]:
+def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     splits, evaluated = written["data.splits"], written["evaluation.splits"]
     # Rows are held out for validation wherever there is no such split.
     there = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
@@ -59,14 +58,14 @@ def absent_splits(evaluated: Iterable[str], there: Iterable[str], data: Data) ->
             yield f"evaluation.splits[{index}]", message
 
 
-def _splits_to_predict(written: Written) -> Iterator[tuple[str, str]]:
+def _splits_to_predict(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     task_type = task_type_of(written)
     for index, name in enumerate(written["evaluation.splits"]):
         if why := task_type.only_trained(name):
             yield f"evaluation.splits[{index}]", f"{name!r} {why}."
 
 
-def _metrics(written: Written) -> Iterator[tuple[str, str]]:
+def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metrics = written["evaluation.metrics"]
     try:
         task_type, known = written["task"], task_type_of(written).metrics
@@ -83,7 +82,7 @@ def _metrics(written: Written) -> Iterator[tuple[str, str]]:
                 yield where, f"{name!r} is not pinned: write hub:owner/name@COMMIT, with all 40 digits of the commit."
             elif not written["evaluation.allow_remote_code"]:
                 yield where, f"{name!r} is code of the Hub: read it, then set evaluation.allow_remote_code: true."
-        elif name not in known and not DOTTED.fullmatch(name):
+        elif name not in known and not MODULE_AND_NAME.fullmatch(name):
             what = f"does not fit task {task_type}" if name in METRICS else "is unknown"
             yield where, f"{name!r} {what}: {choices}.{nearest(name, known)}"
 
@@ -110,23 +109,23 @@ def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator
             yield f"evaluation.metrics[{index}]", message
 
 
-def _fitting_metrics(written: Written) -> Iterator[tuple[str, str]]:
+def _fitting_metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     yield from unfitting_metrics(written["evaluation.metrics"], written["data.label_names"] or ())
 
 
-def figures_of(written: Written) -> list[str] | None:
+def figures_of(written: WrittenRecipe) -> list[str] | None:
     """The figures that evaluation gives; None where they cannot be told: other classes name their own."""
     metrics = written["evaluation.metrics"]
     return list(metrics) if set(metrics) <= set(METRICS) else None
 
 
-def _gate_split(written: Written) -> Iterator[tuple[str, str]]:
+def _gate_split(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     split, evaluated = written["release.gate.split"], written["evaluation.splits"]
     if split is not None and split not in evaluated:
         yield "release.gate.split", f"{split!r} is not evaluated: choose from {', '.join(evaluated)}, or add it there."
 
 
-def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
+def _gate_figures(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     figures, gate = figures_of(written), "release.gate"
     bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
     for place, limits in bounds.items():
@@ -142,7 +141,7 @@ def _gate_figures(written: Written) -> Iterator[tuple[str, str]]:
                 yield where, f"{limit:g} is out of range: it must be at most {most_of_it}."
 
 
-def _floors(written: Written) -> Iterator[tuple[str, str]]:
+def _floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     figures, slices = figures_of(written), written["evaluation.slices"]
     for key, limits in written["release.gate.floors"].items():
         place, found = f"release.gate.floors.{key}", slice_of(key, slices)
@@ -172,14 +171,14 @@ def _no_figure(metric: str, figures: list[str] | None) -> str | None:
     return f"is not evaluated: {choices}.{nearest(metric, figures)}"
 
 
-def _gate_comparison(written: Written) -> Iterator[tuple[str, str]]:
+def _gate_comparison(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     name, figures = written["release.gate.compare"], figures_of(written)
     if name is not None and figures is not None and name not in figures:
         choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
         yield "release.gate.compare", f"{name!r} is not evaluated: {choices}.{nearest(name, figures)}"
 
 
-def _aliases(written: Written) -> Iterator[tuple[str, str]]:
+def _aliases(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for field, other in (("champion", "challenger"), ("challenger", "champion")):
         alias = written[f"release.{field}"]
         if alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
@@ -188,7 +187,7 @@ def _aliases(written: Written) -> Iterator[tuple[str, str]]:
             yield f"release.{field}", f"{alias!r} is the alias of the {other} too: choose another."
 
 
-def _hub(written: Written) -> Iterator[tuple[str, str]]:
+def _hub(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["release.hub"] is None or (which := written["release.hub.checkpoints"]) in ("no", False):
         return  # YAML reads a bare `no` as false
     if written["release.hub.pull_request"]:
@@ -203,7 +202,7 @@ def _hub(written: Written) -> Iterator[tuple[str, str]]:
         yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `strategy: ddp`."
 
 
-RELEASE_RULES = (
+RELEASE_RULES: tuple[Rule, ...] = (
     _evaluated_splits,
     _splits_to_predict,
     _metrics,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from training.problems import nearest
 from training.recipe.rules.column_rules import columns_of
-
-if TYPE_CHECKING:
-    from training.recipe.rules.training_rules import Written
+from training.recipe.rules.rule import WrittenRecipe
 
 LABEL, LENGTH = "label", "length_bucket"
 MADE = (LABEL, LENGTH)
@@ -75,7 +72,7 @@ def unknown_slices(
             yield f"evaluation.slices[{index}]", f"{message}{nearest(name, there)}{others}"
 
 
-def slices_of_any_rows(written: Written) -> Iterator[tuple[str, str]]:
+def slices_of_any_rows(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     slices, label = written["evaluation.slices"], written["data.label"]
     used = {column.of: column for column in columns_of(written)} if slices else {}
     for index, name in enumerate(slices):

@@ -1,159 +1,25 @@
-"""Rules that span several fields of a recipe. Each looks at the fields as written, and at nothing else."""
+"""Rules of a recipe about how the model is trained: steps, evaluations, loss, optimizer, engine."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
-
-from training.problems import Problem, UserError, nearest
-from training.recipe.error_messages import describe, section_fields
+from training.problems import nearest
 from training.recipe.extra_arguments import arguments, fits, out_of_scope, set_by_project
-from training.recipe.lora import LORA_RULES
-from training.recipe.rules.column_rules import columns_of, task_type_of
-from training.recipe.rules.compute_rules import SHARING_RULES
-from training.recipe.rules.data_rules import DATA_RULES, DOTTED, revision
+from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.engine_rules import engine_has, engine_name
-from training.recipe.rules.release_rules import RELEASE_RULES, figures_of
+from training.recipe.rules.release_rules import figures_of
+from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.tables.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
-from training.recipe.tables.task_types import TASK_TYPES
-from training.recipe.task_specification import specification, specification_class
 
 _LOSSES = ("cross_entropy", "focal")
 _LOSS_FIELDS = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
 
-class WrongItself(LookupError):
-    """A rule asked for a field that has a problem of its own."""
-
-
-class Written:
-    """The recipe as written, with the defaults where nothing is, and no value where it is wrong itself."""
-
-    def __init__(self, recipe: type[BaseModel], values: Mapping[str, Any], wrong: Iterable[str]) -> None:
-        self._recipe, self._values, self.wrong = recipe, values, set(wrong)
-
-    def fields(self, section: str) -> dict[str, FieldInfo]:
-        """The section's fields and their definitions; "" is the recipe itself."""
-        return (section_fields(self._recipe, section) if section else self._recipe.model_fields) or {}
-
-    def __getitem__(self, name: str) -> Any:
-        section, _, field = name.rpartition(".")
-        above = [section[:end] for end in range(len(section) + 1) if section[end : end + 1] in (".", "")]
-        if any(place in above or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.wrong):
-            raise WrongItself(name)
-        written: Any = self._values
-        for part in filter(None, section.split(".")):
-            written = (written.get(part) or {}) if isinstance(written, Mapping) else {}
-        if field in written:
-            return written[field]
-        return self.fields(section)[field].get_default(call_default_factory=True)
-
-
-def broken_rules(written: Written) -> list[Problem]:
-    """The problems of all rules, in turn.
-
-    A rule says nothing more once it meets a field that is wrong itself, or by an earlier rule: a mistake is
-    told once, not with all that follows from it.
-    """
-    problems: list[Problem] = []
-    for rule in _RULES:
-        try:
-            for where, message in rule(written):
-                problems.append(Problem(kind="recipe", where=where, message=message))
-                written.wrong.add(where)
-        except WrongItself:
-            continue
-    return problems
-
-
-def _kind(written: Written) -> Iterator[tuple[str, str]]:
-    task_type = written["task"]
-    if task_type not in TASK_TYPES and not DOTTED.fullmatch(task_type):
-        choices = f"choose from {', '.join(TASK_TYPES)}, or name a class of yours as module:Class"
-        yield "task", f"{task_type!r} is unknown: {choices}.{nearest(task_type, TASK_TYPES)}"
-        return
-    try:
-        specification_class(task_type)
-    except UserError as error:  # of a module of the recipe's author
-        yield "task", error.problems[0].message
-
-
-def _options(written: Written) -> Iterator[tuple[str, str]]:
-    known, given = specification_class(written["task"]).Options, written["options"]
-    if given and not known.model_fields:
-        yield "options", f"task {written['task']} has no options: leave {', '.join(given)} out."
-        return
-    try:
-        known.model_validate(given)
-        specification(written["task"], given)
-    except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            told = describe(detail, known)
-            yield f"options.{told.where}", told.message
-    except UserError as error:  # of an author's own task type
-        yield "task", error.problems[0].message
-
-
-def _model_source(written: Written) -> Iterator[tuple[str, str]]:
-    source, path = written["model.source"], written["model.path"]
-    if source != "hub":
-        yield from revision(written, "model")
-    if source == "scratch" and path is not None:
-        yield "model.path", f"{path!r} is for `source: hub` or `folder`; with scratch, set it to null."
-    if source != "scratch" and path is None:
-        what = "the folder of the model" if source == "folder" else "the model's name on the Hub"
-        yield "model.path", f"is missing: `source: {source}` needs {what}."
-    if source != "scratch" and written["model.config"] is not None:
-        yield "model.config", f"is for `source: scratch`; a {source} model brings its own, so set it to null."
-
-
-def _start(written: Written) -> Iterator[tuple[str, str]]:
-    if written["model.start_from"] == "champion" and written["release.registry"] is None:
-        yield "model.start_from", "'champion' is one of a registry: set release.registry, or this to base."
-
-
-def _scratch_config(written: Written) -> Iterator[tuple[str, str]]:
-    if written["model.source"] != "scratch":
-        return
-    config = written["model.config"] or {}
-    for name, task_type, example in (("model_type", str, "bert"), ("vocab_size", int, "8000")):
-        if name not in config:
-            yield (
-                f"model.config.{name}",
-                f"is missing: `source: scratch` needs it, such as {name}: {example}.",
-            )
-        elif type(config[name]) is not task_type:
-            yield (
-                f"model.config.{name}",
-                f"{config[name]!r} is of the wrong type: write it such as {name}: {example}.",
-            )
-    positions = config.get("max_position_embeddings")
-    if type(positions) is int and written["tokens.max_length"] > positions:
-        yield (
-            "tokens.max_length",
-            f"{written['tokens.max_length']} is out of range: the model has {positions} positions "
-            "(model.config.max_position_embeddings).",
-        )
-
-
-def _template_of_scratch(written: Written) -> Iterator[tuple[str, str]]:
-    if written["model.source"] != "scratch" or written["model.chat_template"] is not None:
-        return
-    if wanted := [column.name for column in columns_of(written) if column.name in task_type_of(written).by_template]:
-        yield (
-            "model.chat_template",
-            f"is missing: a model from scratch brings none, and rows with {wanted[0]} become texts by one. "
-            "Name a file, such as deployments/examples/chat.jinja.",
-        )
-
-
-def _steps(written: Written) -> Iterator[tuple[str, str]]:
+def _steps(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["training.max_steps"] == 0:
         yield (
             "training.max_steps",
@@ -167,7 +33,7 @@ def _steps(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
-def _evaluation_while_training(written: Written) -> Iterator[tuple[str, str]]:
+def _evaluation_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy = written["training.eval_strategy"]
     if strategy == "steps" and written["training.eval_steps"] is None:
         yield (
@@ -188,7 +54,7 @@ def _evaluation_while_training(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
-def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
+def _best_metric(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metric, figures = written["training.metric_for_best_model"], figures_of(written)
     known = [*(figures or ()), "loss"]
     if metric is not None and figures is not None and metric not in known:
@@ -199,7 +65,7 @@ def _best_metric(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
-def _metric_while_training(written: Written) -> Iterator[tuple[str, str]]:
+def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metric, task_type = written["training.metric_for_best_model"], task_type_of(written)
     if metric is None or metric.removeprefix("eval_") == "loss":
         return
@@ -212,7 +78,7 @@ def _metric_while_training(written: Written) -> Iterator[tuple[str, str]]:
         yield "training.metric_for_best_model", f"{message}{change}set this to null, for the loss."
 
 
-def _loss_of_the_kind(written: Written) -> Iterator[tuple[str, str]]:
+def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """The fields about the loss are for the task types whose loss goes by them."""
     task_type, fields = task_type_of(written), written.fields("training")
     for name in _LOSS_FIELDS:
@@ -225,9 +91,9 @@ def _loss_of_the_kind(written: Written) -> Iterator[tuple[str, str]]:
             )
 
 
-def _loss(written: Written) -> Iterator[tuple[str, str]]:
+def _loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     loss, gamma, smoothing = (written[f"training.{name}"] for name in ("loss", "focal_gamma", "label_smoothing_factor"))
-    if loss not in _LOSSES and not DOTTED.fullmatch(loss):
+    if loss not in _LOSSES and not MODULE_AND_NAME.fullmatch(loss):
         choices = f"choose from {', '.join(_LOSSES)}, or name a function of yours as module:function"
         yield "training.loss", f"{loss!r} is unknown: {choices}.{nearest(loss, _LOSSES)}"
         return
@@ -240,7 +106,7 @@ def _loss(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
-def _class_weights(written: Written) -> Iterator[tuple[str, str]]:
+def _class_weights(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     weights, labels = written["training.class_weights"], written["data.label_names"]
     for name in weights if isinstance(weights, dict) and labels else ():
         if name not in labels:
@@ -248,19 +114,19 @@ def _class_weights(written: Written) -> Iterator[tuple[str, str]]:
             yield f"training.class_weights.{name}", message
 
 
-def _own_classes(written: Written) -> Iterator[tuple[str, str]]:
+def _own_classes(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     callbacks = written["training.callbacks"]
     named = [(f"training.{field}", written[f"training.{field}"]) for field in ("collator", "trainer")]
     named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(callbacks)]
     for where, name in named:
-        if name is not None and not DOTTED.fullmatch(name):
+        if name is not None and not MODULE_AND_NAME.fullmatch(name):
             yield where, f"{name!r} names nothing of Python: write it as module:name."
     for index, name in enumerate(callbacks):
         if name in callbacks[:index]:
             yield f"training.callbacks[{index}]", f"{name!r} is listed twice."
 
 
-def _scheduler_settings(written: Written) -> Iterator[tuple[str, str]]:
+def _scheduler_settings(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     needed = {
         "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
         "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
@@ -275,7 +141,7 @@ def _scheduler_settings(written: Written) -> Iterator[tuple[str, str]]:
         )
 
 
-def _extra(written: Written) -> Iterator[tuple[str, str]]:
+def _extra(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     extra = written["training.extra"]
     known = arguments() if extra else {}
     for name, value in extra.items():
@@ -296,7 +162,7 @@ def _extra(written: Written) -> Iterator[tuple[str, str]]:
             )
 
 
-def _extra_without_effect(written: Written) -> Iterator[tuple[str, str]]:
+def _extra_without_effect(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """Fields that transformers would take and do nothing with."""
     extra = written["training.extra"]
     for names, needed in (
@@ -319,7 +185,7 @@ def _extra_without_effect(written: Written) -> Iterator[tuple[str, str]]:
         yield "training.extra.eval_delay", f"{delay} is out of range: training ends after {last:g}."
 
 
-def _optimizer(written: Written) -> Iterator[tuple[str, str]]:
+def _optimizer(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     name = written["training.optim"]
     if package := missing_package(name):
         yield "training.optim", f"{name!r} needs a package that is not installed: pip install {package}."
@@ -352,7 +218,7 @@ def _optimizer_args(name: str, optimizer: Optimizer, text: Any) -> Iterator[tupl
             yield where, f"{field!r} does nothing with `optim: {name}`: {takes}.{nearest(field, optimizer.args)}"
 
 
-def _reporters(written: Written) -> Iterator[tuple[str, str]]:
+def _reporters(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     reporters = written["training.report_to"]
     for index, name in enumerate(reporters):
         if name in reporters[:index]:
@@ -362,19 +228,12 @@ def _reporters(written: Written) -> Iterator[tuple[str, str]]:
             yield f"training.report_to[{index}]", message
 
 
-_RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
-    _kind,
-    _options,
-    *DATA_RULES,
-    _model_source,
-    _start,
-    _scratch_config,
-    _template_of_scratch,
+TRAINING_RULES: tuple[Rule, ...] = (
     _steps,
     _evaluation_while_training,
     _best_metric,
     _metric_while_training,
-    _loss_of_the_kind,
+    _loss_of_the_task_type,
     _loss,
     engine_name,
     _class_weights,
@@ -382,10 +241,7 @@ _RULES: tuple[Callable[[Written], Iterator[tuple[str, str]]], ...] = (
     _scheduler_settings,
     _extra,
     engine_has,
-    *SHARING_RULES,
-    *LORA_RULES,
     _extra_without_effect,
     _optimizer,
     _reporters,
-    *RELEASE_RULES,
 )

@@ -1,0 +1,100 @@
+"""Rules of a recipe about its task type and the model that training starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from training.problems import UserError, nearest
+from training.recipe.error_messages import describe
+from training.recipe.rules.column_rules import columns_of, task_type_of
+from training.recipe.rules.data_rules import revision
+from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
+from training.recipe.tables.task_types import TASK_TYPES
+from training.recipe.task_specification import specification, specification_class
+
+
+def _task(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    task_type = written["task"]
+    if task_type not in TASK_TYPES and not MODULE_AND_NAME.fullmatch(task_type):
+        choices = f"choose from {', '.join(TASK_TYPES)}, or name a class of yours as module:Class"
+        yield "task", f"{task_type!r} is unknown: {choices}.{nearest(task_type, TASK_TYPES)}"
+        return
+    try:
+        specification_class(task_type)
+    except UserError as error:  # of a module of the recipe's author
+        yield "task", error.problems[0].message
+
+
+def _options(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    known, given = specification_class(written["task"]).Options, written["options"]
+    if given and not known.model_fields:
+        yield "options", f"task {written['task']} has no options: leave {', '.join(given)} out."
+        return
+    try:
+        known.model_validate(given)
+        specification(written["task"], given)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            told = describe(detail, known)
+            yield f"options.{told.where}", told.message
+    except UserError as error:  # of an author's own task type
+        yield "task", error.problems[0].message
+
+
+def _model_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    source, path = written["model.source"], written["model.path"]
+    if source != "hub":
+        yield from revision(written, "model")
+    if source == "scratch" and path is not None:
+        yield "model.path", f"{path!r} is for `source: hub` or `folder`; with scratch, set it to null."
+    if source != "scratch" and path is None:
+        what = "the folder of the model" if source == "folder" else "the model's name on the Hub"
+        yield "model.path", f"is missing: `source: {source}` needs {what}."
+    if source != "scratch" and written["model.config"] is not None:
+        yield "model.config", f"is for `source: scratch`; a {source} model brings its own, so set it to null."
+
+
+def _start(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["model.start_from"] == "champion" and written["release.registry"] is None:
+        yield "model.start_from", "'champion' is one of a registry: set release.registry, or this to base."
+
+
+def _scratch_config(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["model.source"] != "scratch":
+        return
+    config = written["model.config"] or {}
+    for name, task_type, example in (("model_type", str, "bert"), ("vocab_size", int, "8000")):
+        if name not in config:
+            yield (
+                f"model.config.{name}",
+                f"is missing: `source: scratch` needs it, such as {name}: {example}.",
+            )
+        elif type(config[name]) is not task_type:
+            yield (
+                f"model.config.{name}",
+                f"{config[name]!r} is of the wrong type: write it such as {name}: {example}.",
+            )
+    positions = config.get("max_position_embeddings")
+    if type(positions) is int and written["tokens.max_length"] > positions:
+        yield (
+            "tokens.max_length",
+            f"{written['tokens.max_length']} is out of range: the model has {positions} positions "
+            "(model.config.max_position_embeddings).",
+        )
+
+
+def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["model.source"] != "scratch" or written["model.chat_template"] is not None:
+        return
+    if wanted := [column.name for column in columns_of(written) if column.name in task_type_of(written).by_template]:
+        yield (
+            "model.chat_template",
+            f"is missing: a model from scratch brings none, and rows with {wanted[0]} become texts by one. "
+            "Name a file, such as deployments/examples/chat.jinja.",
+        )
+
+
+TASK_RULES: tuple[Rule, ...] = (_task, _options)
+MODEL_RULES: tuple[Rule, ...] = (_model_source, _start, _scratch_config, _template_of_scratch)

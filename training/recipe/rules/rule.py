@@ -1,0 +1,67 @@
+"""Rules that span several fields of a recipe: their form, and the recipe that they look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from training.problems import Problem
+from training.recipe.error_messages import section_fields
+
+MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""How a recipe names code of the user's: `module:name`."""
+
+
+class InvalidFieldError(LookupError):
+    """A rule reads a field that has a problem of its own."""
+
+
+class WrittenRecipe:
+    """The recipe as written: `written["training.seed"]` is the field's value, or its default where it is left out.
+
+    Reading a field that is known to be wrong raises InvalidFieldError.
+    """
+
+    def __init__(self, recipe: type[BaseModel], values: Mapping[str, Any], wrong: Iterable[str]) -> None:
+        self._recipe, self._values, self.wrong = recipe, values, set(wrong)
+
+    def fields(self, section: str) -> dict[str, FieldInfo]:
+        """The section's fields and their definitions; "" is the recipe itself."""
+        return (section_fields(self._recipe, section) if section else self._recipe.model_fields) or {}
+
+    def __getitem__(self, name: str) -> Any:
+        section, _, field = name.rpartition(".")
+        above = [section[:end] for end in range(len(section) + 1) if section[end : end + 1] in (".", "")]
+        if any(place in above or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.wrong):
+            raise InvalidFieldError(name)
+        values: Any = self._values
+        for part in filter(None, section.split(".")):
+            values = (values.get(part) or {}) if isinstance(values, Mapping) else {}
+        if field in values:
+            return values[field]
+        return self.fields(section)[field].get_default(call_default_factory=True)
+
+
+Rule: TypeAlias = Callable[[WrittenRecipe], Iterator[tuple[str, str]]]
+"""Yields each broken field with a message: the value, what is allowed, the next step."""
+
+
+def broken_rules(rules: Iterable[Rule], written: WrittenRecipe) -> list[Problem]:
+    """The problems of all rules, in turn.
+
+    A rule ends at the first field that is wrong itself, or by an earlier rule: a mistake is reported once, without
+    all that follows from it.
+    """
+    problems: list[Problem] = []
+    for rule in rules:
+        try:
+            for where, message in rule(written):
+                problems.append(Problem(kind="recipe", where=where, message=message))
+                written.wrong.add(where)
+        except InvalidFieldError:
+            continue
+    return problems
