@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from training.evaluation.predictions import Predicted
+from training.evaluation.predictions import Predictions
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
@@ -224,40 +224,40 @@ NO_ANSWER = -1e9
 
 
 @dataclass(frozen=True)
-class Answered(Predicted):
+class Answered(Predictions):
     """What was found for each question, and all that would be right."""
 
     references: npt.NDArray[np.object_]  # (N,) list[str]
     predictions: npt.NDArray[np.object_]  # (N,) str
 
     means: ClassVar = ExtractiveQA.metrics
-    measure: ClassVar = "f1"
+    row_score_name: ClassVar = "f1"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "extractive question answering"
 
     def __len__(self) -> int:
         return len(self.references)
 
-    def of(self, rows: npt.NDArray[np.int64]) -> Answered:
+    def take(self, rows: npt.NDArray[np.int64]) -> Answered:
         return Answered(self.references[rows], self.predictions[rows])
 
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """The figures of each row; the texts of answers, and of right ones lists."""
         if feature in self.means:
-            return self.goodness if feature == "f1" else self._best(exact_match)
+            return self.row_scores if feature == "f1" else self._best(exact_match)
         found = {"references": self.references, "predictions": self.predictions}.get(feature)
         return found if dtype == "string" and listed == (feature == "references") else None
 
     @cached_property
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """F1."""
         return self._best(f1)
 
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         right = " | ".join(dict.fromkeys(self.references[row]))
-        return {"label": right, "prediction": self.predictions[row], "f1": round(float(self.goodness[row]), 4)}
+        return {"label": right, "prediction": self.predictions[row], "f1": round(float(self.row_scores[row]), 4)}
 
     def _best(self, figure: Callable[[str, str], float]) -> npt.NDArray[np.float64]:
         """(N,) of a prediction and whichever right answer is nearest to it."""

@@ -210,7 +210,7 @@ class Comparison(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What the gate decided, with its evidence."""
+    """The decision of the gate, with the figures behind it."""
 
     model_config = ConfigDict(frozen=True)
 

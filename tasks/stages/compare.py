@@ -17,7 +17,6 @@ from tasks.jobs.launch import python_argv
 from tasks.registry.champions import present
 from tasks.registry.comparisons import count_of
 from training import task_types
-from training.evaluation.alpha_spending import level_of
 from training.recipe import Recipe
 from training.recipe.tables.metrics import METRICS
 
@@ -51,13 +50,15 @@ def count_comparison(
 ) -> Counted | None:
     """Numbers the comparison among all on the same rows, and gives the confidence that it takes. None if the model is
     the champion itself."""
+    from training.evaluation.significance import alpha_spent  # here, for it imports numpy
+
     name, gate = str(recipe.release.registry), recipe.release.gate
     if rival is None and (found := present(recipe)) and found.champion.model == trained.parts["model"]:
         work.state = "skipped"
         return None
     rows = data.parts[f"{recipe.judged_split}.arrow"]
     number = count_of(name, rows, digest_of(_test(recipe, predictions, rival)))
-    return Counted(comparison=number, confidence=1 - level_of(number, 1 - gate.confidence))
+    return Counted(comparison=number, confidence=1 - alpha_spent(number, 1 - gate.confidence))
 
 
 def _test(recipe: Recipe, predictions: Ref, rival: Ref | None) -> dict[str, Any]:

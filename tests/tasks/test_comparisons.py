@@ -19,7 +19,7 @@ from tasks.registry import comparisons
 from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, count_of
 from tasks.stages.compare import count_comparison, ingredients
 from tasks.tracking.connection import MODEL_TAG, connect
-from training.evaluation.alpha_spending import level_of
+from training.evaluation.significance import alpha_spent
 from training.recipe import Recipe, parse
 
 CHAMPION = Champion(name="reviews", version="1", model="champion", max_length=32)
@@ -74,7 +74,7 @@ def test_each_comparison_on_the_same_rows_takes_more_confidence_and_a_known_one_
     assert [number("a"), number("b"), number("a"), number("c")] == [1, 2, 1, 3]
     assert number("a", compare="f1") == 4  # another chance
     found = count("b")
-    assert found and 1 - found.confidence == pytest.approx(level_of(2, 0.05))
+    assert found and 1 - found.confidence == pytest.approx(alpha_spent(2, 0.05))
 
 
 def test_other_predictions_of_one_model_or_of_its_rival_are_another_comparison(client: MlflowClient) -> None:

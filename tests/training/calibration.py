@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predicted
+from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predictions
 from training.programs.compare import compared
 
 Floats = npt.NDArray[np.float64]
-Draw = Callable[[np.random.Generator, int], tuple[Predicted, Predicted]]
+Draw = Callable[[np.random.Generator, int], tuple[Predictions, Predictions]]
 DISASTER_RATE, DISASTER_LOGIT = 0.005, 7.0
 
 
@@ -44,7 +44,7 @@ def two_labels(margins: Floats, references: npt.NDArray[np.int64]) -> OneLabel:
 def alike(positive: float = 0.5, gain: float = 0.0) -> Draw:
     """Exchangeable models of two labels, or with a gain in the logit of the true one."""
 
-    def draw(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+    def draw(random: np.random.Generator, rows: int) -> tuple[Predictions, Predictions]:
         references = (random.random(rows) < positive).astype(np.int64)
         hard = random.normal(1.5, 2, rows)
         new, old = (hard + random.standard_normal(rows) for _ in range(2))
@@ -53,7 +53,7 @@ def alike(positive: float = 0.5, gain: float = 0.0) -> Draw:
     return draw
 
 
-def disaster(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+def disaster(random: np.random.Generator, rows: int) -> tuple[Predictions, Predictions]:
     """The new model is sure of everything, and wrong on rare rows; the old one has the same log loss, evenly."""
     references = random.integers(0, 2, rows)
     wrong = random.random(rows) < DISASTER_RATE
@@ -62,7 +62,7 @@ def disaster(random: np.random.Generator, rows: int) -> tuple[Predicted, Predict
     return two_labels(np.where(wrong, -1, 1) * DISASTER_LOGIT, references), two_labels(old, references)
 
 
-def rare_classes(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+def rare_classes(random: np.random.Generator, rows: int) -> tuple[Predictions, Predictions]:
     """Exchangeable models of four labels, of which two have few rows."""
     references = random.choice(4, size=rows, p=[0.6, 0.3, 0.06, 0.04])
     shared = random.standard_normal((rows, 4)) + 2 * np.eye(4)[references]
@@ -77,7 +77,7 @@ def rare_classes(random: np.random.Generator, rows: int) -> tuple[Predicted, Pre
 def losing(lost: float, gained: float) -> Draw:
     """Models of which the new one alone is right on a share of all rows, and the old one alone on another."""
 
-    def draw(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+    def draw(random: np.random.Generator, rows: int) -> tuple[Predictions, Predictions]:
         which = random.choice(3, size=rows, p=[lost, gained, 1 - lost - gained])
         references = random.integers(0, 2, rows)
         return two_labels(np.where(which == 0, -1.0, 1.0), references), two_labels(
@@ -87,7 +87,7 @@ def losing(lost: float, gained: float) -> Draw:
     return draw
 
 
-def three_rows_differ(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+def three_rows_differ(random: np.random.Generator, rows: int) -> tuple[Predictions, Predictions]:
     """Exchangeable models that differ in three rows only, so the new one is better in all of them once in 8 times."""
     references = random.integers(0, 2, rows)
     margins = np.ones((2, rows))
@@ -95,14 +95,14 @@ def three_rows_differ(random: np.random.Generator, rows: int) -> tuple[Predicted
     return two_labels(margins[0], references), two_labels(margins[1], references)
 
 
-def heavy_errors(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+def heavy_errors(random: np.random.Generator, rows: int) -> tuple[Predictions, Predictions]:
     """Exchangeable regressions whose errors have Student's t distribution with 3 degrees of freedom."""
     references = random.standard_normal(rows)
     new, old = (references + random.standard_t(3, rows) for _ in range(2))
     return Numbers(references, new), Numbers(references, old)
 
 
-def long_rows(random: np.random.Generator, rows: int) -> tuple[Predicted, Predicted]:
+def long_rows(random: np.random.Generator, rows: int) -> tuple[Predictions, Predictions]:
     """Exchangeable language models on rows of very different lengths, of which few are much harder."""
     targets = random.geometric(1 / 60, rows)
     hard = random.lognormal(1, 0.8, rows)

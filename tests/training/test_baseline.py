@@ -22,7 +22,7 @@ from training.evaluation import baseline
 from training.evaluation.constant_predictions import Baseline, is_constant, nearly_constant
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics import LabelMetric, compute
-from training.evaluation.predictions import Likelihoods, ManyLabels, Numbers, OneLabel, Predicted
+from training.evaluation.predictions import Likelihoods, ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
 from training.jobs.protocol import Events, Job
 from training.programs import compare
@@ -56,7 +56,7 @@ def offered(task: str, folder: Path, labels: list[str], **columns: Any) -> Basel
     return found
 
 
-def best_figure(found: Baseline, metric: str, rows: Predicted) -> float:
+def best_figure(found: Baseline, metric: str, rows: Predictions) -> float:
     return baseline.values([metric], baseline.best(found, metric).answered(rows, "test"))[metric]
 
 

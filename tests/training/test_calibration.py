@@ -11,7 +11,7 @@ import pytest
 from tests.training.calibration import REGIMES, Regime, three_rows_differ
 from training.evaluation import bootstrap, metrics, significance
 from training.evaluation.metrics import bootstrap_figures
-from training.evaluation.predictions import OneLabel, Predicted
+from training.evaluation.predictions import OneLabel, Predictions
 
 TRIALS = 1_000
 MOST = 65
@@ -26,7 +26,7 @@ def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(significance, "draws", kept)
     made: dict[Any, Any] = {}
 
-    def make(names: Sequence[str], predicted: Predicted) -> Any:
+    def make(names: Sequence[str], predicted: Predictions) -> Any:
         key = (*names, predicted.config_name)
         return made[key] if key in made else made.setdefault(key, metrics.make(names, predicted))
 
@@ -43,7 +43,7 @@ def test_one_of_twenty_equal_models_is_promoted_at_most(name: str) -> None:
 
 def test_the_permutation_test_keeps_the_confidence_without_a_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bootstrap of three differing rows alone promotes one of eight equal models."""
-    monkeypatch.setattr(OneLabel, "worst", lambda new, old: (new.of([]), old.of([])))
+    monkeypatch.setattr(OneLabel, "worst_cases", lambda new, old: (new.take([]), old.take([])))
     assert Regime("log_loss", 20, three_rows_differ).false_promotions(TRIALS // 2) <= MOST // 2
 
 

@@ -272,7 +272,7 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
     with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
         compared(task.predicted(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
     longer, same = (Likelihoods(old.loss, old.targets, old.hits, np.array([3, tokens])) for tokens in (2, 1))
-    assert longer.incomparable(same) and not same.incomparable(old)
+    assert longer.incomparable_reason(same) and not same.incomparable_reason(old)
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
     assert math.isnan(compute(["perplexity"], none)["perplexity"])
 

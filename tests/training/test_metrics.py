@@ -120,7 +120,7 @@ def test_figures_of_drawn_rows_are_what_the_library_says_of_those_rows(labels: l
     unknown = 0
     for name, figure in found.items():
         drawn = figure(counts)
-        expected = [DIRECTLY[name](rows.of(np.repeat(np.arange(len(rows)), count))) for count in counts]
+        expected = [DIRECTLY[name](rows.take(np.repeat(np.arange(len(rows)), count))) for count in counts]
         np.testing.assert_allclose(drawn, expected, rtol=0, atol=1e-12, err_msg=name)
         assert drawn[-2] == pytest.approx(metrics.compute([name], rows)[name], abs=1e-12, nan_ok=True)
         unknown += np.isnan(drawn).sum()
@@ -288,7 +288,7 @@ def test_all_metrics_that_cannot_be_used_are_named_together() -> None:
 
 
 def test_what_is_no_number_is_told() -> None:
-    (message,) = refusals([f"{__name__}:Odd"], TWO.of(np.array([2])))
+    (message,) = refusals([f"{__name__}:Odd"], TWO.take(np.array([2])))
     assert message.endswith("gave 'a' as str: it must be a number.")
 
 

@@ -16,7 +16,7 @@ from sklearn import metrics as sklearn_metrics
 from training.evaluation import metrics
 from training.evaluation.bootstrap import draws
 from training.evaluation.metrics.bootstrap_figures import figures
-from training.evaluation.predictions import ManyLabels, Numbers, Predicted
+from training.evaluation.predictions import ManyLabels, Numbers, Predictions
 from training.problems import UserError
 from training.task_types import load
 
@@ -79,7 +79,9 @@ BOTH = [(MANY, labelled), (NUMBERS, numbered)]
 
 
 @pytest.mark.parametrize(("names", "rows"), BOTH, ids=["labels", "numbers"])
-def test_every_metric_of_the_kind_is_what_the_library_says(names: list[str], rows: Callable[[int], Predicted]) -> None:
+def test_every_metric_of_the_kind_is_what_the_library_says(
+    names: list[str], rows: Callable[[int], Predictions]
+) -> None:
     of = rows(300)
     assert metrics.compute(names, of) == pytest.approx({name: DIRECTLY[name](of) for name in names}, abs=1e-12)
 
@@ -87,7 +89,7 @@ def test_every_metric_of_the_kind_is_what_the_library_says(names: list[str], row
 @pytest.mark.filterwarnings("ignore")  # the libraries warn of what has no value
 @pytest.mark.parametrize(("names", "rows"), BOTH, ids=["labels", "numbers"])
 def test_figures_of_drawn_rows_are_what_the_library_says_of_those_rows(
-    names: list[str], rows: Callable[[int], Predicted]
+    names: list[str], rows: Callable[[int], Predictions]
 ) -> None:
     """Also of a draw of one row alone, where correlations have no value."""
     of = rows(24)
@@ -96,7 +98,7 @@ def test_figures_of_drawn_rows_are_what_the_library_says_of_those_rows(
     found = figures(names, of)
     assert list(found) == list(names)
     for name, figure in found.items():
-        expected = [DIRECTLY[name](of.of(np.repeat(np.arange(24), count))) for count in counts]
+        expected = [DIRECTLY[name](of.take(np.repeat(np.arange(24), count))) for count in counts]
         np.testing.assert_allclose(figure(counts), expected, rtol=0, atol=1e-12, err_msg=name)
 
 
@@ -123,7 +125,7 @@ def test_weights_that_became_no_numbers_give_figures_without_a_value_and_no_erro
 
 
 @pytest.mark.parametrize(("name", "rows"), [("mse", labelled(3)), ("f1_micro", numbered(3))])
-def test_a_metric_of_another_kind_is_refused(name: str, rows: Predicted) -> None:
+def test_a_metric_of_another_kind_is_refused(name: str, rows: Predictions) -> None:
     with pytest.raises(UserError, match=f"'{name}' asks for predictions as .*, which a .* has not"):
         metrics.compute([name], rows)
 

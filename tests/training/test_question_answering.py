@@ -223,7 +223,7 @@ def test_figures_are_those_of_squads_script() -> None:
     answered = Answered(
         np.fromiter((right for _, right, *_ in table), object), np.array([said for said, *_ in table], object)
     )
-    assert answered.goodness.tolist() == pytest.approx([f1 for *_, f1, _ in table])
+    assert answered.row_scores.tolist() == pytest.approx([f1 for *_, f1, _ in table])
     found = metrics.compute(["exact_match", "f1"], answered)
     assert found == {
         "exact_match": pytest.approx(np.mean([match for *_, match in table])),

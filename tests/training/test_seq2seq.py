@@ -367,7 +367,7 @@ def test_figures_on_draws_of_rows_are_those_of_the_rows_drawn() -> None:
     pairs = Generated(*(np.array(side, np.object_) for side in texts))
     counts = np.array([[1, 1, 1], [0, 2, 1], [3, 0, 0], [0, 0, 3]], np.int32)
     for name, figure in figures(METRICS, pairs).items():
-        drawn = [metrics.compute([name], pairs.of(np.repeat(np.arange(3), count)))[name] for count in counts]
+        drawn = [metrics.compute([name], pairs.take(np.repeat(np.arange(3), count)))[name] for count in counts]
         assert figure(counts).tolist() == pytest.approx(drawn), name
 
 

@@ -150,7 +150,7 @@ def test_few_rows_and_own_metrics_have_no_interval_and_what_has_no_value_on_a_gr
 def test_the_figures_of_a_group_are_those_of_its_rows_alone() -> None:
     draw = np.random.default_rng(3)
     rows = OneLabel(draw.integers(0, 3, 90), draw.integers(0, 3, 90), draw.dirichlet(np.ones(3), 90), ["1", "2", "4"])
-    for part in (rows.of(np.arange(20, 50)), rows.of(np.flatnonzero(rows.references == 1))):
+    for part in (rows.take(np.arange(20, 50)), rows.take(np.flatnonzero(rows.references == 1))):
         with np.errstate(all="raise"):
             found = score.scores_of_group(make(METRICS, part), part, True)
         assert found == score.scores(METRICS, part) and list(found) == [*METRICS]

@@ -227,7 +227,7 @@ def guessed(tags: list[str], rows: int, seed: int = 3) -> Tagged:
 
 
 def names(rows: Tagged) -> tuple[list[list[str]], list[list[str]]]:
-    found = [rows.given("", name, "string", True) for name in ("references", "predictions")]
+    found = [rows.feature_values("", name, "string", True) for name in ("references", "predictions")]
     return tuple(list(one) for one in found)  # type: ignore
 
 
@@ -241,8 +241,11 @@ def test_figures_are_those_of_seqeval_whether_or_not_a_span_is_begun_as_it_shoul
     rows = guessed(["O", "B-LOC", "I-LOC", "I-PER", "B-PER", "B-X", "I-X"], 300)
     assert metrics.compute(NAMES, rows) == pytest.approx({n: by_seqeval(n, rows) for n in NAMES}, abs=1e-12)
     assert len(set(metrics.compute(NAMES, rows).values())) == len(NAMES) - 1  # recall is recall_weighted
-    nothing = rows.of(np.flatnonzero(np.bincount(rows.rows, rows.references) == 0)[:1])
-    assert metrics.compute(["f1_macro", "precision"], nothing.of(np.array([], int))) == {"f1_macro": 0, "precision": 0}
+    nothing = rows.take(np.flatnonzero(np.bincount(rows.rows, rows.references) == 0)[:1])
+    assert metrics.compute(["f1_macro", "precision"], nothing.take(np.array([], int))) == {
+        "f1_macro": 0,
+        "precision": 0,
+    }
 
 
 def test_a_span_is_right_by_its_first_word_its_last_and_its_type_worked_by_hand() -> None:
@@ -255,7 +258,7 @@ def test_a_span_is_right_by_its_first_word_its_last_and_its_type_worked_by_hand(
     )
     told = rows.told(0, {"text": ["Angela", "Merkel", "in", "Rome"]})
     assert (told["label"], told["prediction"]) == ("[PER Angela Merkel] [LOC Rome]", "[PER Angela Merkel] [PER Rome]")
-    assert rows.goodness == pytest.approx([np.log([0.9, 0.9, 0.9, 0.1]).mean(), np.log([0.9, 0.1]).mean()])
+    assert rows.row_scores == pytest.approx([np.log([0.9, 0.9, 0.9, 0.1]).mean(), np.log([0.9, 0.1]).mean()])
 
 
 def test_words_of_plain_tags_count_one_by_one_and_those_without_prediction_as_wrong() -> None:
@@ -269,7 +272,7 @@ def test_figures_of_drawn_rows_are_what_seqeval_says_of_those_rows() -> None:
     rows = guessed(["O", "B-LOC", "I-LOC", "B-PER", "I-PER"], 25)
     (counts,) = bootstrap.draws(len(rows), 5, seed=1)
     for name, figure in figures(NAMES, rows).items():
-        drawn = [rows.of(np.repeat(np.arange(len(rows)), count)) for count in counts]
+        drawn = [rows.take(np.repeat(np.arange(len(rows)), count)) for count in counts]
         assert figure(counts) == pytest.approx([by_seqeval(name, one) for one in drawn], abs=1e-12), name
 
 

@@ -15,7 +15,7 @@ from training.evaluation.bootstrap import Figure
 from training.evaluation.constant_predictions import Baseline, Constant
 from training.evaluation.metrics import compute, known
 from training.evaluation.metrics.bootstrap_figures import figures
-from training.evaluation.predictions import Predicted
+from training.evaluation.predictions import Predictions
 from training.recipe.tables.metrics import more_is_better
 
 CORRELATIONS = ("pearson", "spearman")
@@ -40,7 +40,7 @@ def best(baseline: Baseline, metric: str) -> Constant:
     return baseline.constants[int(np.argmax(values >= values.max() - ROUNDING))]
 
 
-def values(metrics: Sequence[str], answered: Predicted) -> dict[str, float]:
+def values(metrics: Sequence[str], answered: Predictions) -> dict[str, float]:
     """The figures of these metrics for a constant answer, without those of a user's metric that fails on such
     predictions."""
     found: dict[str, float] = {}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.evaluation.predictions import Predicted
+from training.evaluation.predictions import Predictions
 
 MOST_CONSTANTS = 20
 """Frequent answers that are tried at most."""
@@ -30,7 +30,7 @@ class Constant:
 
     name: str
     """The answer in words, for reports."""
-    answered: Callable[[Any, str], Predicted]
+    answered: Callable[[Any, str], Predictions]
     """Takes the rows of a split and the split's name; returns the same rows with this answer as their predictions."""
 
 
@@ -39,7 +39,7 @@ class Baseline:
     """The constant answers of a kind, at least one; the first is the one to take where no metric can choose."""
 
     constants: Sequence[Constant]
-    train: Predicted | None = None
+    train: Predictions | None = None
     """Training rows, by which the best constant is chosen; their predictions are not read. None: there is no choice."""
     counts: npt.NDArray[np.int64] | None = None
     """(N,) how often each row of `train` counts; None: once."""
@@ -78,12 +78,12 @@ def shortened(text: str, most: int = 60) -> str:
     return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
-def is_constant(rows: Predicted) -> bool:
+def is_constant(rows: Predictions) -> bool:
     """Whether every row has the same prediction."""
     return rows.codes is not None and len(np.unique(rows.codes[1])) == 1
 
 
-def nearly_constant(rows: Predicted) -> bool:
+def nearly_constant(rows: Predictions) -> bool:
     """Whether (nearly) all rows have the same prediction although their labels differ. Numbers: their standard
     deviation is below a tenth of the labels'. Other answers: the rows without the most frequent prediction are fewer
     than a tenth of those without the most frequent label."""

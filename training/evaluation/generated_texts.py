@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.predictions import Predicted, Rows
+from training.evaluation.predictions import Predictions, Rows
 
 
 @dataclass(frozen=True)
-class Generated(Predicted):
+class Generated(Predictions):
     """A text a row.
 
     Better and worse answers are told apart by their chrF, not by which of them are right: few texts are those of the
@@ -27,19 +27,19 @@ class Generated(Predicted):
     references: npt.NDArray[np.object_]  # (N,) str
     predictions: npt.NDArray[np.object_]  # (N,) str
 
-    measure: ClassVar[str] = "chrf"
+    row_score_name: ClassVar[str] = "chrf"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "a generation of texts"
 
     def __len__(self) -> int:
         return len(self.references)
 
-    def of(self, rows: Rows) -> Generated:
+    def take(self, rows: Rows) -> Generated:
         return Generated(self.references[rows], self.predictions[rows])
 
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """The texts, where texts are asked for; of references a list of one, where lists are."""
         if dtype != "string" or feature not in ("predictions", "references") or (listed and feature == "predictions"):
             return None
@@ -47,7 +47,7 @@ class Generated(Predicted):
         return texts.reshape(-1, 1) if listed else texts
 
     @cached_property
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """The chrF of each row by itself."""
         from training.evaluation.metrics.texts import Chrf
 
@@ -60,9 +60,9 @@ class Generated(Predicted):
     def codes(self) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
         return self.references, self.predictions
 
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
             "label": self.references[row],
             "prediction": self.predictions[row],
-            "chrf": round(float(self.goodness[row]), 2),
+            "chrf": round(float(self.row_scores[row]), 2),
         }

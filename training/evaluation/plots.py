@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predicted
+from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
 from training.evaluation.tags import agreement, types_of
 
@@ -60,7 +60,7 @@ def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> Non
     _save(figure, folder / "lengths.png")
 
 
-def draw_scores(predicted: Predicted, split: str, folder: Path) -> None:
+def draw_scores(predicted: Predictions, split: str, folder: Path) -> None:
     """Into the folder, of a classification: `confusion_SPLIT.png`, how many rows of each true label were given each;
     `calibration_SPLIT.png`, how often predictions of some probability are right, and how many there are of it; and
     `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten. Where rows

@@ -20,11 +20,11 @@ MOST_GUARDS = 20
 """Worst cases that are tried where there may be many."""
 
 
-class Predicted(ABC):
+class Predictions(ABC):
     """Rows of one split, and what a model makes of them."""
 
     means: ClassVar[Sequence[str]] = ()
-    """Metrics of such rows alone, each the mean of a figure of each row: the feature of that name, as `given` has it,
+    """Metrics of such rows alone, each the mean of a figure of each row: the feature of that name, as `feature_values` has it,
     (N,). Where there are any, these are all that a recipe may name as they are."""
 
     @property
@@ -34,7 +34,7 @@ class Predicted(ABC):
 
     @property
     @abstractmethod
-    def described(self) -> str:
+    def description(self) -> str:
         """What it is, in words that follow "which"."""
 
     @abstractmethod
@@ -42,32 +42,32 @@ class Predicted(ABC):
         """N"""
 
     @abstractmethod
-    def of(self, rows: Rows) -> Self:
+    def take(self, rows: Rows) -> Self:
         """These rows alone, in this order; a row may come several times."""
 
     @abstractmethod
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """What this metric is given for a feature of `evaluate`, such as `predictions`, that asks for values of this
         type, or where `listed` for a list of them a row; None where there is no such thing.
 
         Raises ValueError, saying why, where there is, and not of these rows.
         """
 
-    measure: ClassVar[str]
-    """What `goodness` is called."""
+    row_score_name: ClassVar[str]
+    """What `row_scores` is called."""
 
     @property
     @abstractmethod
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """(N,) how good each answer is, more is better: the worst are shown, and those that got better or worse."""
 
     @property
-    def right(self) -> npt.NDArray[np.bool_] | None:
+    def correct(self) -> npt.NDArray[np.bool_] | None:
         """(N,) which answers are right; None where they are better or worse, but not right or wrong."""
         return None
 
-    of_right: ClassVar[str | None] = None
-    """The metric that is the share of `right` rows, if one is."""
+    correct_metric: ClassVar[str | None] = None
+    """The metric that is the share of `correct` rows, if one is."""
 
     @property
     def codes(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
@@ -75,12 +75,12 @@ class Predicted(ABC):
         answers to compare."""
         return None
 
-    def incomparable(self, other: Self) -> str | None:
+    def incomparable_reason(self, other: Self) -> str | None:
         """Why what metrics say of these rows and of another model's are not alike, in words that follow the names of
         both; None where they are."""
         return None
 
-    def joined(self, other: Self) -> Self:
+    def concatenate(self, other: Self) -> Self:
         """These rows, then the other's. Fields of a dataclass that are arrays of N are concatenated, the others are
         taken from here. A class with fields of other lengths defines its own."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
@@ -92,13 +92,13 @@ class Predicted(ABC):
         }
         return type(self)(**own | added)
 
-    def worst(self, other: Self) -> tuple[Self, Self]:
+    def worst_cases(self, other: Self) -> tuple[Self, Self]:
         """(G,) rows of this model and of another on the same rows, G at least 1: worst cases for this one, which a test
-        adds to the rows. By default the row with the largest difference in `goodness`, in favour of the other model.
+        adds to the rows. By default the row with the largest difference in `row_scores`, in favour of the other model.
         """
-        difference = self.goodness - other.goodness
+        difference = self.row_scores - other.row_scores
         row = np.array([np.argmax(np.abs(np.where(np.isfinite(difference), difference, 0)))])
-        return (other.of(row), self.of(row)) if difference[row[0]] > 0 else (self.of(row), other.of(row))
+        return (other.take(row), self.take(row)) if difference[row[0]] > 0 else (self.take(row), other.take(row))
 
     @property
     def caveat(self) -> str | None:
@@ -106,13 +106,13 @@ class Predicted(ABC):
         return None
 
     @abstractmethod
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """A row for people to read, given what the model is shown of it: its `label`, the `prediction`, and whatever
         tells more."""
 
 
 @dataclass(frozen=True)
-class OneLabel(Predicted):
+class OneLabel(Predictions):
     """One of the labels a row."""
 
     references: Rows  # (N,) true labels, as places among `labels`
@@ -120,24 +120,24 @@ class OneLabel(Predicted):
     probabilities: npt.NDArray[np.float64]  # (N, L) each row adds up to one
     labels: Sequence[str]
 
-    measure: ClassVar[str] = "probability_of_label"
-    of_right: ClassVar[str | None] = "accuracy"
+    row_score_name: ClassVar[str] = "probability_of_label"
+    correct_metric: ClassVar[str | None] = "accuracy"
 
     @property
     def config_name(self) -> str:
         return "binary" if len(self.labels) == 2 else "multiclass"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"a classification with {len(self.labels)} labels"
 
     def __len__(self) -> int:
         return len(self.references)
 
-    def of(self, rows: Rows) -> OneLabel:
+    def take(self, rows: Rows) -> OneLabel:
         return OneLabel(self.references[rows], self.predictions[rows], self.probabilities[rows], self.labels)
 
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """Label indices where a whole number is asked for, the labels' names where a text is, and these as numbers
         where a number is; of `prediction_scores` the probabilities (N, L), or (N,) that of label 1 where one a row is
         asked for."""
@@ -153,29 +153,29 @@ class OneLabel(Predicted):
             return np.array([float(label) for label in self.labels])[indices]
         return np.array(self.labels)[indices] if dtype == "string" else indices
 
-    def worst(self, other: OneLabel) -> tuple[OneLabel, OneLabel]:
+    def worst_cases(self, other: OneLabel) -> tuple[OneLabel, OneLabel]:
         """A row of each label that occurs: this model answers as it does where it gives that label the least
         probability, the other model as it does where it gives that label the most."""
         if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
-            return super().worst(other)
+            return super().worst_cases(other)
         true = np.unique(self.references)
         least, most = self.probabilities[:, true].argmin(axis=0), other.probabilities[:, true].argmax(axis=0)
-        return replace(self.of(least), references=true), replace(other.of(most), references=true)
+        return replace(self.take(least), references=true), replace(other.take(most), references=true)
 
     @property
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """The probability of the true label."""
         return self.probabilities[np.arange(len(self)), self.references]
 
     @property
-    def right(self) -> npt.NDArray[np.bool_]:
+    def correct(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.predictions == self.references)
 
     @property
     def codes(self) -> tuple[Rows, Rows]:
         return self.references, self.predictions
 
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         prediction = self.predictions[row]
         return {
             "label": self.labels[self.references[row]],
@@ -185,7 +185,7 @@ class OneLabel(Predicted):
 
 
 @dataclass(frozen=True)
-class ManyLabels(Predicted):
+class ManyLabels(Predictions):
     """Any number of the labels a row."""
 
     references: npt.NDArray[np.bool_]  # (N, L) whether the row has the label
@@ -193,8 +193,8 @@ class ManyLabels(Predicted):
     thresholds: npt.NDArray[np.float64]  # (L,) or (N, L) the least probability with which a label is predicted
     labels: Sequence[str]
 
-    measure: ClassVar[str] = "neg_log_loss"
-    of_right: ClassVar[str | None] = "accuracy"
+    row_score_name: ClassVar[str] = "neg_log_loss"
+    correct_metric: ClassVar[str | None] = "accuracy"
 
     @property
     def predictions(self) -> npt.NDArray[np.bool_]:
@@ -206,17 +206,17 @@ class ManyLabels(Predicted):
         return "multilabel"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"a classification with any number of {len(self.labels)} labels a row"
 
     def __len__(self) -> int:
         return len(self.references)
 
-    def of(self, rows: Rows) -> ManyLabels:
+    def take(self, rows: Rows) -> ManyLabels:
         thresholds = self.thresholds[rows] if self.thresholds.ndim == 2 else self.thresholds
         return ManyLabels(self.references[rows], self.probabilities[rows], thresholds, self.labels)
 
-    def joined(self, other: ManyLabels) -> ManyLabels:
+    def concatenate(self, other: ManyLabels) -> ManyLabels:
         """Two models may have thresholds of their own: (N, L) then."""
         thresholds = [np.broadcast_to(one.thresholds, one.probabilities.shape) for one in (self, other)]
         return ManyLabels(
@@ -226,19 +226,19 @@ class ManyLabels(Predicted):
             self.labels,
         )
 
-    def worst(self, other: ManyLabels) -> tuple[ManyLabels, ManyLabels]:
+    def worst_cases(self, other: ManyLabels) -> tuple[ManyLabels, ManyLabels]:
         """Rows of up to MOST_GUARDS different sets of labels: this model answers as it does where that set is least
         likely to it, the other model as it does where that set is most likely to it."""
         if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
-            return super().worst(other)
+            return super().worst_cases(other)
         true = np.unique(self.references, axis=0)
         true = true[np.linspace(0, len(true) - 1, min(len(true), MOST_GUARDS)).astype(np.int64)]
         losses = ([log_losses(one.probabilities, labels).sum(axis=1) for labels in true] for one in (self, other))
         ours, theirs = (np.array(loss) for loss in losses)
         least, most = ours.argmax(axis=1), theirs.argmin(axis=1)
-        return replace(self.of(least), references=true), replace(other.of(most), references=true)
+        return replace(self.take(least), references=true), replace(other.take(most), references=true)
 
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """Where lists of whole numbers are asked for, (N, L): 1 for the labels that the row has, 0 for the others; of
         `prediction_scores` the probabilities (N, L)."""
         if not listed:
@@ -250,12 +250,12 @@ class ManyLabels(Predicted):
         return (self.predictions if feature == "predictions" else self.references).astype(np.int64)
 
     @property
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """The sum of the labels' log loss, less than zero."""
         return -log_losses(self.probabilities, self.references).sum(axis=1)
 
     @property
-    def right(self) -> npt.NDArray[np.bool_]:
+    def correct(self) -> npt.NDArray[np.bool_]:
         """Where all of the row's labels are predicted, and no other."""
         return np.asarray((self.predictions == self.references).all(axis=1))
 
@@ -265,11 +265,11 @@ class ManyLabels(Predicted):
         truth, given = (np.packbits(has, axis=1) for has in (self.references, self.predictions))
         return np.array([row.tobytes() for row in truth], object), np.array([row.tobytes() for row in given], object)
 
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
             "label": self._named(self.references[row]),
             "prediction": self._named(self.predictions[row]),
-            "log_loss": round(-float(self.of(np.array([row])).goodness[0]), 4),
+            "log_loss": round(-float(self.take(np.array([row])).row_scores[0]), 4),
         }
 
     def _named(self, has: npt.NDArray[np.bool_]) -> str:
@@ -285,36 +285,36 @@ def log_losses(probabilities: npt.NDArray[np.float64], references: npt.NDArray[n
 
 
 @dataclass(frozen=True)
-class Numbers(Predicted):
+class Numbers(Predictions):
     """A number a row."""
 
     references: npt.NDArray[np.float64]  # (N,)
     predictions: npt.NDArray[np.float64]  # (N,)
 
-    measure: ClassVar[str] = "neg_absolute_error"
+    row_score_name: ClassVar[str] = "neg_absolute_error"
 
     @property
     def config_name(self) -> str:
         return "regression"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "a regression"
 
     def __len__(self) -> int:
         return len(self.references)
 
-    def of(self, rows: Rows) -> Numbers:
+    def take(self, rows: Rows) -> Numbers:
         return Numbers(self.references[rows], self.predictions[rows])
 
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """The numbers, where numbers are asked for."""
         if listed or not dtype.startswith("float"):
             return None
         return {"predictions": self.predictions, "references": self.references}.get(feature)
 
     @property
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """The absolute error, less than zero."""
         return -np.abs(self.predictions - self.references)
 
@@ -322,13 +322,13 @@ class Numbers(Predicted):
     def codes(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         return self.references, self.predictions
 
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         label, prediction = float(self.references[row]), float(self.predictions[row])
         return {"label": label, "prediction": round(prediction, 4), "error": round(prediction - label, 4)}
 
 
 @dataclass(frozen=True)
-class Likelihoods(Predicted):
+class Likelihoods(Predictions):
     """How likely the tokens of each row were to a language model."""
 
     loss: npt.NDArray[np.float64]  # (N,) the sum over targets of minus the logarithms of their probabilities
@@ -336,35 +336,35 @@ class Likelihoods(Predicted):
     hits: Rows  # (N,) of how many of these no other token was likelier
     tokens: Rows | None = None  # (N,) how many tokens a row has; None where nobody compares
 
-    measure: ClassVar[str] = "log_likelihood"
+    row_score_name: ClassVar[str] = "log_likelihood"
 
     @property
     def config_name(self) -> str:
         return "tokens"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "a language model"
 
     def __len__(self) -> int:
         return len(self.loss)
 
-    def joined(self, other: Likelihoods) -> Likelihoods:
+    def concatenate(self, other: Likelihoods) -> Likelihoods:
         """Without `tokens` where one of the two lacks them."""
         if self.tokens is None or other.tokens is None:
-            return super(Likelihoods, replace(self, tokens=None)).joined(replace(other, tokens=None))
-        return super().joined(other)
+            return super(Likelihoods, replace(self, tokens=None)).concatenate(replace(other, tokens=None))
+        return super().concatenate(other)
 
-    def of(self, rows: Rows) -> Likelihoods:
+    def take(self, rows: Rows) -> Likelihoods:
         tokens = None if self.tokens is None else self.tokens[rows]
         return Likelihoods(self.loss[rows], self.targets[rows], self.hits[rows], tokens)
 
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """`loss`, `targets` or `hits`."""
         values = {"loss": self.loss, "targets": self.targets, "hits": self.hits}
         return None if listed else values.get(feature)
 
-    def incomparable(self, other: Likelihoods) -> str | None:
+    def incomparable_reason(self, other: Likelihoods) -> str | None:
         """They are alike by the same tokens only: fewer ones are harder to tell."""
         for ours, theirs in ((self.tokens, other.tokens), (self.targets, other.targets)):
             if ours is not None and theirs is not None and not np.array_equal(ours, theirs):
@@ -372,10 +372,10 @@ class Likelihoods(Predicted):
         return None
 
     @property
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """The mean logarithm of the targets' probabilities; 0 where there are none."""
         return -self.loss / np.maximum(self.targets, 1)
 
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        perplexity = float(np.exp(-self.goodness[row]))
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        perplexity = float(np.exp(-self.row_scores[row]))
         return {"label": f"{self.targets[row]} tokens", "prediction": f"perplexity {perplexity:.4g}"}

@@ -1,4 +1,5 @@
-"""Paired, one-sided tests of whether one model is better than another on the same rows.
+"""Paired, one-sided tests of whether one model is better than another on the same rows, and the error level of each of
+many tests on the same rows.
 
 mcnemar      For accuracy without a margin. Under equal accuracies, each row that only one of the models gets right is
              either one's with probability one half (McNemar, 1947). Exact for any number of rows.
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binomtest, norm
 
 from training.evaluation.bootstrap import Figure, draws, portions
 
@@ -40,13 +40,16 @@ USUAL_LEVEL = 0.05
 """Level of the interval of a model that the permutation test has rejected."""
 ROUNDING = 1e-12
 """The relative difference up to which two figures count as equal."""
+SPENDING_EXPONENT = 1.6
+SPENDING_SUM = 2.2857656755644
+"""Sum of k ** -SPENDING_EXPONENT over all k: the Riemann zeta function of 1.6."""
 
 Counts = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Significance:
     """The gain of a model over another, and its certainty."""
 
     gain: float
@@ -59,17 +62,31 @@ class Evidence:
     """Smallest p-value that the test can give with its number of permutations."""
 
 
-def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Evidence:
+def alpha_spent(comparison: int, alpha: float) -> float:
+    """The error level of the k-th comparison on the same rows, k from 1.
+
+    The levels of all comparisons add up to `alpha`, however many follow. So the chance that any of them promotes a
+    model that is no better is at most `alpha`, also if the comparisons depend on each other (the union bound).
+
+    Alpha spending as in Foster and Stine, Alpha-investing (2008), with the series that Tian and Ramdas, Online control
+    of the familywise error rate (2021), recommend: late comparisons get more than by 1 / k ** 2.
+    """
+    return float(alpha * comparison**-SPENDING_EXPONENT / SPENDING_SUM)
+
+
+def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Significance:
     """The gain in accuracy of a model that alone gets `gained` of the rows right, where the other alone gets `lost`.
 
     The interval is that of Clopper and Pearson for the share of `gained` among the rows in which they differ.
     """
     differing = gained + lost
     if not differing:
-        return Evidence(gain=0.0, at_least=0.0, p_value=1.0, better=False)
+        return Significance(gain=0.0, at_least=0.0, p_value=1.0, better=False)
+    from scipy.stats import binomtest  # slow to import, and the flow needs `alpha_spent` alone
+
     test = binomtest(gained, differing, 0.5, alternative="greater")
     least_share = test.proportion_ci(confidence, method="exact").low
-    return Evidence(
+    return Significance(
         gain=(gained - lost) / rows,
         at_least=float(differing * (2 * least_share - 1) / rows),
         p_value=float(test.pvalue),
@@ -88,7 +105,7 @@ def paired(
     slow: bool = False,
     cost: int = 1,
     tell: Callable[[int, int], None] = lambda done, total: None,
-) -> Evidence:
+) -> Significance:
     """The gain in any figure of one model over another.
 
     Args:
@@ -109,7 +126,7 @@ def paired(
     pair = _Pair(figure, rows, guards, -1.0 if less_is_better else 1.0)
     gain, level = pair.gain, _level(confidence)
     if not math.isfinite(gain):
-        return Evidence(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
+        return Significance(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
     wanted = math.ceil(DRAWS_BEYOND / level)
     number = min(MOST_SLOW_DRAWS if slow else MOST_DRAWS, wanted)
     most = MOST_DRAWS if slow else max(MOST_DRAWS, min(MOST_PERMUTATIONS, MOST_PERMUTED_ROWS // (rows * cost)))
@@ -122,10 +139,10 @@ def paired(
     gains = pair.drawn(number, lambda done: tell(permutations + done, total))
     tell(total, total)
     if 2 * len(gains) < number:
-        return Evidence(gain=gain, at_least=math.nan, p_value=1.0, better=False, least_p_value=least_p_value)
+        return Significance(gain=gain, at_least=math.nan, p_value=1.0, better=False, least_p_value=least_p_value)
     p_value = max(p_value, _share_at_most(gains, margin + pair.rounding))
     better, at_least = p_value <= level, _lower_end(gains, level)
-    return Evidence(gain, at_least if better else min(at_least, margin), p_value, better, least_p_value)
+    return Significance(gain, at_least if better else min(at_least, margin), p_value, better, least_p_value)
 
 
 def _level(confidence: float) -> float:
@@ -195,6 +212,8 @@ class _Pair:
 def _lower_end(gains: Floats, level: float) -> float:
     """The gain with a share `level` of the draws below it. Levels too low for the number of draws continue the draws
     as a normal distribution."""
+    from scipy.stats import norm
+
     seen = DRAWS_BEYOND / max(len(gains), DRAWS_BEYOND)
     end = float(np.quantile(gains, max(level, seen)))
     return end if level >= seen else min(end, float(gains.mean() - norm.isf(level) * gains.std()))
@@ -202,6 +221,8 @@ def _lower_end(gains: Floats, level: float) -> float:
 
 def _share_at_most(gains: Floats, margin: float) -> float:
     """The level at which `_lower_end` is the margin."""
+    from scipy.stats import norm
+
     seen = DRAWS_BEYOND / max(len(gains), DRAWS_BEYOND)
     share = float((1 + np.count_nonzero(gains <= margin)) / (1 + len(gains)))
     if share >= seen:

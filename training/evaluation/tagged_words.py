@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.predictions import Predicted, Rows, log_losses
+from training.evaluation.predictions import Predictions, Rows, log_losses
 from training.evaluation.tags import is_iob2, of_row
 
 _MOST = -np.log(np.finfo(np.float64).eps)
@@ -21,7 +21,7 @@ _MOST = -np.log(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Tagged(Predicted):
+class Tagged(Predictions):
     """One of the tags a word."""
 
     references: Rows  # (W,) true tags, as places among `labels`
@@ -30,10 +30,10 @@ class Tagged(Predicted):
     starts: Rows  # (N + 1,) the first word of each row, and the number of words
     labels: Sequence[str]
 
-    measure: ClassVar[str] = "neg_log_loss"
+    row_score_name: ClassVar[str] = "neg_log_loss"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"a classification of words with {len(self.labels)} tags"
 
     @property
@@ -55,13 +55,13 @@ class Tagged(Predicted):
         """(W,) the row of each word."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
-    def of(self, rows: Rows) -> Tagged:
+    def take(self, rows: Rows) -> Tagged:
         lengths = np.diff(self.starts)[rows]
         starts = np.concatenate([[0], np.cumsum(lengths)])
         words = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
         return Tagged(self.references[words], self.predictions[words], self.probabilities[words], starts, self.labels)
 
-    def joined(self, other: Tagged) -> Tagged:
+    def concatenate(self, other: Tagged) -> Tagged:
         return Tagged(
             np.concatenate([self.references, other.references]),
             np.concatenate([self.predictions, other.predictions]),
@@ -70,7 +70,7 @@ class Tagged(Predicted):
             self.labels,
         )
 
-    def given(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
+    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """(N,) lists of a row's tags: their names where texts are asked for, their indices where whole numbers are."""
         if feature not in ("predictions", "references") or not listed or dtype.startswith("float"):
             return None
@@ -79,7 +79,7 @@ class Tagged(Predicted):
         return np.fromiter((found[start:end] for start, end in pairwise(self.starts)), object, len(self))
 
     @property
-    def goodness(self) -> npt.NDArray[np.float64]:
+    def row_scores(self) -> npt.NDArray[np.float64]:
         """The mean log loss of a row's words that the model saw, less than zero: of the predicted tag's probability,
         and whether that tag is right."""
         seen = ~np.isnan(self.probabilities)
@@ -89,7 +89,7 @@ class Tagged(Predicted):
         return -np.divide(sums, words, out=np.full(len(self), _MOST), where=words > 0)
 
     @property
-    def right(self) -> npt.NDArray[np.bool_]:
+    def correct(self) -> npt.NDArray[np.bool_]:
         """Those of which every tag is."""
         return np.bincount(self.rows[~self._hits], minlength=len(self)) == 0
 
@@ -102,9 +102,9 @@ class Tagged(Predicted):
     def _hits(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.predictions == self.references)
 
-    def told(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """`[PER Angela Merkel] [LOC Rome]`, the spans alone; where every word is one, `They/PRON fish/VERB`."""
-        one, words = self.of(np.array([row])), inputs["text"]
+        one, words = self.take(np.array([row])), inputs["text"]
         wrong = int((~one._hits).sum())
         return {
             "label": _written(one.references, words, self.labels),

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.constant_predictions import is_constant
-from training.evaluation.predictions import Predicted
-from training.evaluation.significance import Evidence, mcnemar, paired
+from training.evaluation.predictions import Predictions
+from training.evaluation.significance import Significance, mcnemar, paired
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import Problem, UserError, nearest
@@ -86,24 +86,24 @@ def _best_constant(task_type: TaskType, job: Job) -> Constant:
 
 
 def compared(
-    new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None] = lambda done, total: None
+    new: Predictions, old: Predictions, say: dict[str, Any], tell: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
     """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all.
     Raises UserError where they cannot be compared."""
-    if why := new.incomparable(old):
+    if why := new.incomparable_reason(old):
         message = f"this model and {say['champion']} {why}, and what is told by token is not alike: train with its "
         message += "tokenizer (model.start_from: champion) and as long rows, or name another registry."
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
     better, worse = differing(new, old)
     gained, lost = int(better.sum()), int(worse.sum())
-    right, was_right = new.right, old.right
-    exact = say["figure"] == new.of_right and say["margin"] == 0
+    right, was_right = new.correct, old.correct
+    exact = say["figure"] == new.correct_metric and say["margin"] == 0
     if right is not None and was_right is not None and exact:
         name, values = say["figure"], (float(right.mean()), float(was_right.mean()))
         found = mcnemar(gained, lost, len(new), say["confidence"])
     else:
-        name, values, found = resampled(new, old, say, tell)
-    if say.get("baseline") and is_constant(new):  # no evidence: another constant was best on the training rows
+        name, values, found = bootstrapped(new, old, say, tell)
+    if say.get("baseline") and is_constant(new):  # not significant: another constant was best on the training rows
         found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, say["margin"]))
     figures = {
         "champion": say["champion"],
@@ -128,10 +128,10 @@ def compared(
     return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
 
 
-def resampled(
-    new: Predicted, old: Predicted, say: dict[str, Any], tell: Callable[[int, int], None]
-) -> tuple[str, tuple[float, float], Evidence]:
-    """The figure's name, both models' values, and the evidence of the paired test."""
+def bootstrapped(
+    new: Predictions, old: Predictions, say: dict[str, Any], tell: Callable[[int, int], None]
+) -> tuple[str, tuple[float, float], Significance]:
+    """The figure's name, both models' values, and the result of the paired test."""
     from training.evaluation import baseline
     from training.evaluation.metrics import METRICS, compute
     from training.evaluation.metrics.bootstrap_figures import cost, figures
@@ -143,8 +143,8 @@ def resampled(
     if name not in values:  # only metrics of the user's own can get this far: their figures are known now
         message = f"there is no figure {name!r}: choose from {', '.join(values)}.{nearest(name, values)}"
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
-    new_guards, old_guards = new.worst(old)
-    pooled = new.joined(new_guards).joined(old).joined(old_guards)
+    new_guards, old_guards = new.worst_cases(old)
+    pooled = new.concatenate(new_guards).concatenate(old).concatenate(old_guards)
     figure = figures(metrics, pooled)[name]
     found = paired(
         baseline.defined(name, figure) if say.get("baseline") else figure,
@@ -161,7 +161,7 @@ def resampled(
     return name, (values[name], theirs.get(name, math.nan)), found
 
 
-def heavy_tails(metric: str, new: Predicted, old: Predicted) -> Iterator[str]:
+def heavy_tails(metric: str, new: Predictions, old: Predictions) -> Iterator[str]:
     """A warning if few rows decide about the difference: other rows like these may turn it round."""
     from training.evaluation.metrics import METRICS
     from training.evaluation.metrics.bootstrap_figures import influences
@@ -183,19 +183,19 @@ def heavy_tails(metric: str, new: Predicted, old: Predicted) -> Iterator[str]:
         )
 
 
-def differing(new: Predicted, old: Predicted) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def differing(new: Predictions, old: Predictions) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """(N,) the rows that the new model alone gets right, and those that the old one alone does; where answers are not
     right or wrong, those that got better, and worse."""
-    right, was_right = new.right, old.right
+    right, was_right = new.correct, old.correct
     if right is None or was_right is None:
-        return new.goodness > old.goodness, new.goodness < old.goodness
+        return new.row_scores > old.row_scores, new.row_scores < old.row_scores
     return right & ~was_right, ~right & was_right
 
 
-def disagreements(new: Predicted, old: Predicted, data: Path) -> list[dict[str, Any]]:
+def disagreements(new: Predictions, old: Predictions, data: Path) -> list[dict[str, Any]]:
     """SHOWN_ROWS rows that are lost and as many that are gained, those first whose answer lost or gained most."""
     better, worse = differing(new, old)
-    order = np.argsort(new.goodness - old.goodness, kind="stable")
+    order = np.argsort(new.row_scores - old.row_scores, kind="stable")
     lost = order[worse[order]][:SHOWN_ROWS]
     gained = order[::-1][better[order[::-1]]][:SHOWN_ROWS]
     chosen: npt.NDArray[np.int64] = np.concatenate([lost, gained])
@@ -204,11 +204,11 @@ def disagreements(new: Predicted, old: Predicted, data: Path) -> list[dict[str, 
             "change": "gained" if better[row] else "lost",
             "row": int(row),
             **inputs,
-            "label": new.told(row, inputs)["label"],
-            "prediction": new.told(row, inputs)["prediction"],
-            "champion": old.told(row, inputs)["prediction"],
-            new.measure: round(float(new.goodness[row]), 4),
-            f"champion_{new.measure}": round(float(old.goodness[row]), 4),
+            "label": new.describe_row(row, inputs)["label"],
+            "prediction": new.describe_row(row, inputs)["prediction"],
+            "champion": old.describe_row(row, inputs)["prediction"],
+            new.row_score_name: round(float(new.row_scores[row]), 4),
+            f"champion_{new.row_score_name}": round(float(old.row_scores[row]), 4),
         }
         for row, inputs in zip(chosen.tolist(), inputs_of(data, chosen), strict=True)
     ]

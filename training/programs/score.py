@@ -40,7 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.evaluation import slices
-from training.evaluation.predictions import OneLabel, Predicted
+from training.evaluation.predictions import OneLabel, Predictions
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import UserError
@@ -105,12 +105,12 @@ def _tell(events: Events, split: str, done: int) -> None:
     events.progress(phase="score", split=split, done=done, total=DRAWS)
 
 
-def read(task_type: TaskType, file: Path, labels: Sequence[str]) -> Predicted:
+def read(task_type: TaskType, file: Path, labels: Sequence[str]) -> Predictions:
     """What training.programs.predict wrote of a split."""
     return task_type.predicted(pq.read_table(file), labels)
 
 
-def scores(names: Sequence[str], predicted: Predicted, tell: Callable[[int], None] = lambda done: None) -> Scores:
+def scores(names: Sequence[str], predicted: Predictions, tell: Callable[[int], None] = lambda done: None) -> Scores:
     """The metrics of these rows, each with its interval; `tell` hears how many draws are done."""
     from training.evaluation import bootstrap, metrics
     from training.evaluation.metrics.bootstrap_figures import figures
@@ -135,7 +135,7 @@ def _or_null(value: float) -> float | None:
 
 
 def _sliced(
-    split: str, predicted: Predicted, whole: Scores, job: Job, folder: Path, events: Events
+    split: str, predicted: Predictions, whole: Scores, job: Job, folder: Path, events: Events
 ) -> dict[str, Slice]:
     """The groups of each slice that the split has, with their figures; those shown are drawn into the folder."""
     from training.evaluation import plots
@@ -162,7 +162,7 @@ def _tell_groups(events: Events, split: str, done: int, total: int) -> None:
     events.progress(phase="slices", split=split, done=done, total=total)
 
 
-def _groups(name: str, split: str, predicted: Predicted, job: Job) -> dict[str, slices.Rows]:
+def _groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str, slices.Rows]:
     if name == LABEL:
         return slices.of_label(predicted.references, predicted.labels) if isinstance(predicted, OneLabel) else {}
     if name == LENGTH:
@@ -174,7 +174,7 @@ def _groups(name: str, split: str, predicted: Predicted, job: Job) -> dict[str, 
 def of_groups(
     groups: Mapping[str, slices.Rows],
     intervals: Container[str],
-    predicted: Predicted,
+    predicted: Predictions,
     whole: Scores,
     names: Sequence[str],
     tell: Callable[[int, int], None],
@@ -190,7 +190,7 @@ def of_groups(
         def tell_group(done: int, before: int = place * DRAWS) -> None:
             tell(before + done, len(groups) * DRAWS)
 
-        known = scores_of_group(made, predicted.of(rows), group in intervals, tell_group)
+        known = scores_of_group(made, predicted.take(rows), group in intervals, tell_group)
         found.append(
             {"group": group, "rows": len(rows), "metrics": {figure: known.get(figure, NOTHING) for figure in whole}}
         )
@@ -199,32 +199,34 @@ def of_groups(
 
 def scores_of_group(
     made: Mapping[str, evaluate.Metric],
-    predicted: Predicted,
+    predicted: Predictions,
     intervals: bool,
     tell: Callable[[int], None] = lambda done: None,
 ) -> Scores:
     """The metrics of these rows; one that refuses them has no figure. Only the project's own have an interval."""
     from training.evaluation import metrics
 
-    resampled = [name for name in made if intervals and name in metrics.known(predicted)]
+    bootstrapped = [name for name in made if intervals and name in metrics.known(predicted)]
     found: Scores = {}
-    if resampled:
-        found = scores(resampled, predicted, tell)
+    if bootstrapped:
+        found = scores(bootstrapped, predicted, tell)
     else:
         tell(DRAWS)
     for name, metric in made.items():
-        if name not in resampled:
+        if name not in bootstrapped:
             with contextlib.suppress(ValueError, ArithmeticError, UserError):
                 for figure, value in metrics.computed({name: metric}, predicted).items():
                     found[figure] = {**NOTHING, "value": _or_null(value)}
     return found
 
 
-def worst_rows(split: str, predicted: Predicted, data: Path) -> list[dict[str, Any]]:
+def worst_rows(split: str, predicted: Predictions, data: Path) -> list[dict[str, Any]]:
     """The SAMPLE_ROWS rows with the poorest answers, worst first."""
-    worst = np.argsort(predicted.goodness, kind="stable")[:SAMPLE_ROWS]
+    worst = np.argsort(predicted.row_scores, kind="stable")[:SAMPLE_ROWS]
     rows = zip(worst.tolist(), inputs_of(data, worst), strict=True)
-    return [{"split": split, "row": number, **inputs, **predicted.told(number, inputs)} for number, inputs in rows]
+    return [
+        {"split": split, "row": number, **inputs, **predicted.describe_row(number, inputs)} for number, inputs in rows
+    ]
 
 
 def inputs_of(data: Path, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:

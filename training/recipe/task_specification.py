@@ -36,7 +36,7 @@ class TaskSpecification(RowSpecification):
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
     metrics: ClassVar[Sequence[str]] = ()
-    """The metrics of training.evaluation.metrics that fit its answers, or those that its Predicted has as `means`:
+    """The metrics of training.evaluation.metrics that fit its answers, or those that its Predictions has as `means`:
     what a recipe may name as they are."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """The fields of the recipe's training section that `loss` goes by, of loss, focal_gamma, class_weights and

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import ManyLabels, Predicted
+    from training.evaluation.predictions import ManyLabels, Predictions
     from training.task_types.losses import Loss
 
 THRESHOLDS = "thresholds"
@@ -150,7 +150,7 @@ class MultiLabelClassification(TextTask):
         every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
         return [f"{p:6.1%}  {label}{' *' * (label in explained['labels'])}" for label, p in every]
 
-    def settle(self, predicted: Predicted) -> dict[str, Any]:
+    def settle(self, predicted: Predictions) -> dict[str, Any]:
         """The thresholds."""
         from training.evaluation.predictions import ManyLabels
 

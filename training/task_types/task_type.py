@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, PadToLongest, TokenRows
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import Predicted
+    from training.evaluation.predictions import Predictions
     from training.recipe.column_types import Mask
     from training.task_types.losses import Loss
     from training.tokenization.encoder import Encoder
@@ -124,11 +124,11 @@ class TaskType(TaskSpecification, ABC):
         return answers
 
     @abstractmethod
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predicted:
+    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predictions:
         """Rows as metrics want them, from answers as `beside_rows` gives them."""
 
     @abstractmethod
-    def nobody(self, labels: Sequence[str]) -> Predicted:
+    def nobody(self, labels: Sequence[str]) -> Predictions:
         """No rows, as metrics want them."""
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline | None:
@@ -177,7 +177,7 @@ class TaskType(TaskSpecification, ABC):
         was made for `labels`."""
         return answers
 
-    def settle(self, predicted: Predicted) -> dict[str, Any]:
+    def settle(self, predicted: Predictions) -> dict[str, Any]:
         """What the model's config is to say of how its answers are read, such as thresholds, as these rows have it:
         those of the validation split by the weights that are exported, and nobody while it trains. By default nothing,
         and then nothing is predicted for it."""

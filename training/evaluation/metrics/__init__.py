@@ -50,7 +50,7 @@ from training.evaluation.metrics.numbers import R2, Mae, Mse, Pearson, Rmse, Spe
 from training.evaluation.metrics.probabilities import CalibrationError, LogLoss, RocAuc
 from training.evaluation.metrics.spans import OF_TAGS
 from training.evaluation.metrics.texts import OF_TEXTS
-from training.evaluation.predictions import Predicted
+from training.evaluation.predictions import Predictions
 from training.evaluation.tagged_words import Tagged
 from training.jobs.user_code import Place
 from training.problems import Problem, UserError, nearest
@@ -92,13 +92,13 @@ METRICS: dict[str, type[evaluate.Metric]] = {
 """A metric's name in the recipe, and its class; those of words' tags are OF_TAGS."""
 
 
-def compute(names: Sequence[str], predicted: Predicted) -> dict[str, float]:
+def compute(names: Sequence[str], predicted: Predictions) -> dict[str, float]:
     """The named metrics of predicted rows; nan where one has no value for such rows. Raises UserError as `make` does,
     and where one of the user's gives no numbers."""
     return computed(make(names, predicted), predicted)
 
 
-def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predicted) -> dict[str, float]:
+def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predictions) -> dict[str, float]:
     """The same by metrics that `make` has made for such rows: once, where there are many groups of them."""
     values: dict[str, float] = {}
     for name, metric in metrics.items():
@@ -106,12 +106,12 @@ def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predicted) -> di
     return values
 
 
-def make(names: Sequence[str], predicted: Predicted) -> dict[str, evaluate.Metric]:
+def make(names: Sequence[str], predicted: Predictions) -> dict[str, evaluate.Metric]:
     """The metrics by their names: one of METRICS, `module:Class` or `hub:owner/name@COMMIT`.
 
     Raises UserError naming all that cannot be found, made, or used with rows such as these.
     """
-    nobody = predicted.of(np.empty(0, np.int64))
+    nobody = predicted.take(np.empty(0, np.int64))
     made: dict[str, evaluate.Metric] = {}
     problems: list[Problem] = []
     with tempfile.TemporaryDirectory() as scratch:  # evaluate makes a folder a metric, used or not
@@ -128,14 +128,14 @@ def make(names: Sequence[str], predicted: Predicted) -> dict[str, evaluate.Metri
     return made
 
 
-def known(predicted: Predicted) -> Mapping[str, type[evaluate.Metric]]:
+def known(predicted: Predictions) -> Mapping[str, type[evaluate.Metric]]:
     """The project's metrics of such rows: a name may mean another class for another sort of answer."""
     if predicted.means:
         return {name: mean_given(name) for name in predicted.means}
     return OF_TAGS if isinstance(predicted, Tagged) else METRICS
 
 
-def _class(name: str, predicted: Predicted) -> type[evaluate.Metric]:
+def _class(name: str, predicted: Predictions) -> type[evaluate.Metric]:
     table = known(predicted)
     if name in table:
         return table[name]
@@ -143,7 +143,7 @@ def _class(name: str, predicted: Predicted) -> type[evaluate.Metric]:
         return pinned.load(name)
     if ":" not in name:
         choices = f"choose from {', '.join(table)}, or name a class as module:Class"
-        what = f"is not for {predicted.described}" if name in METRICS else "is unknown"
+        what = f"is not for {predicted.description}" if name in METRICS else "is unknown"
         raise refused(f"{name!r} {what}: {choices}.{nearest(name, table)}")
     found: type[evaluate.Metric] = _OWN.load(name)
     return found

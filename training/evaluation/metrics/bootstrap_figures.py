@@ -18,13 +18,13 @@ from training.evaluation.metrics import compute, make
 from training.evaluation.metrics.definition import SumMetric, evaluate, inputs_of, numbers_of
 from training.evaluation.metrics.labels import f1, precision, recall, share
 from training.evaluation.metrics.probabilities import BINS, calibration
-from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predicted
+from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predictions
 
 Counts = npt.NDArray[np.int32]  # (D, N) how often each row counts in each draw
 Floats = npt.NDArray[np.float64]
 
 
-def figures(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
+def figures(names: Sequence[str], predicted: Predictions) -> dict[str, Figure]:
     """The figure of each metric, under the names that `metrics.compute` gives them and in that order.
 
     A name of METRICS has the figure of that name; a metric of the user's or of the Hub has one for each number that it
@@ -43,14 +43,14 @@ def figures(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
     return found
 
 
-def cost(name: str, predicted: Predicted) -> int:
+def cost(name: str, predicted: Predictions) -> int:
     """Time of a row in a draw of this metric's figure, relative to a row in a sum, roughly."""
     if name == "roc_auc" and isinstance(predicted, OneLabel | ManyLabels):  # one curve for each label
         return 1 if isinstance(predicted, OneLabel) and len(predicted.labels) == 2 else len(predicted.labels)
     return 10 if name == "spearman" else 1
 
 
-def influences(name: str, predicted: Predicted) -> Floats | None:
+def influences(name: str, predicted: Predictions) -> Floats | None:
     """(N,) how much each row moves a metric that is made of sums: its value less the value without the row. None for
     other metrics."""
     (metric,) = make([name], predicted).values()
@@ -65,7 +65,7 @@ def _of_sums(metric: SumMetric, statistics: Floats, counts: Counts) -> Floats:
     return metric.of_sums(counts @ statistics)
 
 
-def _known(names: Sequence[str], predicted: Predicted) -> dict[str, Figure]:
+def _known(names: Sequence[str], predicted: Predictions) -> dict[str, Figure]:
     """The figures that are neither made of sums nor need the rows of each draw."""
     match predicted:
         case OneLabel():
@@ -271,7 +271,7 @@ class _Ranked:
 # Others
 
 
-def _repeated(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[str, Figure]:
+def _repeated(name: str, metric: evaluate.Metric, predicted: Predictions) -> dict[str, Figure]:
     """The figures of a metric of which only its code is known: it is given each draw's rows, repeated. One that
     refuses the rows of a draw has no value there."""
     last: list[Any] = [None, []]
@@ -279,7 +279,7 @@ def _repeated(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[
     def of_draw(count: npt.NDArray[np.int32]) -> dict[str, float]:
         rows = np.repeat(np.arange(len(predicted)), count)
         try:
-            return numbers_of(name, metric._compute(**inputs_of(name, metric, predicted.of(rows))))
+            return numbers_of(name, metric._compute(**inputs_of(name, metric, predicted.take(rows))))
         except (ValueError, ArithmeticError):
             return {}
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.predictions import Predicted
+from training.evaluation.predictions import Predictions
 from training.jobs.optional_packages import absent
 from training.problems import Problem, UserError
 
@@ -113,8 +113,8 @@ def mean_given(name: str) -> type[MeanMetric]:
     return type(name, (_MeanGiven,), {"name": name, "_given": {name: Value("float64")}})
 
 
-def inputs_of(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[str, Any]:
-    """What a metric is given, by the names and types of its features, as `Predicted.given` has it.
+def inputs_of(name: str, metric: evaluate.Metric, predicted: Predictions) -> dict[str, Any]:
+    """What a metric is given, by the names and types of its features, as `Predictions.feature_values` has it.
 
     Raises UserError where that cannot be, naming the metric by `name`.
     """
@@ -125,16 +125,18 @@ def inputs_of(name: str, metric: evaluate.Metric, predicted: Predicted) -> dict[
     return inputs
 
 
-def _input(name: str, feature: str, kind: Any, predicted: Predicted) -> npt.NDArray[Any]:
+def _input(name: str, feature: str, kind: Any, predicted: Predictions) -> npt.NDArray[Any]:
     innermost, listed = kind, not isinstance(kind, Value)
     while not isinstance(innermost, Value) and (inside := getattr(innermost, "feature", None)) is not None:
         innermost = inside
     try:
-        found = predicted.given(name, feature, getattr(innermost, "dtype", ""), listed)
+        found = predicted.feature_values(name, feature, getattr(innermost, "dtype", ""), listed)
     except ValueError as error:
         raise refused(str(error)) from error
     if found is None:
-        message = f"{name!r} asks for {feature} as {kind}, which {predicted.described} has not: choose another metric."
+        message = (
+            f"{name!r} asks for {feature} as {kind}, which {predicted.description} has not: choose another metric."
+        )
         raise refused(message)
     return found
 

@@ -11,7 +11,7 @@ from tests.training.calibration import REGIMES
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics.bootstrap_figures import figures
-from training.evaluation.predictions import ManyLabels, Predicted
+from training.evaluation.predictions import ManyLabels, Predictions
 from training.evaluation.tagged_words import Tagged
 
 
@@ -36,11 +36,11 @@ def written(seed: int) -> Generated:
     return Generated(np.tile(texts, 10), draw.choice(texts, 30))
 
 
-def _pair(regime: str) -> tuple[Predicted, Predicted]:
+def _pair(regime: str) -> tuple[Predictions, Predictions]:
     return REGIMES[regime].draw(np.random.default_rng(1), 30)
 
 
-PAIRS: dict[str, tuple[Predicted, Predicted]] = {
+PAIRS: dict[str, tuple[Predictions, Predictions]] = {
     "log_loss": _pair("alike-log_loss-20"),
     "mse": _pair("heavy errors-mse-20"),
     "perplexity": _pair("long rows-perplexity-20"),
@@ -53,12 +53,12 @@ PAIRS: dict[str, tuple[Predicted, Predicted]] = {
 @pytest.mark.parametrize("metric", PAIRS)
 def test_figures_of_joined_rows_are_those_of_each_model(metric: str) -> None:
     first, second = PAIRS[metric]
-    both = first.joined(second)
+    both = first.concatenate(second)
     assert len(both) == 60
     half = np.repeat(np.eye(2, dtype=np.int32), 30, axis=1)
     expected = [metrics.compute([metric], one)[metric] for one in (first, second)]
     np.testing.assert_allclose(figures([metric], both)[metric](half), expected)
-    np.testing.assert_allclose(both.of(np.arange(30, 60)).goodness, second.goodness)
+    np.testing.assert_allclose(both.take(np.arange(30, 60)).row_scores, second.row_scores)
 
 
 @pytest.mark.parametrize("metric", PAIRS)
@@ -66,19 +66,19 @@ def test_a_worst_case_lowers_the_gain_of_the_new_model(metric: str) -> None:
     new, old = PAIRS[metric]
     sign = -1 if metric in ("log_loss", "mse", "perplexity") else 1
 
-    def gain(*models: Predicted) -> float:
+    def gain(*models: Predictions) -> float:
         one, other = (metrics.compute([metric], model)[metric] for model in models)
         return sign * (one - other)
 
-    guards = new.worst(old)
-    alone = [(guards[0].of(np.array([row])), guards[1].of(np.array([row]))) for row in range(len(guards[0]))]
-    with_it = [gain(new.joined(ours), old.joined(theirs)) for ours, theirs in alone]
+    guards = new.worst_cases(old)
+    alone = [(guards[0].take(np.array([row])), guards[1].take(np.array([row]))) for row in range(len(guards[0]))]
+    with_it = [gain(new.concatenate(ours), old.concatenate(theirs)) for ours, theirs in alone]
     assert min(with_it) < gain(new, old)
 
 
 def test_the_worst_case_of_a_model_that_is_sure_of_itself_is_that_it_is_wrong() -> None:
     new, old = _pair("disaster-log_loss-200")
-    guards, others = new.worst(old)
-    assert (-np.log(guards.goodness) > 6.9).all() and (others.goodness > 0.5).all()
+    guards, others = new.worst_cases(old)
+    assert (-np.log(guards.row_scores) > 6.9).all() and (others.row_scores > 0.5).all()
     lost = replace(new, probabilities=np.full((30, 2), np.nan))
-    assert len(lost.worst(old)[0]) == 1
+    assert len(lost.worst_cases(old)[0]) == 1

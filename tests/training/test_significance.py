@@ -1,15 +1,17 @@
-"""Promotion needs evidence: how often models that are as good, and better ones, pass."""
+"""Promotion needs significance: how often models that are as good, and better ones, pass, one night or each night of a
+year."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from training.evaluation.bootstrap import Figure
-from training.evaluation.significance import Evidence, mcnemar, paired
+from training.evaluation.significance import Significance, alpha_spent, mcnemar, paired
 
 DRAWS, ROWS, CONFIDENCE = 200, 1000, 0.95
 Right = npt.NDArray[np.bool_]
@@ -21,15 +23,15 @@ def mean(new: npt.ArrayLike, old: npt.ArrayLike) -> Figure:
     return lambda counts: counts @ values / counts.sum(axis=1)
 
 
-def by_mcnemar(new: Right, old: Right) -> Evidence:
+def by_mcnemar(new: Right, old: Right) -> Significance:
     return mcnemar(int((new & ~old).sum()), int((old & ~new).sum()), len(new), CONFIDENCE)
 
 
-def by_permutation(new: Right, old: Right) -> Evidence:
+def by_permutation(new: Right, old: Right) -> Significance:
     return paired(mean(new, old), len(new), margin=0.0, confidence=CONFIDENCE)
 
 
-def promoted(test: Callable[[Right, Right], Evidence], rows: int, gained: float, lost: float) -> int:
+def promoted(test: Callable[[Right, Right], Significance], rows: int, gained: float, lost: float) -> int:
     """Of DRAWS test sets, those on which a model passes that alone is right on such a share of all rows there are."""
     random, passed = np.random.default_rng(6), 0
     for _ in range(DRAWS):
@@ -40,12 +42,12 @@ def promoted(test: Callable[[Right, Right], Evidence], rows: int, gained: float,
 
 
 @pytest.mark.parametrize("test", [by_mcnemar, by_permutation])
-def test_few_models_that_are_only_as_good_are_promoted_by_chance(test: Callable[[Right, Right], Evidence]) -> None:
+def test_few_models_that_are_only_as_good_are_promoted_by_chance(test: Callable[[Right, Right], Significance]) -> None:
     assert 1 <= promoted(test, rows=300, gained=0.05, lost=0.05) <= 18
 
 
 @pytest.mark.parametrize("test", [by_mcnemar, by_permutation])
-def test_most_models_that_are_three_points_better_are_promoted(test: Callable[[Right, Right], Evidence]) -> None:
+def test_most_models_that_are_three_points_better_are_promoted(test: Callable[[Right, Right], Significance]) -> None:
     assert promoted(test, ROWS, gained=0.065, lost=0.035) >= 0.8 * DRAWS
 
 
@@ -61,8 +63,8 @@ def test_mcnemar_is_the_exact_test_of_a_fair_coin() -> None:
 
 def test_models_that_predict_the_same_are_not_better_and_not_worse_than_a_margin_allows() -> None:
     right = np.arange(ROWS) % 5 > 0
-    assert mcnemar(0, 0, ROWS, CONFIDENCE) == Evidence(0.0, 0.0, 1.0, False)
-    assert by_permutation(right, right) == Evidence(0.0, 0.0, 1.0, False, least_p_value=1 / 1001)
+    assert mcnemar(0, 0, ROWS, CONFIDENCE) == Significance(0.0, 0.0, 1.0, False)
+    assert by_permutation(right, right) == Significance(0.0, 0.0, 1.0, False, least_p_value=1 / 1001)
     assert paired(mean(right, right), ROWS, margin=-0.01, confidence=CONFIDENCE).better
 
 
@@ -157,3 +159,37 @@ def test_a_figure_that_is_no_number_is_no_evidence_and_draws_without_one_are_lef
     assert not found.better and np.isnan(found.p_value)
     found = paired(undefined_without_the_first, ROWS, margin=-0.5, confidence=CONFIDENCE)
     assert found.better and found.at_least == 1.0
+
+
+# Many comparisons on the same rows
+
+ALPHA, COMPARED_ROWS, NIGHTS, HOMES = 0.05, 300, 365, 200
+MOST_HOMES = 17
+"""Of 200 homes: 5 %, and two standard deviations."""
+
+
+def test_the_levels_of_all_comparisons_add_up_to_that_of_one() -> None:
+    levels = [alpha_spent(number, ALPHA) for number in range(1, 200_001)]
+    assert levels == sorted(levels, reverse=True)
+    rest = ALPHA * 200_000**-0.6 / 0.6 / 2.2857656755644  # the integral of all later ones
+    assert sum(levels) + rest == pytest.approx(ALPHA, rel=1e-6)
+
+
+def ever_promoted(levels: np.ndarray) -> int:
+    """In how many homes a challenger that is as good as the champion is promoted within a year of nights, all judged on
+    the same rows."""
+    p_value = lru_cache(maxsize=None)(lambda gained, lost: mcnemar(gained, lost, COMPARED_ROWS, 1 - ALPHA).p_value)
+    random, homes = np.random.default_rng(19), 0
+    for _ in range(HOMES):
+        right = random.beta(6, 1, COMPARED_ROWS)  # how often models get a row right
+        champion = random.random(COMPARED_ROWS) < right
+        challengers = random.random((NIGHTS, COMPARED_ROWS)) < right
+        gained, lost = (challengers & ~champion).sum(axis=1), (~challengers & champion).sum(axis=1)
+        found = [p_value(*pair) for pair in zip(gained.tolist(), lost.tolist(), strict=True)]
+        homes += bool((np.array(found) <= levels).any())
+    return homes
+
+
+def test_one_home_of_twenty_ever_promotes_a_model_that_is_no_better_in_365_nights() -> None:
+    assert ever_promoted(np.array([alpha_spent(night, ALPHA) for night in range(1, NIGHTS + 1)])) <= MOST_HOMES
+    assert ever_promoted(np.full(NIGHTS, ALPHA)) > HOMES / 2
