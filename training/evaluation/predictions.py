@@ -24,8 +24,8 @@ class Predictions(ABC):
     """Rows of one split, and what a model makes of them."""
 
     means: ClassVar[Sequence[str]] = ()
-    """Metrics of such rows alone, each the mean of a figure of each row: the feature of that name, as `feature_values` has it,
-    (N,). Where there are any, these are all that a recipe may name as they are."""
+    """Metrics of this class alone: each is the mean of the feature of that name, (N,), from `feature_values`. If there
+    are any, a recipe can name no others of the project's."""
 
     @property
     def config_name(self) -> str:
