@@ -71,9 +71,9 @@ class TaskSpecification(RowSpecification):
         return None
 
 
-def specification(task_type: str, options: Mapping[str, Any] | None = None) -> TaskSpecification:
+def specification(task: str, options: Mapping[str, Any] | None = None) -> TaskSpecification:
     """The task type of this name with these options. Raises UserError if there is none, or it has no such options."""
-    found = specification_class(task_type)
+    found = specification_class(task)
     try:
         return found(options)
     except ValidationError as error:
@@ -82,7 +82,7 @@ def specification(task_type: str, options: Mapping[str, Any] | None = None) -> T
             Problem(kind="recipe", where=f"options.{name}", message=f"{said}.") for name, said in places
         ) from error
     except Exception as error:  # it is the author's own, and may lack a method
-        raise _PLACE.refused(f"{task_type!r} cannot be made: {error}.") from error
+        raise _PLACE.refused(f"{task!r} cannot be made: {error}.") from error
 
 
 def specification_class(name: str) -> type[TaskSpecification]:

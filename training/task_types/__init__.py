@@ -13,10 +13,10 @@ from training.task_types.task_type import TaskType
 __all__ = ["TASK_TYPES", "class_of", "code", "has_baseline", "load", "named", "of"]
 
 
-def load(task_type: str, options: Mapping[str, Any] | None = None) -> TaskType:
+def load(task: str, options: Mapping[str, Any] | None = None) -> TaskType:
     """The task type of this name, or the author's, with these options. Raises UserError if there is none, or it has no
     such options."""
-    return cast(TaskType, specification(task_type, options))
+    return cast(TaskType, specification(task, options))
 
 
 def class_of(name: str) -> type[TaskType]:
