@@ -95,9 +95,9 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
     both = [OneLabel(labels, predictions, np.eye(2)[predictions], ["a", "b"]) for predictions in (new, old)]
     say = {"figure": recipe.compared_by, "margin": 0.0, "confidence": 0.95, "split": recipe.judged_split}
     compared = Ref(
-        kind="compare", key="k", digest="d", figures=compare(*both, {**say, "champion": "demo/1", "warnings": []})
+        stage="compare", key="k", digest="d", figures=compare(*both, {**say, "champion": "demo/1", "warnings": []})
     )
-    scored = Ref(kind="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1356 / 1630}}})
+    scored = Ref(stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1356 / 1630}}})
     told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
     assert "\n".join(f"    {line}" for line in told) in block("gate")
 
@@ -153,7 +153,7 @@ def test_the_chapter_on_evaluation_names_every_metric_and_what_a_run_prints_of_t
     figures = {name: dict(zip(("value", "low", "high"), map(float, ends), strict=True)) for name, *ends in shown}
     asked = re.findall(r"evaluation.metrics=\[(.*)\]", printed)[0].split(", ")
     assert list(figures) == asked
-    assert figure("score", Ref(kind="score", key="k", digest="d", figures={"validation": figures})) in printed
+    assert figure("score", Ref(stage="score", key="k", digest="d", figures={"validation": figures})) in printed
 
 
 def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_them(home: Path) -> None:
@@ -167,7 +167,7 @@ def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_
     overrides = parse_set(shlex.split(block("floors").split("finetune run")[1].splitlines()[0])[2::2])
     recipe = load(ROOT / "deployments" / "demo.yaml", overrides)
     scored = Ref(
-        kind="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": sum(right.values()) / 1630}}}
+        stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": sum(right.values()) / 1630}}}
     )
     scored.path.mkdir(parents=True)
     (scored.path / "slices.json").write_text(json.dumps({"validation": {"label": groups, "length_bucket": groups}}))

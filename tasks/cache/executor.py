@@ -58,7 +58,7 @@ class ArtifactSerializer(Serializer):
     def loads(self, blob: bytes) -> Ref:
         """The ref, as the store has it. Raises `store.Damaged` where the artifact is absent or not whole."""
         claimed = Ref.model_validate_json(blob)
-        found = store.find(claimed.kind, claimed.key)
+        found = store.find(claimed.stage, claimed.key)
         if found != claimed:
             raise store.Damaged(f"{claimed.location} is not what the record says")
         return claimed

@@ -24,7 +24,7 @@ class Ref(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    kind: str
+    stage: str
     """The stage that made it."""
     key: str
     """Digest of the ingredients: its name in the store."""
@@ -38,7 +38,7 @@ class Ref(BaseModel):
     @property
     def location(self) -> str:
         """The artifact's folder, relative to the home."""
-        return f"artifacts/{self.kind}/{self.key}"
+        return f"artifacts/{self.stage}/{self.key}"
 
     @property
     def path(self) -> Path:

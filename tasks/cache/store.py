@@ -53,8 +53,8 @@ def find(stage: str, key: str) -> Ref | None:
     if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _seal(manifest):
         raise Damaged(f"{place / MANIFEST} has changed")
     ref = Ref.model_validate(manifest["ref"])
-    if (ref.kind, ref.key) != (stage, key):
-        raise Damaged(f"{place} holds {ref.kind} {ref.key}")
+    if (ref.stage, ref.key) != (stage, key):
+        raise Damaged(f"{place} holds {ref.stage} {ref.key}")
     listed = {entry["path"]: entry for entry in manifest["files"]}
     present = {path.relative_to(place).as_posix() for path in _files(place)}
     if odd := sorted(present ^ set(listed)):
@@ -110,7 +110,7 @@ def publish(aside: Path, stage: str, key: str, ingredients: Mapping[str, Any], f
     for path, digest in content.items():
         parts.setdefault(path.split("/")[0], {})[path] = digest
     ref = Ref(
-        kind=stage,
+        stage=stage,
         key=key,
         digest=digest_of(content),
         parts={name: digest_of(inside) for name, inside in parts.items()},

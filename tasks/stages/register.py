@@ -101,7 +101,7 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _origin(recipe, pins, work.run, artifacts) | judged
             # First, so that no version is ever without it.
-            rows = [Row(ref.kind, ref.key, "", 0.0, ref.location) for ref in made if ref is not None]
+            rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in made if ref is not None]
             told = lineage.record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
             client.log_text(run_id, lineage.keep(told), lineage.LINEAGE)
             if (adapter := artifacts["fit"].path / "adapter").is_dir():
@@ -199,7 +199,7 @@ def _put_back(name: str, before: Mapping[str, str | None], version: str) -> str:
 
 
 def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
-    return {ref.kind: ref for ref in made if ref is not None}
+    return {ref.stage: ref for ref in made if ref is not None}
 
 
 def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:

@@ -172,7 +172,7 @@ def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) ->
     record["recipe"]["evaluation"]["unknown"] = []  # a field of then, left to its default
     recipe, pins = recipe_of(record), Pins.model_validate(record["pins"])
     record["training"]["micro_batch"] = 4  # of 16
-    model = Ref(kind="load_model", key="k", digest="d")
+    model = Ref(stage="load_model", key="k", digest="d")
     (home / model.location / "model").mkdir(parents=True)
     home.chmod(0o700)
     (home / model.location / "model/config.json").write_text("{}")

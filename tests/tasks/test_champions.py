@@ -82,7 +82,7 @@ def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_option
             )
             found = present(today)
             assert found is not None
-            ref = Ref(kind="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
+            ref = Ref(stage="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
             asked.append(predict_champion.flat_ingredients(today, Pins(), ref, found.champion)[0])
     assert [one["options.prefix"] for one in asked[::2]] == ["German: ", "", "translate: "]
     assert [one["options.num_beams"] for one in asked[::2]] == [1, 1, 1]
@@ -148,7 +148,7 @@ def test_a_version_tells_the_rows_that_it_was_pinned_to_whatever_became_of_their
     recipe = parse(written(tmp_path, model=SCRATCH, data=data))
     pins = pin(recipe)
     reader.write_text("def rows(split):\n    yield {'text': 'b', 'label': 'good'}\n")
-    fitted = Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
+    fitted = Ref(stage="fit", key="f", digest="d", parts={"model": "m"})
     assert _origin(recipe, pins, "run", {"fit": fitted})[ROWS_TAG] == pins.rows != pin(recipe).rows
 
 
@@ -160,7 +160,7 @@ def test_labels_that_the_champion_has_in_another_order_are_told_before_training(
     with pytest.raises(UserError, match=r"small/7.* gives the labels good, bad, and the rows have bad, good: make"):
         require_same_labels(Pins(started_from=OTHER), data, model)
     require_same_labels(Pins(), data, model)
-    unnamed = Ref(kind="fit", key=KEY, digest="d")
+    unnamed = Ref(stage="fit", key=KEY, digest="d")
     with pytest.raises(UserError, match=r"small/7.* names no labels, and the rows have bad, good: set this to base"):
         require_same_labels(Pins(started_from=OTHER), data, unnamed)
 

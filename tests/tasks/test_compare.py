@@ -32,8 +32,8 @@ def recipe(task: str = "sequence-classification", **gate: Any) -> Recipe:
 
 
 def flat(recipe: Recipe, champion: Champion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
-    refs = [Ref(task=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
-    rival = Ref(kind="predict_champion", key="k", digest="r") if champion else None
+    refs = [Ref(stage=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
+    rival = Ref(stage="predict_champion", key="k", digest="r") if champion else None
     return compare.flat_ingredients(recipe, *refs, champion, rival, None)[0]
 
 

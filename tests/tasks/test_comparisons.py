@@ -39,16 +39,16 @@ def recipe(metrics: Sequence[str] = ("accuracy", "f1"), **gate: Any) -> Recipe:
 
 
 def rows(digest: str) -> Ref:
-    return Ref(kind="load_data", key="k", digest="d", parts={"validation.arrow": digest, "labels.json": "l"})
+    return Ref(stage="load_data", key="k", digest="d", parts={"validation.arrow": digest, "labels.json": "l"})
 
 
 def count(
     model: str, rival: str | None = "theirs", data: str = "rows", predicted: str = "", **gate: Any
 ) -> Counted | None:
     """The number of a run that has trained this model. Its predictions are named like it by default."""
-    trained = Ref(kind="fit", key="k", digest="d", parts={"model": model})
+    trained = Ref(stage="fit", key="k", digest="d", parts={"model": model})
     new, old = (
-        Ref(task=stage, key="k", digest="d", parts={"validation.parquet": str(digest)})
+        Ref(stage=stage, key="k", digest="d", parts={"validation.parquet": str(digest)})
         for stage, digest in (("predict", predicted or model), ("predict_champion", rival))
     )
     inputs = (recipe(**gate), rows(data), trained, new, old if rival else None)
@@ -137,8 +137,10 @@ def test_the_champion_itself_is_not_counted(client: MlflowClient) -> None:
 
 
 def test_a_comparison_is_made_again_if_its_number_is_another() -> None:
-    predictions = Ref(kind="predict", key="k", digest="d", parts={"validation.parquet": "p"})
-    tokens, trained, rival = (Ref(task=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion"))
+    predictions = Ref(stage="predict", key="k", digest="d", parts={"validation.parquet": "p"})
+    tokens, trained, rival = (
+        Ref(stage=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion")
+    )
 
     def values(count: Counted | None) -> Any:
         return ingredients(recipe(), rows("rows"), tokens, trained, predictions, CHAMPION, rival, count).values

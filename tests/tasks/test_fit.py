@@ -14,13 +14,13 @@ from training.engine import checkpoints
 from training.problems import UserError
 from training.recipe import parse
 
-DATA = Ref(kind="load_data", key="d", digest="rows", parts={"labels.json": "labels"})
-MODEL = Ref(kind="load_model", key="m", digest="model")
+DATA = Ref(stage="load_data", key="d", digest="rows", parts={"labels.json": "labels"})
+MODEL = Ref(stage="load_model", key="m", digest="model")
 
 
 def tokens(**changed: str) -> Ref:
     parts = {f"{split}.arrow": changed.get(split, split) for split in ("train", "validation", "test")}
-    return Ref(kind="tokenize", key="t", digest=" ".join(parts.values()), parts=parts)
+    return Ref(stage="tokenize", key="t", digest=" ".join(parts.values()), parts=parts)
 
 
 TOKENS = tokens()

@@ -53,10 +53,10 @@ def judge(
         }
     )
     figures = {"validation": {name: {"value": value, "low": None, "high": None} for name, value in VALUES.items()}}
-    scores = Ref(kind="score", key="k", digest="d", figures=figures)
+    scores = Ref(stage="score", key="k", digest="d", figures=figures)
     scores.path.mkdir(parents=True, exist_ok=True)
     (scores.path / "slices.json").write_text(json.dumps({"validation": dict.fromkeys(["genre", *slices], groups)}))
-    compared = Ref(kind="compare", key="k", digest="d", figures=beside.model_dump()) if beside else None
+    compared = Ref(stage="compare", key="k", digest="d", figures=beside.model_dump()) if beside else None
     verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared)
     assert isinstance(verdict, Verdict)
     return verdict

@@ -284,7 +284,7 @@ class Keys:
         digest = f"{stage.name} edited" if edited else stage.name
         if stage.cached:
             parts = Parts(stage.name, self._part if edited else None)
-            return SimpleNamespace(task=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
+            return SimpleNamespace(stage=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
         made = {
             "count_comparison": Counted(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),

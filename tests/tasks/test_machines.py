@@ -150,7 +150,7 @@ def test_finetune_run_on_a_helping_machine_registers_nothing_and_says_whose_mode
 ) -> None:
     file, out = write_project(tmp_path / "project"), tmp_path / "out.json"
     leader = Leader(FIRST, "run")
-    leader.stage_ended(Row("fit", "k", "ran", 1.0), Ref(kind="fit", key="k", digest="d"))
+    leader.stage_ended(Row("fit", "k", "ran", 1.0), Ref(stage="fit", key="k", digest="d"))
     # Training is over, and the run goes on: its lock is held.
     fields = {"num_machines": 2, "machine_rank": 1, "rendezvous": FIRST.rendezvous, "num_processes": 2}
     sets = [word for name, value in fields.items() for word in ("--set", f"compute.{name}={value}")]

@@ -108,7 +108,7 @@ def table_of(home: Path, then: Callable[[PrefectProgress], None] = lambda shown:
     def body() -> str:
         shown = PrefectProgress()
         for stage, report in (("load_data", ROWS), ("tokenize", TOKENS)):
-            ref = Ref(kind=stage, key="k", digest="d", figures={"labels": 2, "tokens": 9, "truncated": 4})
+            ref = Ref(stage=stage, key="k", digest="d", figures={"labels": 2, "tokens": 9, "truncated": 4})
             (ref.path / "log").mkdir(parents=True)
             (ref.path / "log" / "report.json").write_text(json.dumps(report))
             shown.stage_ended(Row(stage, "k", "cached", 1.0), ref)
@@ -152,7 +152,7 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
     def body() -> str:
         shown = PrefectProgress()
         figures = {"test": {"f1": {"value": 0.5, "low": 0.25, "high": 0.75}, "loss": {"value": None}}}
-        shown.stage_ended(Row("score", "k", "ran", 1.0), Ref(kind="score", key="k", digest="d", figures=figures))
+        shown.stage_ended(Row("score", "k", "ran", 1.0), Ref(stage="score", key="k", digest="d", figures=figures))
         shown.end()
         return str(flow_run.get_id())
 

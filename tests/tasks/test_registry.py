@@ -26,7 +26,7 @@ RECIPE = parse(
         "release": {"registry": "reviews"},
     }
 )
-FITTED = Ref(kind="fit", key="f", digest="d", parts={"model": "m"})
+FITTED = Ref(stage="fit", key="f", digest="d", parts={"model": "m"})
 
 
 def scored(accuracy: float) -> Ref:
@@ -34,7 +34,7 @@ def scored(accuracy: float) -> Ref:
         "validation": {"accuracy": {"value": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02}}
     }
     figures["validation"]["roc_auc"] = {"value": None, "low": None, "high": None}  # of one label alone
-    return Ref(kind="score", key=f"score-{accuracy}", digest="d", figures=figures)
+    return Ref(stage="score", key=f"score-{accuracy}", digest="d", figures=figures)
 
 
 def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_since(tracked: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_sin
         assert version.description.startswith(f"{decision}: of this and that\n\nGives a text one of 2 labels")
         assert f"(judged) | accuracy | {accuracy:.4f} | {accuracy - 0.02:.4f} to" in version.description
     several = {f"metric-{number}": {"value": 0.5, "low": None, "high": None} for number in range(500)}
-    many = Ref(kind="score", key="many", digest="d", figures={"validation": several})
+    many = Ref(stage="score", key="many", digest="d", figures={"validation": several})
     register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, rows, FITTED, given_to_them, many)
     assert len(client.get_model_version("reviews", "1").description) == LONGEST_DESCRIPTION
 

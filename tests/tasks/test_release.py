@@ -19,8 +19,8 @@ from tests.made import BESIDE, LABELS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
-TRAINED = Ref(kind="fit", key="t", digest="trained", parts={"model": "m" * 40})
-SCORED = Ref(kind="score", key="s", digest="d", figures={"validation": {"accuracy": {"value": 0.9}}})
+TRAINED = Ref(stage="fit", key="t", digest="trained", parts={"model": "m" * 40})
+SCORED = Ref(stage="score", key="s", digest="d", figures={"validation": {"accuracy": {"value": 0.9}}})
 PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=BESIDE)
 
 

@@ -304,7 +304,7 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
     monkeypatch.chdir(tmp_path)
     folder = write_model(tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("its own")
-    data = Ref(kind="load_data", key="d", digest="d", parts={"train.arrow": "t"})
+    data = Ref(stage="load_data", key="d", digest="d", parts={"train.arrow": "t"})
     from_hub, champion = (
         HubPin(name="me/model@main", commit="c"),
         Champion(name="n", version="1", model="m", max_length=9),

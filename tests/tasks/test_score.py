@@ -20,8 +20,8 @@ DATA = {
 }
 
 MADE = (
-    Ref(kind="load_data", key="k", digest="all of it", parts=DATA),
-    *(Ref(task=stage, key="k", digest="d") for stage in ("tokenize", "fit", "predict")),
+    Ref(stage="load_data", key="k", digest="all of it", parts=DATA),
+    *(Ref(stage=stage, key="k", digest="d") for stage in ("tokenize", "fit", "predict")),
 )
 
 

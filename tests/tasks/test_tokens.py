@@ -25,8 +25,8 @@ from training.problems import UserError
 from training.programs import predict
 from training.recipe import Recipe, parse
 
-DATA = Ref(kind="load_data", key="d", digest="of the rows")
-MODEL = Ref(kind="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
+DATA = Ref(stage="load_data", key="d", digest="of the rows")
+MODEL = Ref(stage="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
 BYTES = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>"}
 
 

@@ -273,6 +273,6 @@ def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_he
     )
     assert len(listener.rank1) == 2 and any("killed" in warning for warning in listener.warnings)
     assert_same(work.job, launched)
-    leader.stage_ended(Row("fit", work.key, "ran", 1.0), Ref(kind="fit", key=work.key, digest="d"))
+    leader.stage_ended(Row("fit", work.key, "ran", 1.0), Ref(stage="fit", key=work.key, digest="d"))
     helping.join(30.0)
     assert [(told.ended, Path(told.message).parts[-3:]) for told in said] == [("completed", ("fit", "k" * 40, "model"))]
