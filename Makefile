@@ -3,6 +3,7 @@
 # make matrix: every engine and kind with every strategy: trains, goes on after kills, exports, answers; the README's
 # tables are renewed.
 # make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
+# make docs: build the documentation site in build/docs; a warning or a broken link is an error.
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
 # Each first makes an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
 # CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test drill matrix ui bench lint
+.PHONY: demo test drill matrix ui docs bench lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -32,6 +33,9 @@ matrix: $(VENV)/.installed
 
 ui: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.ui
+
+docs: $(VENV)/.installed
+	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 # With the words of BENCH as arguments: make bench BENCH="--only step kill"
 bench: $(VENV)/.installed

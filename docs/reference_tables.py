@@ -1,0 +1,299 @@
+"""The generated parts of the reference pages, as a Sphinx extension.
+
+A page holds `<!-- generated: NAME -->`; the build replaces this line by the Markdown that `GENERATED[NAME]` returns. It
+comes from the recipe's models, the parsers of the command line and the tables that the code itself uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from flows import pipeline
+from flows.commands.main import COMMANDS, parser
+from flows.pipeline import STAGES
+from tasks.runtime.stage import Stage
+from training import kinds
+from training.kinds.names import KINDS
+from training.metric_names import LESS_IS_BETTER
+from training.metrics import METRICS, OF_TAGS
+from training.recipe import Recipe, Training
+from training.recipe.extra import ACCEPTED, arguments, set_by_project
+from training.recipe.optimizers import OPTIMIZERS, REFUSED
+from training.rows import checks
+from training.rows.sources import SUFFIXES
+from training.strategies import STRATEGIES
+
+TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
+"""Plain types of JSON Schema, in words."""
+MARK = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *(list(map(str, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def one_line(text: str | None) -> str:
+    """A docstring as one line."""
+    return " ".join((text or "").split())
+
+
+def first_paragraph(thing: object) -> str:
+    """The first paragraph of a docstring, as one line."""
+    return one_line((inspect.getdoc(thing) or "").partition("\n\n")[0])
+
+
+# The recipe
+
+
+def recipe() -> str:
+    """A chapter for each section of the recipe, a definition for each field: type, default, description."""
+    schema = Recipe.model_json_schema()
+    return "\n\n".join(_sections(schema, schema["$defs"], ""))
+
+
+def _sections(section: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Iterator[str]:
+    yield f"## {f'`{path}`' if path else 'Top level'}\n\n{one_line(section.get('description'))}"
+    required = section.get("required", ())
+    inner: list[tuple[str, str]] = []
+    for name, field in section["properties"].items():
+        field_path = f"{path}.{name}".lstrip(".")
+        if target := _section_of(field):
+            inner.append((target, field_path))
+            field = {"description": definitions[target].get("description"), **field}
+        yield _definition(field_path, field, name in required)
+    for target, inner_path in inner:
+        yield from _sections(definitions[target], definitions, inner_path)
+
+
+def _definition(path: str, field: Mapping[str, Any], required: bool) -> str:
+    need = "required" if required else f"default {_default(field)}"
+    return f"`{path}`\n: {type_in_words(field)}; {need}.\n\n  {one_line(field.get('description'))}"
+
+
+def _section_of(field: Mapping[str, Any]) -> str | None:
+    """The name of the model behind a field that is a section, or may be one."""
+    choices = [field, *field.get("anyOf", ()), *field.get("allOf", ())]
+    return next((choice["$ref"].rpartition("/")[2] for choice in choices if "$ref" in choice), None)
+
+
+def _default(field: Mapping[str, Any]) -> str:
+    if _section_of(field) and field.get("default") is not None:
+        return "its own defaults"
+    empty = {"array": [], "object": {}}.get(field.get("type", ""))
+    return f"`{yaml_value(field.get('default', empty))}`"
+
+
+def yaml_value(value: object) -> str:
+    """A plain value as a recipe writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(yaml_value, value))}]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def type_in_words(schema: Mapping[str, Any]) -> str:
+    """The values that a JSON schema allows, in words."""
+    if "$ref" in schema or "allOf" in schema:
+        return "a section"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(type_in_words, schema["anyOf"])))
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"a list of {type_in_words(schema.get('items', {}))}"
+    if schema.get("type") == "object":
+        values = schema.get("additionalProperties")
+        return f"a mapping to {type_in_words(values)}" if isinstance(values, dict) and values else "a mapping"
+    words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+    return " ".join(
+        [words.get(schema.get("type", ""), "null" if schema.get("type") == "null" else "any value"), *_range(schema)]
+    )
+
+
+def _range(schema: Mapping[str, Any]) -> Iterator[str]:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {schema[name]:,}" for name, sign in signs.items() if name in schema]
+    if bounds:
+        yield ", ".join(bounds)
+
+
+def training_arguments() -> str:
+    """Every field of the installed TrainingArguments, and what a recipe does with it."""
+    return table(("field", "in a recipe", ""), map(_argument, arguments()))
+
+
+def _argument(name: str) -> tuple[str, str, str]:
+    if name in Training.model_fields:
+        return f"`{name}`", f"`training.{name}`", one_line(Training.model_fields[name].description)
+    if reason := set_by_project(name):
+        return f"`{name}`", "refused", reason
+    return f"`{name}`", f"`training.extra.{name}`", ACCEPTED.get(name, "")
+
+
+# The command line
+
+
+def command_line() -> str:
+    """A chapter for each subcommand: description, usage, arguments."""
+    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert len(commands.choices) == len(COMMANDS)
+    return "\n\n".join(_command(name, command) for name, command in commands.choices.items())
+
+
+def _command(name: str, command: argparse.ArgumentParser) -> str:
+    command.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
+    usage = " ".join(command.format_usage().removeprefix("usage: ").split()) + "\n"
+    rows = [(_spelling(action), _help(action)) for action in command._actions if action.dest != "help"]
+    description = one_line(command.description)
+    return f"## finetune {name}\n\n{description}\n\n```text\n{usage}```\n\n{table(('argument', ''), rows)}"
+
+
+def _spelling(action: argparse.Action) -> str:
+    value = action.metavar or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
+    if not action.option_strings:
+        return f"`{value}`"
+    argument = {0: "", "?": f" [{value}]"}.get(action.nargs or "", f" {value}")
+    return f"`{', '.join(action.option_strings)}{argument}`"
+
+
+def _help(action: argparse.Action) -> str:
+    return one_line((action.help or "") % {**vars(action), "prog": "finetune"})
+
+
+# Tables of the code
+
+
+def task_types() -> str:
+    """A chapter for each task type: columns, class of transformers, metrics, options."""
+    return "\n\n".join(_task_type(name, kinds.class_of(name)) for name in KINDS)
+
+
+def _task_type(name: str, of: Any) -> str:
+    columns = [
+        (f"`{column}`", one.form, "may be left out" if one.optional else "") for column, one in of.columns.items()
+    ]
+    options = of.Options.model_json_schema()["properties"] if of.Options.model_fields else {}
+    parts = [
+        f"## `{name}`",
+        f"{first_paragraph(of)} Class of transformers: `{of.auto_class}`; task of the Hub: `{of.task}`.",
+        table(("column", "form", ""), columns),
+        f"Metrics: {', '.join(f'`{metric}`' for metric in of.metrics)}.",
+    ]
+    if options:
+        rows = [
+            (f"`{key}`", type_in_words(one), _default(one), one_line(one.get("description")))
+            for key, one in options.items()
+        ]
+        parts.append(table(("option", "type", "default", ""), rows))
+    return "\n\n".join(parts)
+
+
+def metrics() -> str:
+    """The metrics that a recipe may name."""
+    return _metrics(METRICS)
+
+
+def span_metrics() -> str:
+    """The metrics of tagged words."""
+    return _metrics(OF_TAGS)
+
+
+def _metrics(of: Mapping[str, type]) -> str:
+    rows = (
+        (f"`{name}`", one_line(one.__doc__), "less" if name in LESS_IS_BETTER else "more") for name, one in of.items()
+    )
+    return table(("metric", "", "better"), rows)
+
+
+def formats() -> str:
+    """The file sources, and the suffixes of their files."""
+    return table(
+        ("`data.source`", "suffixes"), ((f"`{name}`", ", ".join(f"`{s}`" for s in of)) for name, of in SUFFIXES.items())
+    )
+
+
+def optimizers() -> str:
+    """The optimizers that a recipe may name, then the refused ones with the reason."""
+    offered = (
+        (f"`{name}`", one.package or "none", ", ".join(f"`{field}`" for field in (*one.settings, *one.args)) or "none")
+        for name, one in OPTIMIZERS.items()
+    )
+    refused = ((f"`{name}`", reason) for name, reason in REFUSED.items())
+    return f"{table(('`training.optim`', 'package', 'settings'), offered)}\n\n{table(('refused', 'because'), refused)}"
+
+
+def strategies() -> str:
+    """The strategies, and the type of accelerate behind each, on CPUs and on GPUs."""
+    rows = []
+    for name, module in STRATEGIES.items():
+        strategy = importlib.import_module(module)
+        types = " / ".join(dict.fromkeys(strategy.DISTRIBUTED_TYPE.values()))
+        rows.append((f"`{name}`", types, "yes" if strategy.UNPICKLES else "no"))
+    return table(("`compute.strategy`", "type in accelerate", "checkpoints can run code"), rows)
+
+
+def row_checks() -> str:
+    """The checks of rows: level, description, and whether rows that cannot be used are left out."""
+    descriptions = {name: one_line(of.__doc__) for name, of in inspect.getmembers(checks, inspect.isfunction)}
+    described = re.findall(r'^    "(\w+)": "\w+",  # (.+)$', inspect.getsource(checks), re.MULTILINE)
+    descriptions |= {name: f"{words[0].upper()}{words[1:]}." for name, words in described}
+    rows = (
+        (f"`{name}`", level, descriptions[name], "left out" if name in checks.LEAVES_OUT else "kept")
+        for name, level in checks.LEVELS.items()
+    )
+    return table(("check", "level", "finds", "its rows, if not `error`"), rows)
+
+
+def stages() -> str:
+    """The stages in order: work, kind of output, inputs."""
+    by_name = {one.name: one for one in vars(pipeline).values() if isinstance(one, Stage)}
+    rows = (
+        (
+            f"`{name}`",
+            first_paragraph(one.make),
+            "artifact" if one.cached else "action",
+            first_paragraph(one.ingredients),
+        )
+        for name, one in ((name, by_name[name]) for name in STAGES)
+    )
+    return table(("stage", "work", "output", "inputs"), rows)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "recipe": recipe,
+    "training-arguments": training_arguments,
+    "command-line": command_line,
+    "task-types": task_types,
+    "metrics": metrics,
+    "span-metrics": span_metrics,
+    "formats": formats,
+    "optimizers": optimizers,
+    "strategies": strategies,
+    "row-checks": row_checks,
+    "stages": stages,
+}
+
+
+def replaced(source: str) -> str:
+    """A page with its generated parts in place of their marks."""
+    return MARK.sub(lambda mark: GENERATED[mark[1]](), source)
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Registers the extension with Sphinx."""
+
+    def on_read(_: Any, __: str, source: list[str]) -> None:
+        source[0] = replaced(source[0])
+
+    app.connect("source-read", on_read)
+    return {"parallel_read_safe": True}
