@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from flows import pipeline
-from flows.commands.main import COMMANDS, parser
+from flows.cli.main import COMMANDS, parser
 from flows.pipeline import STAGES
-from tasks.runtime.stage import Stage
-from training import kinds
-from training.kinds.names import KINDS
-from training.metric_names import LESS_IS_BETTER
-from training.metrics import METRICS, OF_TAGS
+from tasks.cache.stage import Stage
+from training import task_types
+from training.data import checks
+from training.data.sources import SUFFIXES
+from training.distributed import STRATEGIES
+from training.evaluation.metrics import METRICS, OF_TAGS
 from training.recipe import Recipe, Training
-from training.recipe.extra import ACCEPTED, arguments, set_by_project
-from training.recipe.optimizers import OPTIMIZERS, REFUSED
-from training.rows import checks
-from training.rows.sources import SUFFIXES
-from training.strategies import STRATEGIES
+from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
+from training.recipe.tables import checks as levels
+from training.recipe.tables.metrics import LESS_IS_BETTER
+from training.recipe.tables.optimizers import OPTIMIZERS, REFUSED
+from training.recipe.tables.task_types import TASK_TYPES
 
 TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
 """Plain types of JSON Schema, in words."""
@@ -173,9 +174,9 @@ def _help(action: argparse.Action) -> str:
 # Tables of the code
 
 
-def task_types() -> str:
+def task_type_chapters() -> str:
     """A chapter for each task type: columns, class of transformers, metrics, options."""
-    return "\n\n".join(_task_type(name, kinds.class_of(name)) for name in KINDS)
+    return "\n\n".join(_task_type(name, task_types.class_of(name)) for name in TASK_TYPES)
 
 
 def _task_type(name: str, of: Any) -> str:
@@ -185,7 +186,7 @@ def _task_type(name: str, of: Any) -> str:
     options = of.Options.model_json_schema()["properties"] if of.Options.model_fields else {}
     parts = [
         f"## `{name}`",
-        f"{first_paragraph(of)} Class of transformers: `{of.auto_class}`; task of the Hub: `{of.task}`.",
+        f"{first_paragraph(of)} Class of transformers: `{of.auto_class}`; task of the Hub: `{of.hub_task}`.",
         table(("column", "form", ""), columns),
         f"Metrics: {', '.join(f'`{metric}`' for metric in of.metrics)}.",
     ]
@@ -245,11 +246,11 @@ def strategies() -> str:
 def row_checks() -> str:
     """The checks of rows: level, description, and whether rows that cannot be used are left out."""
     descriptions = {name: one_line(of.__doc__) for name, of in inspect.getmembers(checks, inspect.isfunction)}
-    described = re.findall(r'^    "(\w+)": "\w+",  # (.+)$', inspect.getsource(checks), re.MULTILINE)
+    described = re.findall(r'^    "(\w+)": "\w+",  # (.+)$', inspect.getsource(levels), re.MULTILINE)
     descriptions |= {name: f"{words[0].upper()}{words[1:]}." for name, words in described}
     rows = (
         (f"`{name}`", level, descriptions[name], "left out" if name in checks.LEAVES_OUT else "kept")
-        for name, level in checks.LEVELS.items()
+        for name, level in levels.LEVELS.items()
     )
     return table(("check", "level", "finds", "its rows, if not `error`"), rows)
 
@@ -273,7 +274,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "recipe": recipe,
     "training-arguments": training_arguments,
     "command-line": command_line,
-    "task-types": task_types,
+    "task-types": task_type_chapters,
     "metrics": metrics,
     "span-metrics": span_metrics,
     "formats": formats,

@@ -11,7 +11,7 @@ the model answers with       logits (B, 2, T): how likely the answer begins with
 
 `answers` are those of SQuAD: texts, and the character of the context with which each begins. The first one is learnt;
 the one that is nearest to the prediction counts when that is judged. Named in a recipe as
-`task: question_answering:ExtractiveQA`; training/README.md writes this file step by step.
+`task: question_answering:ExtractiveQA`; docs/how-to/own-task-type.md writes this file step by step.
 
 B rows of a batch (windows), T tokens, N rows of a split.
 """

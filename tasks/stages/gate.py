@@ -157,7 +157,7 @@ def _missing(missed: Sequence[Check]) -> Iterator[str]:
         yield f"it misses {', '.join(poor)}"
     for check in bounds:
         if math.isnan(check.value):
-            yield f"{check.figure} has no value: training/README.md says when it has none"
+            yield f"{check.figure} has no value: docs/reference/metrics.md says when it has none"
     floors = sorted((check for check in missed if check.group is not None), key=_below)
     for check in floors[:MOST_TOLD]:
         split, _, rest = check.figure.partition(".")

@@ -1,5 +1,5 @@
-"""`make matrix`: every engine and every task type with every strategy, and what holds of each, as the README's
-tables.
+"""`make matrix`: every engine and every task type with every strategy, and which promises hold
+for each: docs/evidence/matrix.md.
 
     python -m tests.matrix [--only ENGINE|KIND[-STRATEGY[-PROCESSES]] ...]
 
@@ -7,7 +7,7 @@ Each cell is a training of a recipe of tests/task_types.py: engines by the comma
 types by forks of one process. One training is left alone; another is killed again and again, and must end with the
 same bytes. Where a combination is refused, the table says so. The exit status is 1 where something does not hold.
 
-What came of the cells that were tried is kept in tests/matrix/result.json and shown in the README.
+What came of the cells that were tried is kept in tests/matrix/result.json and shown in docs/evidence/matrix.md.
 """
 
 from __future__ import annotations

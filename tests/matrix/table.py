@@ -1,4 +1,4 @@
-"""The matrix as it is kept (result.json) and shown (tables in the README)."""
+"""The matrix as it is kept (result.json) and shown (docs/evidence/matrix.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.matrix.cells import COMBINATIONS, WAYS, Cell, Combination
 from training.recipe.tables.task_types import TASK_TYPES
 
 RESULT = Path(__file__).with_name("result.json")
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "evidence" / "matrix.md"
 BLOCK = re.compile(r"(<!-- matrix -->\n).*?(\n<!-- /matrix -->)", re.DOTALL)
 
 
@@ -37,9 +37,9 @@ class Result:
         return Result(version("torch"), tuple(known[place] for place in map(place, COMBINATIONS) if place in known))
 
     def keep(self) -> None:
-        """Writes it down, and shows it in the README."""
+        """Writes it down, and shows it on its page."""
         RESULT.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        README.write_text(BLOCK.sub(lambda found: found[1] + self.markdown() + found[2], README.read_text()))
+        PAGE.write_text(BLOCK.sub(lambda found: found[1] + self.markdown() + found[2], PAGE.read_text()))
 
     def markdown(self) -> str:
         """A line an engine with a strategy, then a line a task type, each with the commits that were tried."""

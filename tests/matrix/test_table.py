@@ -1,4 +1,4 @@
-"""The README shows the last run of each cell of the matrix."""
+"""The page of the matrix shows the last run of each cell of the matrix."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.matrix.cells import COMBINATIONS
-from tests.matrix.table import BLOCK, README, Result, place
+from tests.matrix.table import BLOCK, PAGE, Result, place
 from tests.tasks import TINY, recipe_of
 from training.recipe import parse
 from training.recipe.tables.task_types import TASK_TYPES
 
 
-def test_the_readme_shows_what_the_last_run_of_each_cell_gave() -> None:
-    shown = BLOCK.search(README.read_text())
+def test_the_page_shows_what_the_last_run_of_each_cell_gave() -> None:
+    shown = BLOCK.search(PAGE.read_text())
     assert shown is not None
     result = Result.read()
     assert shown[0] == f"<!-- matrix -->\n{result.markdown()}\n<!-- /matrix -->"

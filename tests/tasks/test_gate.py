@@ -167,7 +167,7 @@ def test_a_figure_without_a_value_reaches_no_bound_and_is_told_as_one_that_is_no
     verdict = judge({"minimum": {"precision": 0.0, "f1": 0.9}, **floors(war={"precision": 0.0})})
     assert verdict.decision == "reject" and verdict.reason == (
         "it misses validation.f1 0.7 < 0.9; "
-        "validation.precision has no value: training/README.md says when it has none; "
+        "validation.precision has no value: docs/reference/metrics.md says when it has none; "
         "precision has no value where genre=war, on 300 rows of validation: set a floor of another metric there."
     )
     assert [row["value"] for row in checks_table(verdict)] == ["-", "0.7000", "-"]

@@ -1,4 +1,4 @@
-"""An engine of the recipe's author: the README's own is followed to the letter, and what is wrong with one is told."""
+"""An engine of the recipe's author: the documented one is followed to the letter, and mistakes are reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.test_readme import example
+from tests.test_docs import example
 from tests.training import tiny
 from tests.training.forks import events, finish, kill_when, weights
 from training.engine.checkpoints import step_of
@@ -25,7 +25,7 @@ def two(task, more): ...
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder beside the recipe, in which the README's file lies."""
+    """A folder beside the recipe, in which the documented file lies."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_engine.py").write_text(example("engine"))
     (tmp_path / "my_mistakes.py").write_text(MISTAKES)

@@ -6,7 +6,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from datasets import Features, List, Value
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
+from docs import reference_tables
 from training.evaluation import metrics
 from training.evaluation.bootstrap import draws
 from training.evaluation.metrics.bootstrap_figures import figures
@@ -292,24 +293,16 @@ def test_what_is_no_number_is_told() -> None:
     assert message.endswith("gave 'a' as str: it must be a number.")
 
 
-TABLES = {"metrics": metrics.METRICS, "metrics of tags": metrics.OF_TAGS}
-"""By what marks their place in the reference page."""
-
-
-def table(of: Mapping[str, type[evaluate.Metric]]) -> str:
-    """The metrics, as they describe themselves."""
-    lines = ["| metric | | better |", "|---|---|---|"]
-    for name, metric in of.items():
-        better = "less" if name in LESS_IS_BETTER else "more"
-        lines.append(f"| `{name}` | {' '.join((metric.__doc__ or '').split())} | {better} |")
-    return "\n".join(lines)
-
-
-def test_the_table_of_the_reference_page_is_what_the_metrics_say_of_themselves() -> None:
-    """Made anew by `python -m tests.training.test_metrics`."""
-    page = (ROOT / "training/README.md").read_text()
-    for mark, of in TABLES.items():
-        assert page.partition(f"<!-- {mark} -->\n\n")[2].partition(f"\n\n<!-- /{mark} -->")[0] == table(of)
+def test_the_tables_of_the_reference_page_are_the_metrics_descriptions_of_themselves() -> None:
+    for table, of in (
+        (reference_tables.metrics(), metrics.METRICS),
+        (reference_tables.span_metrics(), metrics.OF_TAGS),
+    ):
+        rows = table.splitlines()[2:]
+        assert len(rows) == len(of)
+        for row, (name, metric) in zip(rows, of.items(), strict=True):
+            better = "less" if name in LESS_IS_BETTER else "more"
+            assert row == f"| `{name}` | {' '.join((metric.__doc__ or '').split())} | {better} |"
 
 
 def test_values_lie_in_the_range_that_is_told_and_agreement_is_better() -> None:
@@ -330,7 +323,3 @@ def test_scoring_imports_neither_torch_nor_transformers() -> None:
     code += "print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-if __name__ == "__main__":
-    print("\n\n".join(map(table, TABLES.values())))

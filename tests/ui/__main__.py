@@ -2,8 +2,8 @@
 
     python -m tests.ui
 
-Each page must say what it is there for. The pictures go to tests/ui/pictures/; the README shows three of them. The exit
-status is 1 where a page does not say what it should. Chromium comes with the system: apt-get install chromium.
+Each page must say what it is there for. The pictures go to tests/ui/pictures/; docs/how-to/servers.md shows three.
+The exit status is 1 where a page does not say what it should. Chromium comes with the system: apt-get install chromium.
 """
 
 from __future__ import annotations

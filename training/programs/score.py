@@ -88,7 +88,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
                 if name in found[split]:  # a user's metric may name its figures by what was predicted
                     found[split][name]["baseline"] = _or_null(value)
         for name in (name for name, score in found[split].items() if score["value"] is None):
-            events.warning(f"{name} has no value on {split}: training/README.md says when it has none.")
+            events.warning(f"{name} has no value on {split}: docs/reference/metrics.md says when it has none.")
         if predicted.caveat:
             events.warning(f"{split}: {predicted.caveat}")
         plots.draw_scores(predicted, split, output / "log")

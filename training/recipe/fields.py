@@ -121,7 +121,7 @@ class Tokens(Section):
 
 class Training(Section):
     """How the model is trained. Names and meanings are those of transformers' TrainingArguments, except for the fields
-    from `loss` on; training/README.md tells of all of them."""
+    from `loss` on; docs/reference/training-arguments.md lists all of them."""
 
     num_train_epochs: float = Field(default=3.0, gt=0, le=1_000_000)
     """Times that each training row is seen."""
@@ -200,8 +200,8 @@ class Training(Section):
     metric_for_best_model: str | None = None
     """Chooses the best model: one of evaluation.metrics (null: the loss on the validation split)."""
     greater_is_better: bool | None = None
-    """Whether more of that metric is better (null: as training/README.md has it, and of one of your own, yes unless its
-    name ends with loss)."""
+    """Whether more of that metric is better (null: as docs/reference/metrics.md has it; for one of your own, yes unless
+    its name ends with loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported, rather than the last one."""
     resume_from_checkpoint: Text | None = None
@@ -269,7 +269,7 @@ class Compute(Section):
     recipe is set there."""
     accelerate: Text | None = None
     """The path of a file that `accelerate config` wrote: each of its fields becomes the field of the recipe that says
-    the same, and contradicts none that is written there. training/README.md tells of them."""
+    the same, and contradicts none that is written there: docs/how-to/several-processes.md."""
     num_processes: AutoOrCount = "auto"
     """Processes that train and predict, on all machines together, each on a GPU of its own or all on the CPU; auto: all
     GPUs, and where there is none, 1 a machine."""
@@ -300,9 +300,9 @@ class Evaluation(Section):
     splits: list[Split] = Field(default=["validation"], min_length=1)
     """The splits that are predicted and scored."""
     metrics: list[CodeName] = Field(default=["accuracy"], min_length=1)
-    """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (training/README.md has all), a class
-    of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`. Where it is left out and accuracy does not
-    fit the task type, the first that does."""
+    """What is computed from the predictions: accuracy, f1, roc_auc, log_loss, … (docs/reference/metrics.md has all), a
+    class of yours as `module:Class`, or one of the Hub as `hub:owner/name@COMMIT`. Where it is left out and accuracy
+    does not fit the task type, the first that does."""
     slices: list[Text] = Field(default_factory=list)
     """By what each split is also judged in groups: columns of the rows (text, whole numbers or truths, of at most 1,000
     different values), `label` (where a row has one), or `length_bucket` (quarters of the rows by their number of

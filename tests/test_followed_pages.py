@@ -1,6 +1,6 @@
-"""The guide "A task type of your own" can be followed: its files are written, its commands run, its output compared.
+"""The tutorial and "Write a task type" can be followed: files are written, commands run, output compared.
 
-`python -m tests.test_guide_of_task_types` follows all of it and writes what the commands print now into it.
+`python -m tests.test_followed_pages` follows both to the end and writes today's output into them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 import pytest
 
 from tests.flows.small import command
-from tests.test_guide import BLOCK, Reader
+from tests.test_data_pages import BLOCK, Reader
 from training.task_types.task_type import TaskType
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "training" / "README.md"
+TASK_TYPE_PAGE = ROOT / "docs" / "how-to" / "own-task-type.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 EXAMPLE = ROOT / "deployments" / "examples" / "question_answering.py"
 MODULES = ("mine", "question_answering", "moves")
 
 
 class Follower(Reader):
-    """Somebody who follows this guide; whole runs only where told to, each in a process of its own."""
+    """Follows one of the pages; whole runs only if `runs`, each in a process of its own."""
 
     def __init__(self, *, runs: bool) -> None:
         super().__init__()
@@ -69,35 +70,42 @@ def in_folder(folder: Path) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def chapter() -> str:
-    found = re.search(r"^## A task type of your own\n.*?(?=^## )", FILE.read_text(), re.DOTALL | re.MULTILINE)
-    assert found
-    return found[0]
-
-
 def told(text: str) -> list[str]:
     """The lines, but for figures, places, bars and how long things take."""
     lines = [re.sub(r"\S*/artifacts/\S*|[\d.,]+|[█░]+", "#", line) for line in text.splitlines()]
     return [" ".join(line.split()) for line in lines if "░" not in line]
 
 
-def test_the_steps_before_a_run_print_what_the_guide_shows(tmp_path: Path) -> None:
+def followed(page: Path, *, runs: bool) -> str:
+    return BLOCK.sub(Follower(runs=runs).follow, page.read_text())
+
+
+@pytest.mark.parametrize("page", [TASK_TYPE_PAGE, TUTORIAL], ids=lambda page: str(page.stem))
+def test_the_steps_before_a_run_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     with in_folder(tmp_path):
-        assert BLOCK.sub(Follower(runs=False).follow, chapter()).splitlines() == chapter().splitlines()
-    assert (tmp_path / "question_answering.py").read_bytes() == EXAMPLE.read_bytes()
+        assert followed(page, runs=False).splitlines() == page.read_text().splitlines()
+    if page == TASK_TYPE_PAGE:
+        assert (tmp_path / "question_answering.py").read_bytes() == EXAMPLE.read_bytes()
 
 
 @pytest.mark.drill
-def test_every_step_of_the_guide_can_be_followed_to_the_answer_of_the_registered_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "answer"),
+    [(TASK_TYPE_PAGE, "\n  New York  (from"), (TUTORIAL, "%  shipping")],
+    ids=["task type", "tutorial"],
+)
+def test_every_step_of_the_page_can_be_followed_to_the_answer_of_the_registered_model(
+    page: Path, answer: str, tmp_path: Path
+) -> None:
     with in_folder(tmp_path):
-        followed = BLOCK.sub(Follower(runs=True).follow, chapter())
-    assert told(followed) == told(chapter())
-    assert "\n  New York  (from" in followed
+        text = followed(page, runs=True)
+    assert told(text) == told(page.read_text())
+    assert answer in text
 
 
-def test_the_guide_names_all_that_a_kind_has_to_have() -> None:
+def test_the_page_names_all_that_a_task_type_has_to_have() -> None:
     wanted = {f"`{name}`" for name in TaskType.__abstractmethods__}
-    assert wanted <= set(re.findall(r"`\w+`", "".join(re.findall(r"\*\*(.*?)\*\*", chapter()))))
+    assert wanted <= set(re.findall(r"`\w+`", "".join(re.findall(r"\*\*(.*?)\*\*", TASK_TYPE_PAGE.read_text()))))
 
 
 MISTAKES = {
@@ -143,7 +151,7 @@ def test_a_mistake_in_a_kind_of_ones_own_is_one_message(
 
     content, message = MISTAKES[case]
     with in_folder(tmp_path):
-        for block in BLOCK.finditer(chapter()):
+        for block in BLOCK.finditer(TASK_TYPE_PAGE.read_text()):
             if block[2].startswith("file "):
                 Path(block[2].split()[1]).write_text(block[3])
         Path("question_answering.py").write_bytes(EXAMPLE.read_bytes())
@@ -157,7 +165,7 @@ def test_a_mistake_in_a_kind_of_ones_own_is_one_message(
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made, in_folder(Path(made)):
-        os.environ.setdefault("PREFECT_HOME", f"{made}/prefect")
-        before, after = chapter(), BLOCK.sub(Follower(runs=True).follow, chapter())
-        FILE.write_text(FILE.read_text().replace(before, after))
+    for page in (TASK_TYPE_PAGE, TUTORIAL):
+        with tempfile.TemporaryDirectory() as made, in_folder(Path(made)):
+            os.environ.setdefault("PREFECT_HOME", f"{made}/prefect")
+            page.write_text(followed(page, runs=True))

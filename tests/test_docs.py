@@ -1,4 +1,4 @@
-"""What the README shows is true: its examples run, its tree is the tree."""
+"""The README and the pages of docs/ are true: examples run, paths exist, generated parts can be made."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import numpy as np
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from deployments.docstrings import LIBRARIES
+from docs import reference_tables
 from flows.cli.main import parser
 from flows.reports.tables import verdict_lines
 from tasks.cache.refs import Ref
@@ -24,22 +28,27 @@ from tasks.tracking.reports import worst_groups
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
 from training.programs.compare import compared as compare
-from training.recipe import load, parse, parse_set
+from training.recipe import Recipe, load, parse, parse_set
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+ALL = "\n".join(PAGES.values())
 
 
 def example(name: str) -> str:
     """The code block behind `<!-- test: name -->`."""
-    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```", ALL, re.DOTALL)
     assert found, name
     return found[1]
 
 
 def block(name: str) -> str:
     """What stands between `<!-- name -->` and `<!-- /name -->`."""
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README, re.DOTALL)
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", ALL, re.DOTALL)
     assert found, name
     return found[1]
 
@@ -103,7 +112,7 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
 
 
 def test_every_command_that_is_shown_is_one_that_there_is() -> None:
-    commands = re.findall(r"^ {4}(?:\$ )?finetune (.+)$", README, re.MULTILINE)
+    commands = re.findall(r"^ {4}(?:\$ )?finetune (.+)$", ALL, re.MULTILINE)
     assert {command.split()[0] for command in commands} >= {
         *("run", "plan", "models", "promote", "rollback", "predict", "show", "reproduce")
     }
@@ -114,37 +123,64 @@ def test_every_command_that_is_shown_is_one_that_there_is() -> None:
 def test_the_tree_names_what_is_there_and_misses_no_room() -> None:
     tree = re.search(r"<!-- tree -->\n```\n(.*?)```", README, re.DOTALL)
     assert tree
-    folder, inner, named = "", "", set()
+    folder, named = "", set()
     for line in tree[1].splitlines():
-        words = line.split()
-        if not line.startswith(" "):
-            folder = words[0]
-            assert (ROOT / folder).is_dir(), folder
-        elif not line.startswith("    "):
-            inner = words[0] if words[0].endswith("/") else ""
-        path = folder + (inner if line.startswith("    ") else "")
-        for word in words:
-            if line.startswith(" ") and (word.endswith(".py") or (word.endswith("/") and word == words[0])):
-                assert (ROOT / path / word).exists(), path + word
-                named.add(path + word)
-    rooms = {
-        f"{package}/{path.name}/"
-        for package in ("flows", "tasks", "training")
-        for path in (ROOT / package).iterdir()
-        if (path / "__init__.py").is_file()
-    }
-    assert rooms <= named
-    assert {path.name + "/" for path in ROOT.iterdir() if path.is_dir() and path.name in tree[1]} <= {
-        line.split()[0] for line in tree[1].splitlines()
-    }
+        path = line.split()[0]
+        folder = folder if line.startswith(" ") else path
+        path = folder + path if line.startswith(" ") else path
+        assert (ROOT / path).exists(), path
+        named.add(path.rstrip("/"))
+    packages = [file.parent for top in ("flows", "tasks", "training") for file in (ROOT / top).glob("*/__init__.py")]
+    assert [room for room in packages if room.relative_to(ROOT).as_posix() not in named] == []
+    flows = [path for path in (ROOT / "flows").glob("*.py") if path.name != "__init__.py"]
+    assert [path.name for path in flows if f"flows/{path.name}" not in named] == []
 
 
-def test_the_chapter_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
+def test_every_file_that_a_page_links_to_is_there() -> None:
+    for name, page in PAGES.items():
+        for link in re.findall(r"\]\(([^)\s#]+)(?:#[\w-]+)?\)", page):
+            assert "://" in link or (ROOT / name).parent.joinpath(link).exists(), (name, link)
+
+
+def test_every_path_of_the_project_that_contributing_names_is_there() -> None:
+    paths = re.findall(r"`((?:flows|tasks|training|tests|docs|deployments|infra)/[\w/.-]*)`", PAGES["CONTRIBUTING.md"])
+    assert len(paths) >= 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_generated_part_of_a_page_can_be_made_and_is_shown_on_one() -> None:
+    marks = [mark for page in PAGES.values() for mark in reference_tables.MARK.findall(page)]
+    assert sorted(marks) == sorted(reference_tables.GENERATED)
+    for name, markdown in reference_tables.GENERATED.items():
+        assert len(markdown().splitlines()) > 5, name
+
+
+def test_every_field_of_the_recipe_is_on_its_page_with_type_default_and_description() -> None:
+    page = reference_tables.recipe()
+    entries = re.findall(r"^`([\w.]+)`\n: (.+); (?:required|default .+)\.\n\n  (\S.+)$", page, re.MULTILINE)
+    fields = set(_fields(Recipe, ""))
+    assert {path for path, _, _ in entries} == fields and len(fields) > 100
+    assert not [path for path, kind, _ in entries if "any value" in kind and path not in ANY_VALUE]
+
+
+ANY_VALUE = {"model.config", "options", "training.extra", "compute.deepspeed"}
+"""Fields whose values the libraries define."""
+
+
+def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield f"{path}{name}"
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from _fields(inner, f"{path}{name}.")
+
+
+def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
     from tasks.cache.refs import Ref
     from tasks.tracking.figures import figure
     from training.recipe.tables.metrics import METRICS
 
-    chapter = README.partition("\n## Evaluate\n")[2].partition("\n## ")[0]
+    chapter = PAGES["docs/how-to/evaluate.md"]
     averages = [name for name in METRICS if name.endswith(("_macro", "_micro", "_weighted", "_samples"))]
     assert [name for name in METRICS if f"`{name}`" not in chapter and name not in averages] == []
     assert {name.partition("_")[2] for name in averages} == set(re.findall(r"`_(\w+)`", chapter))

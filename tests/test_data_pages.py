@@ -1,11 +1,10 @@
-"""The guide "Bring your own data" can be followed: its files are written, its commands run, its output compared.
+"""The pages of docs/how-to/data can be followed: their files are written, their commands run, their output compared.
 
-`python -m tests.test_guide` follows it and writes what the commands print now into it.
+`python -m tests.test_data_pages` follows them in order and writes today's output into them.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import os
@@ -23,22 +22,22 @@ import yaml
 
 from flows.cli.main import main
 from tests.s3 import KEYS, S3
-from training.data import checks
 from training.data.load_rows import load as load_rows
 from training.recipe import Data, load, parse
 from training.task_types.sequence_classification import SequenceClassification
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "deployments" / "README.md"
-GUIDE = FILE.read_text()
+FOLDER = ROOT / "docs" / "how-to" / "data"
+# The order of the table of contents, in which one page continues with the files of another.
+FILES = [FOLDER / f"{name}.md" for name in re.findall(r"^[\w-]+$", (FOLDER / "index.md").read_text(), re.MULTILINE)]
+PAGES = {file: file.read_text() for file in FILES}
 
 # <!-- guide: run --> and the block below it
 BLOCK = re.compile(r"(<!-- guide: ([^\n]+) -->\n```\w*\n)(.*?)(?=```\n)", re.DOTALL)
-TABLE = re.compile(r"(?<=<!-- guide: checks -->\n\n).*?(?=\n*<!-- /guide -->)", re.DOTALL)
 
 
 class Reader:
-    """Somebody who follows the guide in the working directory: each block by its first word, such as `run`."""
+    """Follows pages in the working directory: each block by its first word, such as `run`."""
 
     def __init__(self, s3: S3 | None = None) -> None:
         self._s3, self._code = s3, 0
@@ -95,50 +94,41 @@ class Reader:
         return "" if into else said.getvalue()
 
 
-def table() -> str:
-    """The checks, as the code describes them."""
-    tree = ast.parse(Path(checks.__file__).read_text())
-    said = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.FunctionDef)}
-    commented = re.findall(r'^    "(\w+)": "\w+",  # (.+)$', Path(checks.__file__).read_text(), re.MULTILINE)
-    said |= {name: f"{words[0].upper()}{words[1:]}." for name, words in commented}
-    lines = ["| check | level | what it finds | its rows, if not `error` |", "|---|---|---|---|"]
-    for name, level in checks.LEVELS.items():
-        rows = "left out" if name in checks.LEAVES_OUT else "kept"
-        lines.append(f"| `{name}` | {level} | {' '.join(said[name].split())} | {rows} |")
-    return "\n".join(lines)
-
-
-def follow(folder: Path) -> str:
-    """The guide with what its commands print now; the folder is where they are typed."""
+def follow(folder: Path) -> dict[Path, str]:
+    """The pages with today's output of their commands, run in the folder."""
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.chdir(folder)
         patch.delenv("FINETUNE_HOME", raising=False)
-        patch.setattr(sys, "path", [*sys.path])  # rows of the guide's own module are found here
+        patch.setattr(sys, "path", [*sys.path])  # rows of a page's own module are found here
         stack.callback(sys.modules.pop, "my_tickets", None)
         s3 = S3()
         stack.callback(s3.stop)
-        s3.reached(patch, **dict.fromkeys(KEYS, ""))  # which the guide exports
-        text = BLOCK.sub(Reader(s3).follow, GUIDE)
-    return TABLE.sub(lambda _: table(), text)
+        s3.reached(patch, **dict.fromkeys(KEYS, ""))  # which a page exports
+        reader = Reader(s3)
+        return {file: BLOCK.sub(reader.follow, page) for file, page in PAGES.items()}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the guide is followed."""
+    """Where the pages are followed."""
     return tmp_path_factory.mktemp("guide")
 
 
 @pytest.fixture(scope="module")
-def followed(folder: Path) -> str:
+def followed(folder: Path) -> dict[Path, str]:
     return follow(folder)
 
 
-def test_the_commands_print_what_the_guide_shows_and_its_recipes_are_valid(followed: str) -> None:
-    assert followed.splitlines() == GUIDE.splitlines()
+def test_the_commands_print_what_the_pages_show_and_their_recipes_are_valid(followed: dict[Path, str]) -> None:
+    assert len(PAGES) == 10
+    for file, page in PAGES.items():
+        assert followed[file].splitlines() == page.splitlines()
 
 
-def test_rows_that_are_added_move_no_row_between_the_splits(folder: Path, followed: str, tmp_path: Path) -> None:
+def test_rows_that_are_added_move_no_row_between_the_splits(
+    folder: Path, followed: dict[Path, str], tmp_path: Path
+) -> None:
     before = texts(folder, tmp_path / "before", "january.csv")
     after = texts(folder, tmp_path / "after", "january.csv", "february.csv")
     assert before["validation"] and len(after["train"]) > len(before["train"])
@@ -146,7 +136,7 @@ def test_rows_that_are_added_move_no_row_between_the_splits(folder: Path, follow
 
 
 def texts(folder: Path, out: Path, *months: str) -> dict[str, set[str]]:
-    """The texts of each split, as the guide's recipe cuts them."""
+    """The texts of each split, as the pages' recipe cuts them."""
     data = load(folder / "reviews.yaml").data.model_copy(update={"filter": None, "checks": {"blank_text": "warning"}})
     load_rows(data, SequenceClassification(), {"train": [str(folder / "reviews" / month) for month in months]}, out)
     return {
@@ -155,10 +145,12 @@ def texts(folder: Path, out: Path, *months: str) -> dict[str, set[str]]:
     }
 
 
-def test_every_field_of_the_data_is_in_the_guide() -> None:
-    assert [name for name in Data.model_fields if not re.search(rf"\b{name}\b", GUIDE)] == []
+def test_every_field_of_the_data_is_on_one_of_the_pages() -> None:
+    text = "\n".join(PAGES.values())
+    assert [name for name in Data.model_fields if not re.search(rf"\b{name}\b", text)] == []
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        FILE.write_text(follow(Path(made)))
+        for file, page in follow(Path(made)).items():
+            file.write_text(page)
