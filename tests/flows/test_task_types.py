@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.flows.small import finetune
-from tests.tasks import ROWS, TINY, recipe_of, write_project
+from tests.task_types import ROWS, TINY, recipe_of, write_project
 from training import task_types
 from training.recipe import parse
 from training.recipe.rules.column_rules import asked_of

@@ -28,7 +28,7 @@ def main() -> int:
     from tests.benchmarks.table import commit
     from tests.matrix.cells import COMBINATIONS, Cell, fill
     from tests.matrix.table import Result
-    from tests.tasks import make_world
+    from tests.task_types import make_world
 
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Engines, task types and strategies.")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="how names of cells may begin")

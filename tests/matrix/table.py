@@ -55,7 +55,7 @@ class Result:
                 yield _line(cell.engine, cell.strategy, str(cell.processes), *found, cell.commit)
 
     def _kinds(self) -> Iterator[str]:
-        yield _line("task", *(f"{strategy}, {processes}" for strategy, processes in WAYS), "commit")
+        yield _line("task type", *(f"{strategy}, {processes}" for strategy, processes in WAYS), "commit")
         yield "|---|" + "---|" * (len(WAYS) + 1)
         reasons: list[str] = []
         for task in TASK_TYPES:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.matrix.cells import COMBINATIONS
 from tests.matrix.table import BLOCK, PAGE, Result, place
-from tests.tasks import TINY, recipe_of
+from tests.task_types import TINY, recipe_of
 from training.recipe import parse
 from training.recipe.tables.task_types import TASK_TYPES
 
