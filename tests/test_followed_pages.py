@@ -1,6 +1,6 @@
 """The tutorial and "Write a task type" can be followed: files are written, commands run, output compared.
 
-`python -m tests.test_followed_pages` follows both to the end and writes today's output into them.
+`python -m tests.test_followed_pages [PAGE…]` follows both, or these, to the end and writes today's output into them.
 """
 
 from __future__ import annotations
@@ -133,18 +133,18 @@ MISTAKES = {
     ),
     "a check without a name": (
         "    def faults(self, rows):\n        yield 'odd', 'is odd', [True] * rows.num_rows\n",
-        "task type: `faults` of Extractive tells of a check 'odd': name it in its `checks`.",
+        "task: `faults` of Extractive tells of a check 'odd': name it in its `checks`.",
     ),
     "features that fail": (
         "    def features(self, encoder, rows):\n        return {}['x']\n",
-        "task type: `features` failed in {file} line 5: KeyError: 'x'",
+        "task: `features` failed in {file} line 5: KeyError: 'x'",
     ),
 }
 BASE = "from question_answering import ExtractiveQA\n\nclass Extractive(ExtractiveQA):\n"
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_in_a_kind_of_ones_own_is_one_message(
+def test_a_mistake_in_a_task_type_of_ones_own_is_one_message(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_unchecked: None
 ) -> None:
     from flows.cli.main import main
@@ -165,7 +165,7 @@ def test_a_mistake_in_a_kind_of_ones_own_is_one_message(
 
 
 if __name__ == "__main__":
-    for page in (TASK_TYPE_PAGE, TUTORIAL):
+    for page in [Path(name).resolve() for name in sys.argv[1:]] or [TASK_TYPE_PAGE, TUTORIAL]:
         with tempfile.TemporaryDirectory() as made, in_folder(Path(made)):
             os.environ.setdefault("PREFECT_HOME", f"{made}/prefect")
             page.write_text(followed(page, runs=True))
