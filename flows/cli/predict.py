@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="what it is asked; several a row where it takes several",
     )
     parser.add_argument(
-        "--kind",
+        "--task",
         metavar="MODULE:CLASS",
         default="",
         help="of a model of your own kind, that kind: its code is run",

@@ -24,15 +24,15 @@ def test_rows_are_named_by_the_columns_that_their_kind_has_of_them() -> None:
     task = "tests.training.rows.task_types:Tagging"
     plain, named = ingredients(task), ingredients(task, columns={"tags": "ner"})
     assert {name: named[name] for name in named if plain.get(name) != named[name]} == {"data.columns.tags": "ner"}
-    assert (plain["kind.columns.words"], plain["kind.checks.uneven"]) == ("texts", "error")
+    assert (plain["task.columns.words"], plain["task.checks.uneven"]) == ("texts", "error")
 
 
 def test_code_of_a_kind_names_rows_only_where_it_looks_at_them() -> None:
     looks = ingredients("tests.training.rows.task_types:Tagging")
     blind = ingredients("tests.training.rows.task_types:Lines", text=["text"])
     usual = ingredients("sequence-classification", text=["text"], label="label")
-    assert [name for name in looks if "task types" in name and name.startswith("code.")] != []
-    assert [name for one in (blind, usual) for name in one if "task types" in name or "batching" in name] == []
+    assert [name for name in looks if "task_types" in name and name.startswith("code.")] != []
+    assert [name for one in (blind, usual) for name in one if "task_types" in name or "batching" in name] == []
 
 
 @pytest.mark.parametrize("read", [{"quoting": "none"}, {"header": ["text", "label"]}, {"label_separator": ","}])

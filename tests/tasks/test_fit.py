@@ -202,8 +202,8 @@ def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> Non
 def test_an_engine_counts_and_of_its_code_only_that_which_is_used() -> None:
     trainer, loop = ingredients(), ingredients(engine="accelerate")
     code = {name for name in trainer.keys() ^ loop.keys() if name.startswith("code.")}
-    own = {"trainer": ("trainer", "arguments", "callbacks"), "accelerate": ("loop", "stepping")}
-    files = {engine: {f"code.training/{name}.py" for name in names} for engine, names in own.items()}
+    own = {"trainer": ("trainer", "training_arguments", "callbacks"), "accelerate": ("loop", "optimization")}
+    files = {engine: {f"code.training/engine/{name}.py" for name in names} for engine, names in own.items()}
     assert code == files["trainer"] | files["accelerate"] and files["accelerate"] <= loop.keys()
     assert {name for name in trainer.keys() & loop.keys() if trainer[name] != loop[name]} == {"training.engine"}
 

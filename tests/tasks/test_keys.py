@@ -79,7 +79,7 @@ TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluatio
 
 FIELDS: dict[str, Change | Nothing] = {
     "name": Nothing("other", "a name: what is made does not hang on what it is called"),
-    "task": Change("mine:Kind", "tokenize fit predict score predict_champion compare"),
+    "task": Change("mine:TaskType", "tokenize fit predict score predict_champion compare"),
     "options": Change({"prefix": "tag: "}, "tokenize predict_champion", TRANSLATION),
     "data.source": Change("json", "load_data"),
     "data.path": Change("others", "load_data"),
@@ -150,8 +150,8 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.lora.quantization": Change("nf4", "fit", {"training.lora": {}}),
     "training.engine": Change("accelerate", "fit"),
     "training.collator": Change("mine:rows", "fit"),
-    "training.callbacks": Change(["mine:Kind"], "fit"),
-    "training.trainer": Change("mine:Kind", "fit"),
+    "training.callbacks": Change(["mine:TaskType"], "fit"),
+    "training.trainer": Change("mine:TaskType", "fit"),
     "training.inexact_resume": Nothing(True, "a permission: it says what a killed training may go on from"),
     "training.early_stopping_patience": Change(2, "fit"),
     "training.early_stopping_threshold": Change(0.1, "fit", {"training.early_stopping_patience": 2}),
