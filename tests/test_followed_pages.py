@@ -119,11 +119,11 @@ MISTAKES = {
     "a class without its names": (
         "from training.task_types.task_type import TaskType\n"
         "class Extractive(TaskType):\n    columns = {}\n    hub_task = 'x'\n",
-        "task: 'mine:Extractive' does not say all of itself: give it `auto_class`, `does`.",
+        "task: 'mine:Extractive' does not say all of itself: give it `auto_class`, `card_sentence`.",
     ),
     "a class without methods": (
         "from training.task_types.task_type import TaskType\nclass Extractive(TaskType):\n    columns = {}\n"
-        "    hub_task = does = auto_class = 'x'\n"
+        "    hub_task = card_sentence = auto_class = 'x'\n"
         "    class Options(TaskType.Options):\n        stride: int = 1\n        max_answer_tokens: int = 1\n",
         "task: 'mine:Extractive' cannot be made: Can't instantiate abstract class Extractive with",
     ),

@@ -70,7 +70,7 @@ class ExtractiveQA(TaskType):
     auto_class = "AutoModelForQuestionAnswering"
     hub_task = "question-answering"
     pipeline = False  # transformers has none any more
-    does = "Finds the answer to a question in a {text}"
+    card_sentence = "Finds the answer to a question in a {text}"
     metrics: ClassVar = ("f1", "exact_match")
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class ExtractiveQA(TaskType):
 
         return loss
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """For each window the likeliest stretch of its context: its first and last token, and its score, the sum of
         their logits."""
         import pyarrow as pa
@@ -177,7 +177,7 @@ class ExtractiveQA(TaskType):
 
     # Answers
 
-    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """`answer`, the text of the likeliest stretch of all windows of a row; `start`, the character of the context
         with which it begins; its `score`."""
         import pyarrow as pa
@@ -192,29 +192,29 @@ class ExtractiveQA(TaskType):
             start, end, before = window["starts"][row["first"]], window["ends"][row["last"]], window["passage_start"]
             columns["answer"].append(window["passage"][start - before : end - before].strip())
             columns["start"].append(start)
-        found = pa.table(columns, schema=pa.schema(self.answer_types(())))
+        found = pa.table(columns, schema=pa.schema(self.record_types(())))
         return found.add_column(0, "label", windows["reference"]) if "reference" in windows.column_names else found
 
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Answered:
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Answered:
         told = [json.loads(value)["text"] for value in answers["label"].to_pylist()]
         return Answered(np.fromiter(told, object, len(told)), answers["answer"].to_numpy())
 
-    def nobody(self, labels: Sequence[str]) -> Answered:
+    def empty_predictions(self, labels: Sequence[str]) -> Answered:
         return Answered(np.empty(0, object), np.empty(0, object))
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         import pyarrow as pa
 
         return {"answer": pa.string(), "start": pa.int64(), "score": pa.float64()}
 
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         return list(answers.select(["answer", "start", "score"]).to_pylist())
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The text, and where it stands."""
         return [f"{explained['answer']}  (from character {explained['start']})"]
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the score alone, which has no scale of its own: of two stretches that are as likely, either may win."""
         return abs(given["score"] - stored["score"]) <= tolerance * max(1.0, abs(stored["score"]))
 

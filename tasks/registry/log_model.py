@@ -72,7 +72,7 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     events.progress(done=1, total=3)
     answers = _compared(task_type, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(shown.to_pylist())
-    if not task_type.served_alike(served, answers, say["tolerance"]):
+    if not task_type.same_served(served, answers, say["tolerance"]):
         raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
     events.progress(done=2, total=3)
     # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
@@ -140,7 +140,7 @@ def _probes(task_type: TaskType, job: Job) -> tuple[pa.RecordBatch, list[dict[st
     said = {name for name, column in task_type.columns.items() if column.said}
     rows = rows.select([name for name in rows.schema.names if name in said.union(say["inputs"])])
     answers = pq.read_table(job.inputs["predictions"]).slice(0, rows.num_rows)
-    return rows, task_type.explained(answers, say["labels"])
+    return rows, task_type.to_records(answers, say["labels"])
 
 
 def _compared(
@@ -152,7 +152,7 @@ def _compared(
     asker = Asker(task_type, *parts_of(folder), say["max_length"])
     answers = asker.answers(rows)
     for row, given, before in zip(rows.to_pylist(), answers, stored, strict=True):
-        if not task_type.alike(given, before, say["tolerance"]):
+        if not task_type.same_prediction(given, before, say["tolerance"]):
             raise RuntimeError(
                 f"the registered model answers {given} to {row!r}, and {before} was stored when it was evaluated"
             )

@@ -78,11 +78,11 @@ def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
     names = ", ".join(_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
-    does = task_types.load(**recipe.task_and_options).does.format(
+    sentence = task_types.load(**recipe.task_and_options).card_sentence.format(
         text="pair of texts" if len(recipe.data.text or ()) > 1 else "text",
         labels=f"{len(labels)} labels: {names}",
     )
-    return f"{does}. Fine-tuned from {base}.\n\nDigest of the model: `{trained.parts['model']}`."
+    return f"{sentence}. Fine-tuned from {base}.\n\nDigest of the model: `{trained.parts['model']}`."
 
 
 def figures(recipe: Recipe, scores: Ref) -> str:

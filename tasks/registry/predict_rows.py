@@ -43,13 +43,13 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             "answers": [task_type.lines(answer) for answer in asker.answers(_batch(task_type, say["columns"], rows))]
         }
     # All of it, before a model is loaded: what is wrong with a file is told within seconds.
-    file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*task_type.answer_types([])]
+    file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*task_type.record_types([])]
     batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, blank, optional))
     total = _need_right(task_type, say["columns"], batches, "data", str(file))
     asker = _asker(task_type, job_dir, say)
     done = unanswered = 0
     try:
-        with Writer(aside, Path(say["out"]), task_type.answer_types(asker.labels)) as writer:
+        with Writer(aside, Path(say["out"]), task_type.record_types(asker.labels)) as writer:
             for rows_of_file, inputs, _ in read(file, forms, added, blank, optional):
                 there = [place for place, values in enumerate(inputs) if values is not None]
                 answers: list[dict[str, Any] | None] = [None] * len(inputs)
@@ -89,7 +89,7 @@ def _need_right(
         total += len(inputs)
         there = [place for place, values in enumerate(inputs) if values is not None]
         rows = _batch(task_type, [*columns], [inputs[place] or () for place in there])
-        for name, what, wrong, of_first in task_type.asked_faults(rows):
+        for name, what, wrong, of_first in task_type.faults_on_request(rows):
             faulty = [numbers[place] for place, bad in zip(there, wrong, strict=True) if bad]
             faults.add(where, "", f"{what} in column {columns[name]!r}", faulty, of_first)
     if problems := [

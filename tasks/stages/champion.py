@@ -67,7 +67,7 @@ def _task(recipe: Recipe, champion: Champion) -> dict[str, Any]:
     if champion.options is None:
         return recipe.task_and_options
     task_type = task_types.class_of(recipe.task)
-    usual = {name: task_type.Options.model_fields[name].get_default() for name in task_type.learnt_options}
+    usual = {name: task_type.Options.model_fields[name].get_default() for name in task_type.learned_options}
     learnt = {name: champion.options.get(name, usual[name]) for name in usual}
     return recipe.task_and_options | {"options": {**recipe.options, **learnt}}
 

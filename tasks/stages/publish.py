@@ -66,7 +66,7 @@ def publish(
     readme.write_text(card(recipe, pins, data, trained, predictions, scores, verdict), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
-    for name, text in task_types.load(**recipe.task_and_options).released(trained.path / "model").items():
+    for name, text in task_types.load(**recipe.task_and_options).published_files(trained.path / "model").items():
         (work.out / name).write_text(text, encoding="utf-8")
         files[name] = str(work.out / name)
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}

@@ -39,10 +39,10 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
     (stored,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "predict")
     (data,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "load_data")
     made, labels = task_types.load(task, TINY[task].options), json.loads((data / "labels.json").read_text())
-    answers = made.explained(pq.read_table(stored / "validation.parquet"), labels)
+    answers = made.to_records(pq.read_table(stored / "validation.parquet"), labels)
     assert len(given) == len(answers) == ROWS["validation"]
     for one, answer in zip(given, answers, strict=True):
         if not one.get("targets", 1):  # asked without what it is to say: it says it
             assert isinstance(one["generated_text"], str)
             continue
-        assert made.alike({name: one[name] for name in answer}, answer, 1e-2), (one, answer)
+        assert made.same_prediction({name: one[name] for name in answer}, answer, 1e-2), (one, answer)

@@ -269,8 +269,8 @@ class Exported:
         tokenizer, rows = load_tokenizer(self.folder), TokenRows(self._world / "tokens/validation.arrow")
         collate = self.task_type.collator(tokenizer, 1)
         answers = inference.predict(self.task_type, network.eval(), rows, collate, 16, "no")
-        self.stored = self.task_type.worded(answers, tokenizer)
-        said = self.task_type.predicted(self.stored, self.settings["labels"])
+        self.stored = self.task_type.decode(answers, tokenizer)
+        said = self.task_type.metric_inputs(self.stored, self.settings["labels"])
         figures = metrics.compute(self.settings["metrics"], said)
         if {"loss", "targets"} <= {*answers.column_names}:
             sums = {name: sum(answers[name].to_pylist()) for name in ("loss", "targets")}
@@ -294,9 +294,11 @@ class Exported:
         with pa.memory_map(str(self._world / "data/validation.arrow")) as file:
             rows = pa.ipc.open_file(file).read_all().select(shown).combine_chunks().to_batches()[0]
         given = Asker(self.task_type, self.folder, self.folder, recipe.tokens.max_length).answers(rows)
-        stored = self.task_type.explained(self.stored, self.settings["labels"])
+        stored = self.task_type.to_records(self.stored, self.settings["labels"])
         other = [
-            row for row, both in enumerate(zip(given, stored, strict=True)) if not self.task_type.alike(*both, ROUNDING)
+            row
+            for row, both in enumerate(zip(given, stored, strict=True))
+            if not self.task_type.same_prediction(*both, ROUNDING)
         ]
         if other:
             return f"no: {len(other)} of {len(given)} rows, first {json.dumps(given[other[0]], default=str)}"

@@ -30,7 +30,7 @@ class Unpiped(SequenceClassification):
 
     pipeline = False
     serves: ClassVar = {}
-    served_alike = TaskType.served_alike
+    same_served = TaskType.same_served
 
 
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]

@@ -23,7 +23,7 @@ def retold(own: list[str], labels: list[str], true: list[int]) -> tuple[Any, Any
     """The predictions and logits by today's labels of a champion with labels of its own."""
     answers = pa.table({"label": true, "prediction": LOGITS.argmax(axis=1), "logits": LOGITS.tolist()})
     answers = answers.cast(pa.schema({"label": pa.int64(), "prediction": pa.int64(), "logits": pa.list_(pa.float32())}))
-    found = KIND.retold(answers, own, labels)
+    found = KIND.remap_labels(answers, own, labels)
     assert found.schema == answers.schema and found["label"].to_pylist() == true
     return found["prediction"].to_numpy(), np.array(found["logits"].to_pylist(), np.float32)
 

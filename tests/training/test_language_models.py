@@ -201,7 +201,7 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
             assert of_row.pop("loss") == pytest.approx(sum(losses), abs=1e-4)
             assert of_row == {"row": row, "targets": len(losses), "hits": hits, "tokens": len(ids)}
     assert max(map(len, encoded)) > 12 and len(tables[0]) == len(encoded)
-    found = task.predicted(tables[0], [])
+    found = task.metric_inputs(tables[0], [])
     total, targets, hits = (sum(tables[0][name].to_pylist()) for name in ("loss", "targets", "hits"))
     values = compute(["perplexity", "token_accuracy"], found)
     assert values == pytest.approx({"perplexity": math.exp(total / targets), "token_accuracy": hits / targets})
@@ -231,13 +231,13 @@ def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(sp
         assert answer["generated_text"] == tokenizer.decode(written, skip_special_tokens=True)
     assert len(lengths) > 1
     (tmp_path / "model/generation_config.json").write_text('{"temperature": 0.6, "early_stopping": true}')
-    (name, told), *_ = task.released(tmp_path / "model").items()
+    (name, told), *_ = task.published_files(tmp_path / "model").items()
     (tmp_path / "model" / name).write_text(told)
     settings = GenerationConfig.from_pretrained(tmp_path / "model")
     assert (settings.max_new_tokens, settings.do_sample, settings.temperature) == (5, False, None)
     settings.validate(strict=True)
     quiet = task_types.load("causal-lm", {"max_new_tokens": 0})
-    assert "generated_text" not in quiet.answer_types([]) and not quiet.released(tmp_path / "model")
+    assert "generated_text" not in quiet.record_types([]) and not quiet.published_files(tmp_path / "model")
 
 
 def texts_of(world: Path, split: str = "validation") -> list[str]:
@@ -267,10 +267,10 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
     sums = sums_of_rows(logits.detach(), following(labels))
     assert sums["targets"].to_pylist() == [2, 0] and sums["loss"][1].as_py() == 0
     task = task_types.load("causal-lm")
-    assert task.explained(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
+    assert task.to_records(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
     old = Likelihoods(np.ones(2), np.array([2, 1]), np.zeros(2, np.int64))
     with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
-        compared(task.predicted(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
+        compared(task.metric_inputs(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
     longer, same = (Likelihoods(old.loss, old.targets, old.hits, np.array([3, tokens])) for tokens in (2, 1))
     assert longer.incomparable_reason(same) and not same.incomparable_reason(old)
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))

@@ -177,7 +177,7 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
 class Mistaken(ExtractiveQA):
     """One whose author has forgotten something."""
 
-    def answers(self, model: Any, outputs: Any, batch: Any) -> pa.RecordBatch:
+    def predictions(self, model: Any, outputs: Any, batch: Any) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"score": outputs["scores"]})
 
 
@@ -194,7 +194,7 @@ def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if '["scores"]' in text
     )
-    assert f"`answers` failed in {__file__} line {line}: KeyError" in failure.problems[0].message
+    assert f"`predictions` failed in {__file__} line {line}: KeyError" in failure.problems[0].message
 
 
 def test_answers_are_the_likeliest_stretch_of_the_context_and_no_longer_than_asked() -> None:

@@ -175,7 +175,7 @@ def test_losses_add_up_to_the_models_own_and_are_smoothed_as_the_trainer_smooths
     training = {"loss": "cross_entropy", "label_smoothing_factor": 0.0, "focal_gamma": None, "class_weights": None}
     with torch.inference_mode():
         outputs = task.forward(model, batch)
-        answers = task.answers(model, outputs, batch)
+        answers = task.predictions(model, outputs, batch)
         assert answers["targets"].to_pylist() == rows.targets[:9].tolist()
         mean = sum(answers["loss"].to_pylist()) / int(rows.targets[:9].sum())
         assert mean == pytest.approx(float(outputs.loss), rel=1e-6)
@@ -236,8 +236,10 @@ def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_wou
     assert told[30]["eval_loss"] == heard[30]["eval_loss"] and told[30].keys() < heard[30].keys()
     assert not [name for name in METRICS if f"eval_{name}" in told[30]]
     task = Seq2Seq().while_training({"strategy": "fsdp"})
-    assert task.silent is not None and task.silent.startswith("with fsdp, nothing is generated while training")
-    assert Seq2Seq().while_training({"strategy": "deepspeed-zero2"}).silent is None
+    assert task.loss_only_reason is not None and task.loss_only_reason.startswith(
+        "with fsdp, nothing is generated while training"
+    )
+    assert Seq2Seq().while_training({"strategy": "deepspeed-zero2"}).loss_only_reason is None
 
 
 def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_embeddings(world: Path) -> None:

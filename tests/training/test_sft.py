@@ -385,7 +385,7 @@ def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_ha
     assert task.lines(told[2]) == [written[2]] and len(task.lines(told[0])) == 4
     unasked = {name: value for name, value in told[2].items() if name != "generated_text"}
     assert task.lines(unasked) == ["no answer is written: options.max_new_tokens is 0"]
-    assert task.alike(told[2], told[2], 1e-3)
+    assert task.same_prediction(told[2], told[2], 1e-3)
     cut = {"loss": None, "targets": 0, "perplexity": None}  # as an evaluation stores a row that has no answer left
-    assert task.alike(told[2], cut, 1e-3)
-    assert not task.alike(told[2], told[2] | {"generated_text": "else"}, 1e-3)
+    assert task.same_prediction(told[2], cut, 1e-3)
+    assert not task.same_prediction(told[2], told[2] | {"generated_text": "else"}, 1e-3)

@@ -95,10 +95,10 @@ def test_thresholds_are_those_of_the_exported_weights_also_where_processes_share
     for name, job_dir in {"one": fitted["many"], "two": both}.items():
         config = json.loads((job_dir / "output/model/config.json").read_text())
         said = predicted(rows, job_dir, tmp_path / name, "many")
-        found = MANY.predicted(pq.read_table(said), tiny.LABELS)
+        found = MANY.metric_inputs(pq.read_table(said), tiny.LABELS)
         assert config["problem_type"] == "multi_label_classification"
         assert config["thresholds"] == found.thresholds.tolist() != [0.5, 0.5, 0.5]
-        assert config["thresholds"] == pytest.approx(MANY.settle(found)["thresholds"], abs=1e-6)
+        assert config["thresholds"] == pytest.approx(MANY.calibrate(found)["thresholds"], abs=1e-6)
 
 
 def predicted(rows: Path, fit: Path, job_dir: Path, name: str) -> Path:
@@ -232,12 +232,12 @@ def test_labels_that_a_champion_says_are_matched_by_name_with_its_own_thresholds
     given = np.array([[0.6, 0.9, 0.3], [0.4, 0.1, 0.8]])
     logits = np.log(given / (1 - given)).astype(np.float32)
     model = SimpleNamespace(config=SimpleNamespace(thresholds=[0.5, 0.5, 0.2]))
-    answers = pa.Table.from_batches([MANY.answers(model, {"logits": torch.from_numpy(logits)}, {})])
+    answers = pa.Table.from_batches([MANY.predictions(model, {"logits": torch.from_numpy(logits)}, {})])
     assert answers["prediction"].to_pylist() == [[0, 1, 2], [2]]
     labelled = answers.add_column(0, "label", pa.array([[0, 1], []], pa.list_(pa.int64())))
-    retold = MANY.retold(labelled, ["a", "gone", "b"], ["b", "new", "a"])
+    retold = MANY.remap_labels(labelled, ["a", "gone", "b"], ["b", "new", "a"])
     assert retold["label"] == labelled["label"] and retold["prediction"].to_pylist() == [[0, 2], [0]]
-    found = MANY.predicted(retold, ["b", "new", "a"])
+    found = MANY.metric_inputs(retold, ["b", "new", "a"])
     assert found.thresholds.tolist() == [0.2, 0.5, 0.5] and found.predictions.tolist() == [[1, 0, 1], [1, 0, 0]]
     np.testing.assert_allclose(found.probabilities, [[0.3, 0, 0.6], [0.8, 0, 0.4]], atol=1e-7)
     assert found.correct.tolist() == [False, False]

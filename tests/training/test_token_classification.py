@@ -278,7 +278,7 @@ def test_figures_of_drawn_rows_are_what_seqeval_says_of_those_rows() -> None:
 
 def test_a_metric_that_is_not_for_tags_is_refused_with_those_that_are() -> None:
     with pytest.raises(UserError, match=re.escape("'roc_auc' is not for a classification of words with 5 tags")):
-        metrics.make(["f1", "roc_auc"], KIND.nobody(TAGS))
+        metrics.make(["f1", "roc_auc"], KIND.empty_predictions(TAGS))
 
 
 # Training, predicting, scoring
@@ -420,7 +420,7 @@ def test_a_champion_with_tags_in_another_order_is_compared_by_their_names(
     swapped = [[None if tag is None else places[tag] for tag in row] for row in own["prediction"].to_pylist()]
     column = own.column_names.index("prediction")
     champion = own.set_column(column, "prediction", pa.array(swapped, pa.list_(pa.int64())))
-    assert KIND.retold(champion, theirs, NAMED)["prediction"].to_pylist() == own["prediction"].to_pylist()
+    assert KIND.remap_labels(champion, theirs, NAMED)["prediction"].to_pylist() == own["prediction"].to_pylist()
     (tmp_path / "champion").mkdir()
     nothing = pa.array([[0] * len(row) for row in swapped], pa.list_(pa.int64()))
     pq.write_table(own.set_column(column, "prediction", nothing), tmp_path / "champion/validation.parquet")

@@ -7,8 +7,8 @@
 | .jsonl | an object a line | all |
 | .parquet | as they are typed | all |
 
-All of them in UTF-8. An answer is called as in `Kind.answer_types`, or `predicted_label` where the first rows have a
-column `label` already.
+All files are UTF-8. The columns of predictions have the names of `TaskType.record_types`; `label` becomes
+`predicted_label` if the first rows have a column `label`.
 """
 
 from __future__ import annotations

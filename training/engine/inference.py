@@ -88,9 +88,9 @@ def predict(
 
     def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
-        return None, 1, task_type.answers(network, task_type.forward(network, inputs), inputs)
+        return None, 1, task_type.predictions(network, task_type.forward(network, inputs), inputs)
 
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
         answers = evaluate(batches, plan, answer, tell if ranks.place() == 0 else lambda done: None).answers
-    return answers if ranks.place() else task_type.beside_rows(answers, rows)
+    return answers if ranks.place() else task_type.join_labels(answers, rows)

@@ -218,7 +218,7 @@ class Loop:
             return (
                 loss,
                 self.task.task_type.targets(batch),
-                self.task.task_type.answers(self.task.model, outputs, batch),
+                self.task.task_type.predictions(self.task.model, outputs, batch),
             )
 
         def tell(done: int) -> None:

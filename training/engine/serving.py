@@ -34,11 +34,11 @@ class Asker:
 
     def answers(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         """What a person is told of each of these rows, which have the task type's columns but for the label: the names
-        and types of `TaskType.answer_types`."""
+        and types of `TaskType.record_types`."""
         if not rows.num_rows:
             return []
         features = iter([self._kind.features(self._encoder, rows).rows])
         token_rows = pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, features))
         answers = predict(self._kind, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
-        answers = self._kind.asked(answers, rows, self._network, self._tokenizer, self._encoder)
-        return self._kind.explained(self._kind.worded(answers, self._tokenizer), self.labels)
+        answers = self._kind.predictions_on_request(answers, rows, self._network, self._tokenizer, self._encoder)
+        return self._kind.to_records(self._kind.decode(answers, self._tokenizer), self.labels)

@@ -157,7 +157,7 @@ class ExactTrainer(Trainer):
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
-                return loss, task_type.targets(inputs), task_type.answers(self.model, outputs, inputs)
+                return loss, task_type.targets(inputs), task_type.predictions(self.model, outputs, inputs)
 
         def tell(done: int) -> None:
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)

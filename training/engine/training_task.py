@@ -64,7 +64,7 @@ class Task:
     loss: Loss | None
     """Of logits (B, L) and labels (B,), the mean over a batch; None: the model's own."""
     task_type: TaskType
-    """Says what the model makes of each row of a batch (`answers`), and how many targets its loss is the mean of
+    """Says what the model makes of each row of a batch (`predictions`), and how many targets its loss is the mean of
     (`targets`)."""
     metrics: Callable[[pa.Table], dict[str, float]]
     """Of the answers to all rows of the validation split, in order, the recipe's metrics by name."""

@@ -43,9 +43,9 @@ class TaskModel(HasModelClass, Protocol):
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]: ...
 
-    def nobody(self, labels: Sequence[str]) -> Any: ...
+    def empty_predictions(self, labels: Sequence[str]) -> Any: ...
 
-    def settle(self, predicted: Any) -> dict[str, Any]: ...
+    def calibrate(self, predicted: Any) -> dict[str, Any]: ...
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None: ...
 
@@ -95,7 +95,7 @@ def load_for_training(
     if lora and lora["quantization"]:
         model = adapters.quantized(model, drawn, load, lora, DTYPES[precision])
     # A model that was trained before may bring other labels' settings.
-    model.config.update(task_type.settle(task_type.nobody(labels)))
+    model.config.update(task_type.calibrate(task_type.empty_predictions(labels)))
     if model.config.pad_token_id is None:
         # Models of text generators find a row's last token by it.
         model.config.pad_token_id = tokenizer.pad_token_id

@@ -129,18 +129,18 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         message = f"{settings['task']} counts targets of its own, and its features have no column `targets`: add it."
         raise UserError([Problem(kind="recipe", where="task", message=message)])
     metrics.make(
-        settings["metrics"], task_type.nobody(labels)
+        settings["metrics"], task_type.empty_predictions(labels)
     )  # what cannot be computed is told before training, not after
-    if task_type.silent is not None:
+    if task_type.loss_only_reason is not None:
         require_metric(asked["metric_for_best_model"], {})
-    if task_type.silent and rank() == 0:
-        events.warning(task_type.silent)
+    if task_type.loss_only_reason and rank() == 0:
+        events.warning(task_type.loss_only_reason)
 
     def computed(answers: pa.Table) -> dict[str, float]:
-        if task_type.silent is not None:
+        if task_type.loss_only_reason is not None:
             return {}
-        told = task_type.worded(task_type.beside_rows(answers, validation), tokenizer)
-        found = metrics.compute(settings["metrics"], task_type.predicted(told, labels))
+        told = task_type.decode(task_type.join_labels(answers, validation), tokenizer)
+        found = metrics.compute(settings["metrics"], task_type.metric_inputs(told, labels))
         require_metric(asked["metric_for_best_model"], found)
         return found
 
@@ -192,7 +192,7 @@ def settle(task: Task, labels: Sequence[str], exported: Path, steps: int) -> Non
     from training.models import loading
 
     task_type = task.task_type
-    if not task_type.settle(task_type.nobody(labels)):
+    if not task_type.calibrate(task_type.empty_predictions(labels)):
         return
     gc.collect()  # the optimizer's state
     ranks.wait_for_all()  # the model is there
@@ -202,7 +202,7 @@ def settle(task: Task, labels: Sequence[str], exported: Path, steps: int) -> Non
         task_type, network, task.validation, task.collate, size, precision, told_of_evaluation(task.events, steps)
     )
     if rank() == 0:
-        loading.add_to_config(exported, task_type.settle(task_type.predicted(answers, labels)))
+        loading.add_to_config(exported, task_type.calibrate(task_type.metric_inputs(answers, labels)))
 
 
 def told_of_evaluation(events: Events, steps: int) -> Callable[[int], None]:

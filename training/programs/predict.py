@@ -5,7 +5,7 @@ settings   task type, options, splits, batch_size (rows), mixed_precision (no, b
            batches)
 output     SPLIT.parquet, a row for a row of the split, in its order: row, label as the tokens have it, what the task
 type's
-           `answers` are, tokens (how many)
+           `predictions` are, tokens (how many)
 figures    rows and rows_per_second of all splits together
 
 The processes take the batches in turns, and which rows make a batch does not hang on their number: one writes the same
@@ -55,9 +55,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         tell = told_now_and_then(events, split, before, total)
         answers = predict(task_type, network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
         if rank() == 0:
-            answers = task_type.worded(answers, tokenizer)
+            answers = task_type.decode(answers, tokenizer)
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
-            if nearly_constant(task_type.predicted(answers, task_type.labels_of(network.config))):
+            if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
                 events.warning(advice(split, weights="class_weights" in task_type.loss_fields))
         before += len(rows)
     ranks.part()

@@ -60,7 +60,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if rank() == 0:
         write(
             job_dir / OUTPUT / f"{split}.parquet",
-            task_type.retold(task_type.worded(answers, its_tokenizer), own, labels),
+            task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels),
             rows,
         )
     ranks.part()

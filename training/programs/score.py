@@ -107,7 +107,7 @@ def _tell(events: Events, split: str, done: int) -> None:
 
 def read(task_type: TaskType, file: Path, labels: Sequence[str]) -> Predictions:
     """What training.programs.predict wrote of a split."""
-    return task_type.predicted(pq.read_table(file), labels)
+    return task_type.metric_inputs(pq.read_table(file), labels)
 
 
 def scores(names: Sequence[str], predicted: Predictions, tell: Callable[[int], None] = lambda done: None) -> Scores:

@@ -25,13 +25,13 @@ class TaskSpecification(RowSpecification):
         """The settings that a recipe may have for it: `options`. By default none."""
 
     options: Options
-    silent: str | None = None
+    loss_only_reason: str | None = None
     """Where the model answers nothing but what the loss of each row is: why that is, or nothing where the recipe asks
     for it. The recipe's metrics have to wait then."""
     option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
     """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
     makes another. `evaluate` stands for the evaluations while training, in so far as their figures change weights."""
-    by_template: ClassVar[Sequence[str]] = ()
+    chat_template_columns: ClassVar[Sequence[str]] = ()
     """The columns that become a text by the tokenizer's chat template alone."""
     auto_class: ClassVar[str]
     """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
@@ -44,7 +44,7 @@ class TaskSpecification(RowSpecification):
 
     hub_task: ClassVar[str]
     """What the Hub calls it, such as text-classification."""
-    does: ClassVar[str]
+    card_sentence: ClassVar[str]
     """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
     pair of them, and `{labels}` for how many labels there are, and their names."""
 
@@ -62,7 +62,7 @@ class TaskSpecification(RowSpecification):
 
     def while_training(self, compute: Mapping[str, Any]) -> Self:
         """The task type as evaluations have it while a model trains, given the recipe's compute section: one that is
-        `silent` where answers take too long, or are not to be had of a shared model. By default itself."""
+        `loss_only_reason` where answers take too long, or are not to be had of a shared model. By default itself."""
         return self
 
     def only_trained(self, split: str) -> str | None:
@@ -91,7 +91,7 @@ def specification_class(name: str) -> type[TaskSpecification]:
         message = f"{name!r} is unknown: choose from {', '.join(TASK_TYPES)}, or name a class as module:Class."
         raise UserError([Problem(kind="recipe", where="task", message=f"{message}{nearest(name, TASK_TYPES)}")])
     found: type[TaskSpecification] = _PLACE.load(TASK_TYPES.get(name, name))
-    if lacking := [said for said in ("columns", "auto_class", "hub_task", "does") if not hasattr(found, said)]:
+    if lacking := [said for said in ("columns", "auto_class", "hub_task", "card_sentence") if not hasattr(found, said)]:
         raise _PLACE.refused(
             f"{name!r} does not say all of itself: give it {', '.join(f'`{said}`' for said in lacking)}."
         )

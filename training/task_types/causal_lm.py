@@ -64,7 +64,7 @@ class CausalLM(LanguageModel):
     auto_class = "AutoModelForCausalLM"
     hub_task = "text-generation"
     pipeline = False  # that of transformers tells nothing of how likely a text is
-    does = "Continues a {text}"
+    card_sentence = "Continues a {text}"
     writes = True
     causal = True
 
@@ -101,7 +101,7 @@ class CausalLM(LanguageModel):
             for rows in windows(features, max_length):
                 yield rows.append_column("targets", np.maximum(rows.column("length").to_numpy() - 1, 0))
 
-    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """The sums over the windows of each row."""
         import numpy as np
         import pyarrow as pa
@@ -152,7 +152,7 @@ class CausalLM(LanguageModel):
         packed = "holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to false"
         return packed if split == "train" and self.options.packing else None
 
-    def asked(
+    def predictions_on_request(
         self,
         answers: pa.Table,
         rows: pa.RecordBatch,
@@ -169,7 +169,7 @@ class CausalLM(LanguageModel):
 
         settings = self.options.of(model)
         written = continued(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
-        return answers.append_column(self.goes_on, pa.array(written, pa.string()))
+        return answers.append_column(self.generated_column, pa.array(written, pa.string()))
 
     def prompts(
         self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
@@ -183,9 +183,9 @@ class CausalLM(LanguageModel):
         return [opened(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
 
     @property
-    def goes_on(self) -> str:
+    def generated_column(self) -> str:
         return "generated_text" if self.options.max_new_tokens else ""
 
-    def released(self, folder: Path) -> dict[str, str]:
+    def published_files(self, folder: Path) -> dict[str, str]:
         """How it generates."""
-        return self.options.released(folder) if self.options.max_new_tokens else {}
+        return self.options.published_files(folder) if self.options.max_new_tokens else {}

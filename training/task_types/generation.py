@@ -64,7 +64,7 @@ class Generation(ClosedModel):
         leave_out_effectless(settings)
         return settings
 
-    def released(self, folder: Path) -> dict[str, str]:
+    def published_files(self, folder: Path) -> dict[str, str]:
         """The file by which whoever loads the exported model in `folder` generates in the same way."""
         settings = {**read_json(folder / FILE), **self.settings()}
         effectless = _effectless(settings)

@@ -36,8 +36,8 @@ class LanguageModel(TaskType):
 
     @property
     @abstractmethod
-    def goes_on(self) -> str:
-        """What the text is called that it writes when it is `asked`; empty where it writes none."""
+    def generated_column(self) -> str:
+        """What the text is called that it writes when it is `predictions_on_request`; empty where it writes none."""
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """None: there are no labels."""
@@ -57,19 +57,19 @@ class LanguageModel(TaskType):
 
         return int((self._labels(batch) != IGNORED).sum())
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`loss`, `targets` and `hits`, as training.evaluation.likelihood has them."""
         from training.evaluation.likelihood import sums_of_rows
 
         return sums_of_rows(outputs["logits"], self._labels(batch))
 
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Likelihoods:
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Likelihoods:
         from training.evaluation.predictions import Likelihoods
 
         names = ("loss", "targets", "hits", *(["tokens"] if "tokens" in answers.column_names else []))
         return Likelihoods(*(answers[name].to_numpy() for name in names))
 
-    def nobody(self, labels: Sequence[str]) -> Likelihoods:
+    def empty_predictions(self, labels: Sequence[str]) -> Likelihoods:
         import numpy as np
 
         from training.evaluation.predictions import Likelihoods
@@ -107,30 +107,30 @@ class LanguageModel(TaskType):
     def labels_of(self, config: PreTrainedConfig) -> list[str]:
         return []
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`loss`, the mean over `targets` tokens of minus the logarithm of each one's probability, and `perplexity`, e
         to the power of that; null where there are no targets. And the text that it writes."""
         import pyarrow as pa
 
         types = {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64()}
-        return types | ({self.goes_on: pa.string()} if self.goes_on else {})
+        return types | ({self.generated_column: pa.string()} if self.generated_column else {})
 
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         told = []
         for row in answers.select(["loss", "targets"]).to_pylist():
             mean = row["loss"] / row["targets"] if row["targets"] else None
             perplexity = None if mean is None else math.exp(min(mean, 700.0))  # more is no float
             told.append({"loss": mean, "targets": row["targets"], "perplexity": perplexity})
-        if self.goes_on in answers.column_names:  # an evaluation asks for no text
-            for row, text in zip(told, answers[self.goes_on].to_pylist(), strict=True):
-                row[self.goes_on] = text
+        if self.generated_column in answers.column_names:  # an evaluation asks for no text
+            for row, text in zip(told, answers[self.generated_column].to_pylist(), strict=True):
+                row[self.generated_column] = text
         return told
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the mean loss alone: the perplexity multiplies its rounding. That of few tokens is further off: each one's
         logits are rounded, and large ones coarsely, as those of GPT-2 near -100 to halves in bf16."""
         each = 20 * tolerance / math.sqrt(max(stored["targets"], 1))
-        return super().alike({"loss": given["loss"]}, {"loss": stored["loss"]}, tolerance + each)
+        return super().same_prediction({"loss": given["loss"]}, {"loss": stored["loss"]}, tolerance + each)
 
     def _labels(self, batch: Batch) -> Any:
         """(B, T) what the model's logits are for."""

@@ -50,11 +50,11 @@ class MaskedLM(LanguageModel):
     auto_class = "AutoModelForMaskedLM"
     hub_task = "fill-mask"
     pipeline = False  # that of transformers takes only texts with mask tokens in them
-    does = "Tells the hidden tokens of a {text}"
+    card_sentence = "Tells the hidden tokens of a {text}"
     causal = False
 
     @property
-    def goes_on(self) -> str:
+    def generated_column(self) -> str:
         return "filled_text"
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
@@ -80,7 +80,7 @@ class MaskedLM(LanguageModel):
 
         yield from hidden(TokenRows(file), self.collator(load_tokenizer(model), 1))
 
-    def asked(
+    def predictions_on_request(
         self,
         answers: pa.Table,
         rows: pa.RecordBatch,
@@ -94,7 +94,7 @@ class MaskedLM(LanguageModel):
         from training.batching.masked_tokens import filled
 
         told = filled(model, tokenizer, encoder, rows.column("text").to_pylist())
-        return answers.append_column(self.goes_on, pa.array(told, pa.string()))
+        return answers.append_column(self.generated_column, pa.array(told, pa.string()))
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> MaskedTokens:
         from training.batching.masked_tokens import MaskedTokens

@@ -48,7 +48,7 @@ class MultiLabelClassification(TextTask):
     """Any number of the labels a row."""
 
     pipeline = False  # that of text-classification gives one label, and knows no thresholds
-    does = "Gives a {text} any number of {labels}"
+    card_sentence = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", blank=True)}
     metrics: ClassVar = (
         *("f1_micro", "f1_macro", "f1_weighted", "f1_samples", "accuracy"),
@@ -64,12 +64,12 @@ class MultiLabelClassification(TextTask):
         """As models compute it inside, but of places, whose number is that of the row with most of them."""
         return binary_cross_entropy
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the indices of labels by the model's thresholds, and `logits`, L of them."""
         logits = outputs["logits"].float().cpu().numpy()
         return _answers(logits, getattr(model.config, THRESHOLDS, None) or [USUAL] * logits.shape[1])
 
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> ManyLabels:
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> ManyLabels:
         import numpy as np
 
         from training.evaluation.predictions import ManyLabels
@@ -81,7 +81,7 @@ class MultiLabelClassification(TextTask):
             references, probabilities(logits_of(answers, len(labels))), np.array(_thresholds(answers)), labels
         )
 
-    def nobody(self, labels: Sequence[str]) -> ManyLabels:
+    def empty_predictions(self, labels: Sequence[str]) -> ManyLabels:
         import numpy as np
 
         from training.evaluation.predictions import ManyLabels
@@ -127,30 +127,30 @@ class MultiLabelClassification(TextTask):
         train = ManyLabels(references, references.astype(np.float64), np.full(len(labels), USUAL), labels)
         return Baseline([Constant(name, partial(answered, one)) for one, name in named.items()], train, counts)
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`labels`, those that it has; and `probabilities`, of each label by itself."""
         import pyarrow as pa
 
         every = pa.struct([(label, pa.float64()) for label in labels])
         return {"labels": pa.list_(pa.string()), "probabilities": every}
 
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         rows = probabilities(logits_of(answers, len(labels))).tolist()
         return [
             {"labels": [labels[place] for place in places], "probabilities": dict(zip(labels, row, strict=True))}
             for places, row in zip(answers["prediction"].to_pylist(), rows, strict=True)
         ]
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the probabilities alone: one may lie on either side of its threshold."""
-        return super().alike(given["probabilities"], stored["probabilities"], tolerance)
+        return super().same_prediction(given["probabilities"], stored["probabilities"], tolerance)
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The labels with their probabilities, the likeliest first, those that it has with a mark."""
         every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
         return [f"{p:6.1%}  {label}{' *' * (label in explained['labels'])}" for label, p in every]
 
-    def settle(self, predicted: Predictions) -> dict[str, Any]:
+    def calibrate(self, predicted: Predictions) -> dict[str, Any]:
         """The thresholds."""
         from training.evaluation.predictions import ManyLabels
 
@@ -158,7 +158,7 @@ class MultiLabelClassification(TextTask):
         columns = zip(predicted.probabilities.T, predicted.references.T, strict=True)
         return {THRESHOLDS: [best_threshold(given, has) for given, has in columns]}
 
-    def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """By the labels' names, with the model's own thresholds. One that the model does not know gets no probability;
         what it says of labels that it alone knows is left out, for it says nothing of the others."""
         import numpy as np

@@ -36,7 +36,7 @@ class Regression(TextTask):
     """A number a row."""
 
     serves: ClassVar = {"label": "string", "score": "double"}
-    does = "Gives a {text} a number"
+    card_sentence = "Gives a {text} a number"
     columns: ClassVar = {**TEXTS, "label": Column("number")}
     metrics: ClassVar = ("mse", "rmse", "mae", "r2", "pearson", "spearman")
 
@@ -50,7 +50,7 @@ class Regression(TextTask):
         """The model's own, or `squared_error`, which is the same."""
         return squared_error if outside else None
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, a number (float64)."""
         import pyarrow as pa
 
@@ -60,29 +60,29 @@ class Regression(TextTask):
         """None."""
         return []
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`prediction`."""
         import pyarrow as pa
 
         return {"prediction": pa.float64()}
 
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         return [{"prediction": value} for value in answers["prediction"].to_pylist()]
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the size of the number: it has no scale of its own."""
-        return super().alike(given, stored, tolerance * max(1.0, abs(stored["prediction"])))
+        return super().same_prediction(given, stored, tolerance * max(1.0, abs(stored["prediction"])))
 
-    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+    def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
         pairs = zip(served["score"], stored, strict=True)
-        return all(self.alike({"prediction": float(score)}, answer, tolerance) for score, answer in pairs)
+        return all(self.same_prediction({"prediction": float(score)}, answer, tolerance) for score, answer in pairs)
 
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Numbers:
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Numbers:
         from training.evaluation.predictions import Numbers
 
         return Numbers(answers["label"].to_numpy(), answers["prediction"].to_numpy())
 
-    def nobody(self, labels: Sequence[str]) -> Numbers:
+    def empty_predictions(self, labels: Sequence[str]) -> Numbers:
         import numpy as np
 
         from training.evaluation.predictions import Numbers

@@ -72,11 +72,11 @@ class Seq2Seq(TaskType):
         "predict": tuple(Generation.model_fields),
         **dict.fromkeys(("score", "compare"), ()),
     }
-    learnt_options: ClassVar[Sequence[str]] = ("prefix",)
+    learned_options: ClassVar[Sequence[str]] = ("prefix",)
     auto_class = "AutoModelForSeq2SeqLM"
     hub_task = "text2text-generation"
     pipeline = False  # transformers has none any more
-    does = "Writes a text for {text}"
+    card_sentence = "Writes a text for {text}"
     writes = True
     columns: ClassVar = {"source": Column("text"), "target": Column("text", said=True)}
     metrics: ClassVar[Sequence[str]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")
@@ -87,18 +87,18 @@ class Seq2Seq(TaskType):
         return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
 
     def while_training(self, compute: Mapping[str, Any]) -> Self:
-        """Silent where the recipe asks for it, and where a process holds only a share of each weight."""
+        """Leaves only the loss where generate_while_training is false or the weights are sharded."""
         in_shares = compute["strategy"] in _IN_SHARES
         if self.options.generate_while_training and not in_shares:
             return self
-        silent = type(self)(self.options.model_dump())
-        silent.silent = ""
+        loss_only = type(self)(self.options.model_dump())
+        loss_only.loss_only_reason = ""
         if self.options.generate_while_training:
-            silent.silent = (
+            loss_only.loss_only_reason = (
                 f"with {compute['strategy']}, nothing is generated while training: evaluations give the loss alone, "
                 "and the metrics come with the predictions of the trained model."
             )
-        return silent
+        return loss_only
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """None: there are no labels."""
@@ -190,13 +190,13 @@ class Seq2Seq(TaskType):
 
         return model(**batch) if "labels" in batch else ModelOutput()
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the tokens that the model writes (list<int32>), unless it is silent; and where there are
         targets `loss`, the sum of the cross entropies of their tokens, and `targets`, how many these are."""
         import pyarrow as pa
 
         columns: dict[str, Any] = {}
-        if self.silent is None:
+        if self.loss_only_reason is None:
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
             written = model.generate(**inputs, generation_config=self.options.of(model)).cpu().numpy()
             columns["prediction"] = pa.array(list(written), pa.list_(pa.int32()))
@@ -204,7 +204,7 @@ class Seq2Seq(TaskType):
             columns |= _losses(outputs["logits"], batch["labels"])
         return pa.RecordBatch.from_pydict(columns)
 
-    def worded(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+    def decode(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """`prediction` as a text, without special tokens, its spaces as the tokenizer has them."""
         import pyarrow as pa
 
@@ -212,12 +212,12 @@ class Seq2Seq(TaskType):
         place = answers.column_names.index("prediction")
         return answers.set_column(place, "prediction", pa.array(texts, pa.string()))
 
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Generated:
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Generated:
         from training.evaluation.generated_texts import Generated
 
         return Generated(*(answers[name].to_numpy() for name in ("label", "prediction")))
 
-    def nobody(self, labels: Sequence[str]) -> Generated:
+    def empty_predictions(self, labels: Sequence[str]) -> Generated:
         import numpy as np
 
         from training.evaluation.generated_texts import Generated
@@ -243,27 +243,27 @@ class Seq2Seq(TaskType):
         some = np.array(targets.take(evenly(len(targets), CHOOSING_ROWS)).to_pylist(), np.object_)
         return Baseline([Constant(shortened(text), partial(answered, text)) for text in texts], Generated(some, some))
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`prediction`."""
         import pyarrow as pa
 
         return {"prediction": pa.string()}
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """The same text; but what was stored in a lower precision says nothing: one token that is as likely as another
         makes all that follows another text."""
-        return tolerance > EXACT or super().alike(given, stored, tolerance)
+        return tolerance > EXACT or super().same_prediction(given, stored, tolerance)
 
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         return [{"prediction": text} for text in answers["prediction"].to_pylist()]
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The text alone."""
         return [explained["prediction"]]
 
-    def released(self, folder: Path) -> dict[str, str]:
+    def published_files(self, folder: Path) -> dict[str, str]:
         """How it generates."""
-        return self.options.released(folder)
+        return self.options.published_files(folder)
 
 
 def _of_targets(of_tokens: Loss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

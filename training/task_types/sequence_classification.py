@@ -35,7 +35,7 @@ class SequenceClassification(TextTask):
     """One of the labels a row."""
 
     serves: ClassVar = {"label": "string", "score": "double"}
-    does = "Gives a {text} one of {labels}"
+    card_sentence = "Gives a {text} one of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("label")}
     metrics: ClassVar = (
         "accuracy",
@@ -56,17 +56,17 @@ class SequenceClassification(TextTask):
 
         return losses.make(training, labels, train.labels, outside=outside)
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a label, and `logits`, L of them."""
         return _answers(outputs["logits"].float().cpu().numpy())
 
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> OneLabel:
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> OneLabel:
         from training.evaluation.predictions import OneLabel
 
         references, predictions = (answers[name].to_numpy() for name in ("label", "prediction"))
         return OneLabel(references, predictions, probabilities(logits_of(answers, len(labels))), labels)
 
-    def nobody(self, labels: Sequence[str]) -> OneLabel:
+    def empty_predictions(self, labels: Sequence[str]) -> OneLabel:
         import numpy as np
 
         from training.evaluation.predictions import OneLabel
@@ -95,14 +95,14 @@ class SequenceClassification(TextTask):
         train = OneLabel(every, every, np.broadcast_to(given, (len(labels), len(labels))), labels)
         return Baseline([Constant(repr(labels[label]), partial(answered, label)) for label in chosen], train, counts)
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`label`; its `probability`; and `probabilities`, by label."""
         import pyarrow as pa
 
         every = pa.struct([(label, pa.float64()) for label in labels])
         return {"label": pa.string(), "probability": pa.float64(), "probabilities": every}
 
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         predictions = [labels[place] for place in answers["prediction"].to_pylist()]
         rows = (dict(zip(labels, row, strict=True)) for row in probabilities(logits_of(answers, len(labels))).tolist())
         return [
@@ -110,11 +110,11 @@ class SequenceClassification(TextTask):
             for label, row in zip(predictions, rows, strict=True)
         ]
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the probabilities alone: of two labels that are as likely, either may come first."""
-        return super().alike(given["probabilities"], stored["probabilities"], tolerance)
+        return super().same_prediction(given["probabilities"], stored["probabilities"], tolerance)
 
-    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+    def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
         """By the probability of the likeliest label."""
         pairs = zip(served["score"], stored, strict=True)
         return all(abs(score - answer["probability"]) <= tolerance for score, answer in pairs)
@@ -124,7 +124,7 @@ class SequenceClassification(TextTask):
         every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
         return [f"{probability:6.1%}  {label}" for label, probability in every]
 
-    def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """By the labels' names. One that the model does not know gets no probability. What it gives to labels that it
         alone knows is given to the likeliest of the others that is not the true one: a wrong answer, and as wrong as it
         was sure."""

@@ -74,9 +74,9 @@ class SupervisedFineTuning(CausalLM):
 
     options: Options
     option_stages: ClassVar = {**CausalLM.option_stages, "load_data": ()}
-    by_template: ClassVar = ("messages", "instruction")
+    chat_template_columns: ClassVar = ("messages", "instruction")
     libraries: ClassVar = ("transformers", "jinja2")
-    does = "Answers what it is asked"
+    card_sentence = "Answers what it is asked"
     columns: ClassVar = {
         "messages": Column("value"),
         "prompt": Column("text"),
@@ -97,7 +97,7 @@ class SupervisedFineTuning(CausalLM):
         for mask, why in _no_conversations(rows, answered=True):
             yield "messages", f"has no conversation in column 'messages' ({why})", mask
 
-    def asked_faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Messages that are no conversation."""
         for mask, why in _no_conversations(rows, answered=False):
             yield "messages", f"has no conversation ({why})", mask, ""
@@ -183,7 +183,7 @@ class SupervisedFineTuning(CausalLM):
         if ids and ids[0] in tokenizer.added_tokens_decoder:
             know_end(model, ids[0])
 
-    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """As they are: none of the rows is in several."""
         return answers
 
@@ -202,13 +202,13 @@ class SupervisedFineTuning(CausalLM):
                 messages.pop()
         return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the mean loss; where it was asked without an answer, which has none, by what it writes, if that is known
         of both."""
         if given["targets"]:
-            return super().alike(given, stored, tolerance)
-        written = stored.get(self.goes_on)
-        return written is None or given.get(self.goes_on) == written
+            return super().same_prediction(given, stored, tolerance)
+        written = stored.get(self.generated_column)
+        return written is None or given.get(self.generated_column) == written
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """What it writes, or that it does not; and where an answer was given, how likely that is to it."""

@@ -34,12 +34,12 @@ class TaskType(TaskSpecification, ABC):
     """A task type, with the options of a recipe. Without state: every process makes its own. What it wants of its rows:
     RowSpecification."""
 
-    learnt_options: ClassVar[Sequence[str]] = ()
+    learned_options: ClassVar[Sequence[str]] = ()
     """Those that say how a model is asked. It has learnt to be asked so: a champion is asked with its own."""
 
     pipeline: ClassVar[bool] = True
-    """Whether transformers has a pipeline for that task, which then is what MLflow serves. Else MLflow serves `answers`
-    as they are `explained`."""
+    """Whether MLflow serves the pipeline that transformers has for the task. If not, it serves the records of
+    `to_records`."""
 
     serves: ClassVar[Mapping[str, str]] = {}
     """What MLflow's server gives of a row: its columns, and what MLflow calls their types."""
@@ -52,7 +52,7 @@ class TaskType(TaskSpecification, ABC):
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The token features of rows as load_data stores them; what the model shall say is missing where it is asked.
-        By default those of their texts. There may be several a row, with a column `row`, of which `beside_rows` makes
+        By default those of their texts. There may be several a row, with a column `row`, of which `join_labels` makes
         one answer."""
         from training.tokenization.features import of_texts
 
@@ -61,7 +61,7 @@ class TaskType(TaskSpecification, ABC):
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What is stored of a split and made into batches, given the features of its rows, block by block: by default
         these as they are. There may be several a row: then with a column `row` (int64), which numbers the rows from 0,
-        in their order, and `beside_rows` makes one answer of theirs; or many in one, which can only be trained on. At
+        in their order, and `join_labels` makes one answer of theirs; or many in one, which can only be trained on. At
         least one batch."""
         return features
 
@@ -92,26 +92,26 @@ class TaskType(TaskSpecification, ABC):
         return outputs
 
     @abstractmethod
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """What the model makes of the B rows of a batch, a line a row, given what came of the forward pass: what is
         stored of a prediction, under names other than `row`, `label` and `tokens`."""
 
-    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """Answers to all of the rows, in order, as they are stored: by what the rows are made of rather than by their
         tokens, and with the `label` of each in front, where rows have one."""
         return rows.labelled(answers)
 
-    def worded(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+    def decode(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """Answers as they are stored: texts where the model's are token ids. By default as they are."""
         return answers
 
-    def asked_faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """What is wrong with rows that a person asks about, which need not have what the model shall say: one of the
         `columns`, words that follow "row 7", such as "has no conversation", a truth for each row, and words that follow
         those and are of the first such row, or none. Called before a model is loaded. By default nothing is wrong."""
         return iter(())
 
-    def asked(
+    def predictions_on_request(
         self,
         answers: pa.Table,
         rows: pa.RecordBatch,
@@ -124,11 +124,11 @@ class TaskType(TaskSpecification, ABC):
         return answers
 
     @abstractmethod
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Predictions:
-        """Rows as metrics want them, from answers as `beside_rows` gives them."""
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Predictions:
+        """Rows as metrics want them, from answers as `join_labels` gives them."""
 
     @abstractmethod
-    def nobody(self, labels: Sequence[str]) -> Predictions:
+    def empty_predictions(self, labels: Sequence[str]) -> Predictions:
         """No rows, as metrics want them."""
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline | None:
@@ -144,40 +144,40 @@ class TaskType(TaskSpecification, ABC):
         return [config.id2label[place] for place in range(config.num_labels)]
 
     @abstractmethod
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """What a person is told of an answer, and a file of rows gets as columns: names and types. CSV gets those that
         are not nested."""
 
     @abstractmethod
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        """Answers as a person is told of them: plain values, by the names of `answer_types`."""
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """Answers as a person is told of them: plain values, by the names of `record_types`."""
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """Whether two such answers are the same but for rounding: numbers differ by no more than this."""
         return _alike(given, stored, tolerance)
 
-    def served_alike(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+    def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
         """Whether what MLflow's server gives is the same as such answers. By default, of a pipeline, whether it gives
         one a row."""
         if self.pipeline:
             return len(served) == len(stored)
-        return all(self.alike(given, answer, tolerance) for given, answer in zip(served, stored, strict=True))
+        return all(self.same_prediction(given, answer, tolerance) for given, answer in zip(served, stored, strict=True))
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """Such an answer in a terminal."""
         return [f"{name}: {value}" for name, value in explained.items()]
 
-    def released(self, folder: Path) -> dict[str, str]:
+    def published_files(self, folder: Path) -> dict[str, str]:
         """Files of text, by name, that the exported model in `folder` has in place of its own, or beside them, where it
         is published: what only says how it answers, and is not learnt. By default none."""
         return {}
 
-    def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that
         was made for `labels`."""
         return answers
 
-    def settle(self, predicted: Predictions) -> dict[str, Any]:
+    def calibrate(self, predicted: Predictions) -> dict[str, Any]:
         """What the model's config is to say of how its answers are read, such as thresholds, as these rows have it:
         those of the validation split by the weights that are exported, and nobody while it trains. By default nothing,
         and then nothing is predicted for it."""

@@ -51,7 +51,7 @@ class TokenClassification(TaskType):
     auto_class = "AutoModelForTokenClassification"
     hub_task = "token-classification"
     pipeline = False  # transformers' cuts texts into words of its own
-    does = "Gives each word of a {text} one of {labels}"
+    card_sentence = "Gives each word of a {text} one of {labels}"
     columns: ClassVar = {"text": Column("texts"), "label": Column("labels")}
     checks: ClassVar = {"uneven_tags": "error", "iob2": "error"}
     metrics: ClassVar = (
@@ -152,7 +152,7 @@ class TokenClassification(TaskType):
 
         return int((batch["labels"] != IGNORED).sum())
 
-    def answers(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a tag for each word that has a token, and `probability`, that of this tag."""
         import numpy as np
         import pyarrow as pa
@@ -170,7 +170,7 @@ class TokenClassification(TaskType):
             {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
         )
 
-    def beside_rows(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """By word, null for those without a token."""
         import numpy as np
         import pyarrow as pa
@@ -183,7 +183,7 @@ class TokenClassification(TaskType):
         given = {name: each(answers[name].combine_chunks()) for name in answers.column_names}
         return rows.labelled(pa.table({name: lists_of(first, values.take(place)) for name, values in given.items()}))
 
-    def predicted(self, answers: pa.Table, labels: Sequence[str]) -> Tagged:
+    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Tagged:
         import numpy as np
 
         from training.data.lists import each
@@ -199,7 +199,7 @@ class TokenClassification(TaskType):
             labels=labels,
         )
 
-    def nobody(self, labels: Sequence[str]) -> Tagged:
+    def empty_predictions(self, labels: Sequence[str]) -> Tagged:
         import numpy as np
 
         from training.evaluation.tagged_words import Tagged
@@ -232,7 +232,7 @@ class TokenClassification(TaskType):
         train = Tagged(words, words, np.ones(len(words)), starts, labels)
         return Baseline([Constant(repr(labels[tag]), partial(answered, tag)) for tag in most_frequent(counts)], train)
 
-    def answer_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`tags` of the words, null for one that the model did not see; their `probabilities`; and the `spans` that the
         tags mean: `start`, the place of the first word counted from 0, and `end`, that behind the last."""
         import pyarrow as pa
@@ -240,7 +240,7 @@ class TokenClassification(TaskType):
         span = pa.struct([("type", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
         return {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64()), "spans": pa.list_(span)}
 
-    def explained(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         given = zip(answers["prediction"].to_pylist(), answers["probability"].to_pylist(), strict=True)
         return [
             {
@@ -258,11 +258,11 @@ class TokenClassification(TaskType):
         each = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in explained["spans"]]
         return [f"{words:>7}  {task_type}" for words, task_type in each] or ["no span"]
 
-    def alike(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the probabilities alone: of two tags that are as likely, either may come first."""
-        return super().alike({"": given["probabilities"]}, {"": stored["probabilities"]}, tolerance)
+        return super().same_prediction({"": given["probabilities"]}, {"": stored["probabilities"]}, tolerance)
 
-    def retold(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """By the tags' names. A tag that the model alone knows is no prediction."""
         import pyarrow as pa
 

@@ -88,7 +88,9 @@ def _scratch_config(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["model.source"] != "scratch" or written["model.chat_template"] is not None:
         return
-    if wanted := [column.name for column in columns_of(written) if column.name in task_type_of(written).by_template]:
+    if wanted := [
+        column.name for column in columns_of(written) if column.name in task_type_of(written).chat_template_columns
+    ]:
         yield (
             "model.chat_template",
             f"is missing: a model from scratch brings none, and rows with {wanted[0]} become texts by one. "

@@ -69,10 +69,10 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metric, task_type = written["training.metric_for_best_model"], task_type_of(written)
     if metric is None or metric.removeprefix("eval_") == "loss":
         return
-    silent = task_type.while_training({"strategy": written["compute.strategy"]}).silent
-    if silent is not None:
+    reason = task_type.while_training({"strategy": written["compute.strategy"]}).loss_only_reason
+    if reason is not None:
         told = {name: value for name, value in task_type.options if name == "generate_while_training" and not value}
-        why = silent or ("options.generate_while_training is false" if told else "the options of the task type say so")
+        why = reason or ("options.generate_while_training is false" if told else "the options of the task type say so")
         message = f"{metric!r} is not computed while training ({why.rstrip('.')}): "
         change = "set that to true, or " if told else ""
         yield "training.metric_for_best_model", f"{message}{change}set this to null, for the loss."
