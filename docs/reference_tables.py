@@ -263,7 +263,7 @@ def stages() -> str:
             f"`{name}`",
             first_paragraph(one.make),
             "artifact" if one.cached else "action",
-            first_paragraph(one.ingredients),
+            first_paragraph(one.inputs),
         )
         for name, one in ((name, by_name[name]) for name in STAGES)
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.cache.history import History
-from tasks.cache.planner import Foreseen
+from tasks.cache.planner import PlannedStage
 from tasks.tracking.mlflow_run import deliver_left
 
 RESOLVE = "resolve"
 
 
-def nothing_changed(recipe: str, foreseen: list[Foreseen]) -> dict[str, Any] | None:
+def nothing_changed(recipe: str, foreseen: list[PlannedStage]) -> dict[str, Any] | None:
     """The result of the last completed run, if a run of the recipe of this name would do nothing that it did not do;
     without the alias, which may have been moved since. Else None.
 
@@ -33,7 +33,7 @@ def cached_result(done: dict[str, Any]) -> dict[str, Any]:
     return {**done, "stages": stages, "warnings": warnings}
 
 
-def changes(recipe: str, foreseen: list[Foreseen]) -> list[str]:
+def changes(recipe: str, foreseen: list[PlannedStage]) -> list[str]:
     """Why a run would do something, in the words of `finetune plan`: a line a stage that does not only follow another
     one, `fit: training.learning_rate 2e-05 → 3e-05`."""
     found = [f"{row.name}: {'; '.join(row.reasons)}" for row in foreseen if row.state == "will run" and row.key]

@@ -20,7 +20,7 @@ from flows.pipeline import Finished, pipeline
 from flows.reports.note import note
 from flows.reports.result import result, verdict_event
 from tasks.cache import settings
-from tasks.cache.executor import Running
+from tasks.cache.executor import Executor
 from tasks.cache.history import History
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
@@ -102,7 +102,7 @@ def _followed(
     following: list[Listener] = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
     consent.remember(run, recipe)
     progress = PrefectProgress(lambda: tracker.url)
-    walk = Running(recipe.name, run, (tracker, progress, *following), force)
+    walk = Executor(recipe.name, run, (tracker, progress, *following), force)
     finished, error = None, None
     try:
         finished = pipeline(walk, recipe)
@@ -150,7 +150,7 @@ def _begin_tracking(recipe: Recipe, run: str, why: Sequence[str]) -> Tracker:
 
 
 def _tell_lineage(
-    tracker: Tracker, recipe: Recipe, walk: Running, run: str, state: str, finished: Finished | None
+    tracker: Tracker, recipe: Recipe, walk: Executor, run: str, state: str, finished: Finished | None
 ) -> None:
     """Keeps where the model came from. What goes wrong with that fails no run: it is a warning in the log."""
     made: dict[str, Any] = {}

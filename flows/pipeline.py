@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.cache.refs import Champion, Pins, Promotion, Publication, Ref, Verdict, Version
-from tasks.cache.stage import Walk
+from tasks.cache.refs import Champion, Lock, Promotion, Publication, Ref, Verdict, Version
+from tasks.cache.stage import Driver
 from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare, count_comparison, counted, has_rival
 from tasks.stages.fit import fit
@@ -30,7 +30,7 @@ STAGES = (
 class Finished:
     """What a walk over all stages gave; a walk that only looks leaves unknown what has not run."""
 
-    pins: Pins
+    lock: Lock
     trained: Ref
     scores: Ref
     champion: Champion | None
@@ -40,22 +40,22 @@ class Finished:
     promotion: Promotion | None
 
 
-def pipeline(walk: Walk, recipe: Recipe) -> Finished:
+def pipeline(walk: Driver, recipe: Recipe) -> Finished:
     """From a recipe to a model that is registered, published and promoted, as far as it has earned that."""
-    pins = walk(resolve, recipe)
-    data = walk(load_data, recipe, pins)
+    lock = walk(resolve, recipe)
+    data = walk(load_data, recipe, lock)
     require_fitting(recipe, data)
     # Only the tokenizer of a model from scratch is made from the rows.
-    made_here = recipe.model.source == "scratch" and pins.started_from is None
-    model = walk(load_model, recipe, pins, data if made_here else None)
-    require_same_labels(pins, data, model)
+    made_here = recipe.model.source == "scratch" and lock.started_from is None
+    model = walk(load_model, recipe, lock, data if made_here else None)
+    require_same_labels(lock, data, model)
     tokens = walk(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
-    trained = walk(fit, recipe, pins, data, model, tokens)
-    predictions = walk(predict, recipe, pins, tokens, trained)
+    trained = walk(fit, recipe, lock, data, model, tokens)
+    predictions = walk(predict, recipe, lock, tokens, trained)
     scores = walk(score, recipe, data, tokens, trained, predictions)
     champion = walk(find_champion, recipe, trained, scores)
-    rival = walk(predict_champion, recipe, pins, data, champion) if champion else None
+    rival = walk(predict_champion, recipe, lock, data, champion) if champion else None
     count, comparison = None, None
     if has_rival(recipe, champion):
         count = walk(count_comparison, recipe, data, trained, predictions, rival) if counted(recipe) else None
@@ -64,8 +64,8 @@ def pipeline(walk: Walk, recipe: Recipe) -> Finished:
     publication = None
     with walk.together():
         made = (data, model, tokens, trained, predictions, scores, rival, comparison)
-        version = walk(register, recipe, pins, verdict, *made)
+        version = walk(register, recipe, lock, verdict, *made)
         if recipe.release.hub is not None:
-            publication = walk(publish, recipe, pins, data, trained, predictions, scores, verdict, version)
+            publication = walk(publish, recipe, lock, data, trained, predictions, scores, verdict, version)
         promotion = walk(promote, recipe, version, verdict)
-    return Finished(pins, trained, scores, champion, verdict, version, publication, promotion)
+    return Finished(lock, trained, scores, champion, verdict, version, publication, promotion)

@@ -15,10 +15,10 @@ from flows.naming import flow_run_name
 from flows.pipeline import pipeline
 from flows.reports.result import result, verdict_event
 from tasks.cache.history import History
-from tasks.cache.planner import Looking
-from tasks.cache.refs import Pins
+from tasks.cache.planner import Planner
+from tasks.cache.refs import Lock
 from tasks.prefect import events
-from tasks.stages.resolve import pins_file
+from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe, parse
@@ -43,23 +43,23 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     logger = get_run_logger()
     if reason:
         logger.info(f"Started because of {reason}")
-    if pins_file(str(flow_run.get_id())).is_file():
+    if lock_file(str(flow_run.get_id())).is_file():
         logger.info("This run is tried again: it goes on with what it was pinned to.")
         return fine_tune(recipe)
-    looking = Looking(recipe.name)
+    planner = Planner(recipe.name)
     try:
-        pins = pipeline(looking, recipe).pins
+        lock = pipeline(planner, recipe).lock
     except (UserError, MlflowFailed):  # the stages meet it again, and tell it as they tell every mistake
         return fine_tune(recipe)
-    unreachable = _unreachable(recipe, pins)
+    unreachable = _unreachable(recipe, lock)
     if unreachable and unreachable["runs"] > unreachable["max_unreachable"]:
         return _failed(recipe, unreachable)
     warnings = [_warning(unreachable)] if unreachable else []
     for warning in warnings:
         logger.warning(warning)
-    done = nothing_changed(recipe.name, looking.rows)
+    done = nothing_changed(recipe.name, planner.rows)
     if done is None:
-        why = changes(recipe.name, looking.rows)
+        why = changes(recipe.name, planner.rows)
         logger.info("\n  ".join(["What changed:", *why]))
         return fine_tune(recipe, why=why, warnings=warnings, more={"hub_unreachable": unreachable})
     done = cached_result(done) | {"hub_unreachable": unreachable}
@@ -71,16 +71,16 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     return Completed(name="Unchanged", message=_since(done), data=done)
 
 
-def _unreachable(recipe: Recipe, pins: Pins) -> dict[str, Any] | None:
+def _unreachable(recipe: Recipe, lock: Lock) -> dict[str, Any] | None:
     """The repositories of the Hub that could not be looked up, and for how many runs in a row; None if there is none.
     Plain JSON, as the result has it."""
     history = History(recipe.name)
-    if not pins.unreachable:
+    if not lock.unreachable:
         history.forget_unreachable()
         return None
     runs = history.count_unreachable(str(flow_run.get_id()))
     allowed = recipe.release.retrain.max_unreachable
-    return {"repositories": pins.unreachable, "runs": runs, "max_unreachable": allowed}
+    return {"repositories": lock.unreachable, "runs": runs, "max_unreachable": allowed}
 
 
 def _warning(unreachable: dict[str, Any]) -> str:

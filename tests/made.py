@@ -26,7 +26,7 @@ def artifact(
     figures: Mapping[str, Any] | None = None,
     made: Mapping[str, Any] | None = None,
 ) -> Ref:
-    """A stage's artifact with these files and figures, made from these ingredients."""
+    """A stage's artifact with these files and figures, made from these inputs."""
     with store.filling(stage, KEY) as aside:
         for name, content in files.items():
             (aside / name).parent.mkdir(exist_ok=True)

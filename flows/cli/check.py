@@ -15,7 +15,7 @@ from flows.cli.arguments import add_json_argument, add_recipe_arguments, chosen_
 from flows.cli.codes import COMPLETED, FAILED, code_of, sigterm_interrupts
 from flows.reports.lines import Terminal
 from flows.reports.tables import label_lines, problem_lines, split_lines, summary, terminal_width
-from tasks.cache.refs import Pins
+from tasks.cache.refs import Lock
 from tasks.hub.push import publishing_problems
 from tasks.stages import check
 from tasks.stages.load_data import load_rows
@@ -80,10 +80,10 @@ def _check(recipe: Recipe) -> Found:
         model = _check_model(recipe, found, terminal)
         try:
             terminal.stage_started("resolve", "")
-            pins = pin_data(recipe, terminal.progress_of("resolve"))
-            found.notes += pins.notes
+            lock = pin_data(recipe, terminal.progress_of("resolve"))
+            found.notes += lock.notes
             terminal.stage_started("load_data", "")
-            load_rows(recipe, pins, folder / "rows", terminal.progress_of("load_data"))
+            load_rows(recipe, lock, folder / "rows", terminal.progress_of("load_data"))
             found.rows = need_report(folder / "rows")
             found.problems += found.rows["problems"]
             found.problems += _told(require_fitting, recipe, folder / "rows")
@@ -105,30 +105,30 @@ def _told(require: Callable[[Recipe, Path], None], recipe: Recipe, folder: Path)
     return []
 
 
-def _check_model(recipe: Recipe, found: Found, terminal: Terminal) -> Pins | None:
+def _check_model(recipe: Recipe, found: Found, terminal: Terminal) -> Lock | None:
     """Checks the model by its configuration. Returns what its name means, or None if the model cannot be had now."""
     terminal.stage_started("load_model", "")
-    pins = None
+    lock = None
     try:
-        pins = pin_tokenizer(recipe)
-        found.notes += pins.notes
-        if unchecked := require_model(recipe, pins, download=True):
+        lock = pin_tokenizer(recipe)
+        found.notes += lock.notes
+        if unchecked := require_model(recipe, lock, download=True):
             found.notes.append(unchecked)
     except UserError as error:
         if all(problem.kind == NETWORK for problem in error.problems):
             found.notes.append(f"The model was not checked. {error}")
         else:
             found.problems += _dumped(error)
-    return pins
+    return lock
 
 
-def _count_tokens(recipe: Recipe, pins: Pins | None, folder: Path, found: Found, terminal: Terminal) -> None:
+def _count_tokens(recipe: Recipe, lock: Lock | None, folder: Path, found: Found, terminal: Terminal) -> None:
     """Counts the tokens if the tokenizer can be had. Raises UserError for what is wrong with the tokens."""
-    if pins is None:
+    if lock is None:
         found.notes.append("Token lengths were not checked: the model's tokenizer cannot be had.")
         return
     try:
-        tokenizer = check.tokenizer_of(recipe, pins, folder / "rows", folder / "tokenizer")
+        tokenizer = check.tokenizer_of(recipe, lock, folder / "rows", folder / "tokenizer")
     except UserError as error:
         found.notes.append(f"Token lengths were not checked. {error}")
         return

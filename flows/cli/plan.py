@@ -14,8 +14,8 @@ from flows.planned import planned
 from flows.reports.lines import line
 from flows.reports.tables import problem_line
 from tasks.cache import settings
-from tasks.cache.planner import Foreseen, Looking
-from tasks.cache.refs import Pins
+from tasks.cache.planner import PlannedStage, Planner
+from tasks.cache.refs import Lock
 from tasks.hub.push import publishing_problems
 from tasks.stages.fit import launch
 from tasks.stages.training_estimate import needs
@@ -35,27 +35,27 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def act(arguments: argparse.Namespace) -> int:
     """Prints a line a stage. Raises UserError for mistakes in the file and the names in the recipe."""
     recipe = chosen_recipe(arguments)
-    looking = Looking(recipe.name)
-    finished, unchecked = planned(recipe, looking, runs=False)
-    pins = finished.pins
-    for row in looking.rows:
+    planner = Planner(recipe.name)
+    finished, unchecked = planned(recipe, planner, runs=False)
+    lock = finished.lock
+    for row in planner.rows:
         print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
-    training = next(row for row in looking.rows if row.name == "fit")
-    for need in needs(*looking.inputs["fit"]) if training.state in RUNNING else ():
+    training = next(row for row in planner.rows if row.name == "fit")
+    for need in needs(*planner.arguments["fit"]) if training.state in RUNNING else ():
         print(f"  fit: {need}")
     if unchecked:
         print(f"  fit: {unchecked}")
-    for problem in publishing_problems(recipe) if any(row.state in RUNNING for row in looking.rows) else ():
+    for problem in publishing_problems(recipe) if any(row.state in RUNNING for row in planner.rows) else ():
         print(problem_line(problem.model_dump() | {"level": "warning"}))  # set by then, perhaps
-    print(_summary(recipe, looking.rows))
+    print(_summary(recipe, planner.rows))
     if arguments.show_launch:
-        print(_launch(recipe, pins, training.key or "KEY"))
+        print(_launch(recipe, lock, training.key or "KEY"))
     return 0
 
 
-def _launch(recipe: Recipe, pins: Pins, key: str) -> str:
+def _launch(recipe: Recipe, lock: Lock, key: str) -> str:
     """The command that trains, with what it adds to the environment; and what accelerate or DeepSpeed is given."""
-    told = launch(recipe, pins, key).described(settings.home() / "jobs" / key)
+    told = launch(recipe, lock, key).described(settings.home() / "jobs" / key)
     lines = [f"{name}={shlex.quote(value)}" for name, value in told["environment"].items()]
     parts = ["\n" + " \\\n".join([*lines, shlex.join(told["argv"])])]
     if told["configuration"]:
@@ -63,7 +63,7 @@ def _launch(recipe: Recipe, pins: Pins, key: str) -> str:
     return "\n\n".join(parts)
 
 
-def _summary(recipe: Recipe, rows: list[Foreseen]) -> str:
+def _summary(recipe: Recipe, rows: list[PlannedStage]) -> str:
     will, may = ([row for row in rows if row.state == state] for state in RUNNING)
     if will:
         return f"{len(will)} of {len(rows)} stages will run{f', and perhaps {len(may)} more' if may else ''}."

@@ -89,9 +89,9 @@ def _prepared(recipe: Recipe, record: Mapping[str, Any]) -> list[Difference]:
     """What is another than then, once all that can be made as it was then is."""
     from tasks.stages import reproduction
 
-    pins = reproduction.as_pinned(recipe, record)
+    lock = reproduction.as_pinned(recipe, record)
     reproduction.compute_as_recorded(record)
-    return reproduction.differences(record, pins, reproduction.machine_here())
+    return reproduction.differences(record, lock, reproduction.machine_here())
 
 
 def _compared(
@@ -118,7 +118,7 @@ def _foreword(record: Mapping[str, Any], differing: Sequence[Difference]) -> Ite
         yield f"All is as it was then: the rows, {files} of code, {libraries}, the hardware and the threads."
         return
     yield "Not all is as it was then, so the bytes may differ:"
-    yield from (f"  {line}" for line in aligned([["ingredient", "recorded", "here"], *map(list, differing)]))
+    yield from (f"  {line}" for line in aligned([["input", "recorded", "here"], *map(list, differing)]))
 
 
 def _the_same(files: Mapping[str, Any]) -> str:

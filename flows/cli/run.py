@@ -28,7 +28,7 @@ from flows.reports.lines import Quiet, Terminal, draws, line
 from flows.reports.result import problems
 from flows.reports.tables import metric_lines, problem_line, verdict_lines
 from tasks.cache import settings
-from tasks.cache.planner import Looking
+from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import Machines
@@ -75,10 +75,10 @@ def act(arguments: argparse.Namespace) -> int:
             raise UserError([Problem(kind="option", where="--require-promotion", message=message)])
         machines = machines_of(recipe.compute)
         helper = Helper(machines) if machines.rank else None
-        looking = Looking(recipe.name, force)
-        planned(recipe, looking, runs=True)
+        planner = Planner(recipe.name, force)
+        planned(recipe, planner, runs=True)
         # Whether it is promoted now, MLflow alone knows.
-        done = None if force or arguments.require_promotion else nothing_changed(recipe.name, looking.rows)
+        done = None if force or arguments.require_promotion else nothing_changed(recipe.name, planner.rows)
     except (UserError, MlflowFailed) as error:
         _write(out, {**_EMPTY, "state": "failed", "problems": problems(error, "resolve")})
         raise
@@ -86,7 +86,7 @@ def act(arguments: argparse.Namespace) -> int:
         return _help(recipe, machines, helper, out)
     if done is None:
         return _run(recipe, arguments, force)
-    for row in [] if arguments.quiet else looking.rows:
+    for row in [] if arguments.quiet else planner.rows:
         print(line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {done['flow_run_id']}.")
     for shown in metric_lines(done["metrics"]) if arguments.quiet else ():

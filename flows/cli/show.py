@@ -100,13 +100,13 @@ def _made(record: Mapping[str, Any]) -> Facts:
 
 
 def _data(record: Mapping[str, Any]) -> Facts:
-    data, pins, rows = record["recipe"]["data"], record["pins"], record["rows"]
+    data, lock, rows = record["recipe"]["data"], record["lock"], record["rows"]
     yield "source", " ".join(filter(None, [data["source"], data["path"], data["config"]]))
-    if pins["data_hub"]:
-        yield "commit", pins["data_hub"]["commit"]
-    if pins["data_fingerprint"]:
-        yield "fingerprint", pins["data_fingerprint"]
-    for split, files in pins["data_files"].items():
+    if lock["data_hub"]:
+        yield "commit", lock["data_hub"]["commit"]
+    if lock["data_fingerprint"]:
+        yield "fingerprint", lock["data_fingerprint"]
+    for split, files in lock["data_files"].items():
         for file in files:
             yield from _file(split, file)
     if rows:
@@ -117,17 +117,17 @@ def _data(record: Mapping[str, Any]) -> Facts:
 
 
 def _base(record: Mapping[str, Any]) -> Facts:
-    model, pins = record["recipe"]["model"], record["pins"]
-    if champion := pins.get("started_from"):
+    model, lock = record["recipe"]["model"], record["lock"]
+    if champion := lock.get("started_from"):
         yield "champion", f"{champion['name']} version {champion['version']}"
         yield "digest", champion["model"]
     elif model["source"] == "scratch":
         yield "made from", f"a configuration ({model['config']['model_type']}) and the seed {model['seed']}"
     else:
         yield model["source"], model["path"]
-    if pins["model_hub"]:
-        yield "commit", pins["model_hub"]["commit"]
-    for name, file in pins["model_files"].items():
+    if lock["model_hub"]:
+        yield "commit", lock["model_hub"]["commit"]
+    for name, file in lock["model_files"].items():
         yield from _file(name, file)
 
 
@@ -162,9 +162,9 @@ def _file(label: str, file: Mapping[str, Any]) -> Facts:
 
 
 def _stages(record: Mapping[str, Any]) -> list[list[str]]:
-    table = [["stage", "key", "digest", "state", "ingredients"]]
+    table = [["stage", "key", "digest", "state", "inputs"]]
     for stage in record["stages"]:
-        told = f"{len(stage['ingredients'])} of its own, {counted(len(stage['code']), 'file')} of code"
+        told = f"{len(stage['inputs'])} of its own, {counted(len(stage['code']), 'file')} of code"
         key, digest = ((stage[part] or "")[:DIGITS] for part in ("key", "digest"))
         table.append([stage["name"], key, digest, stage["state"], told if digest else ""])
     return table

@@ -29,9 +29,9 @@ from tasks.cache.digests import Digests
 from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_module, search_path
 from training.problems import Problem, UserError
 
-# Code that decides how a stage is run, shown or described, not what it makes. A recipe's values are ingredients
+# Code that decides how a stage is run, shown or described, not what it makes. A recipe's values are inputs
 # already, so the module that reads them is not.
-NOT_INGREDIENTS = (
+NOT_INPUTS = (
     "flows",
     *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prefect", "registry", "services", "tracking")),
     "training.evaluation.plots",
@@ -168,7 +168,7 @@ def git_commit() -> GitCommit | None:
 
 
 def _is_left_out(name: str) -> bool:
-    return name in _ALONE or any(name == out or name.startswith(out + ".") for out in NOT_INGREDIENTS)
+    return name in _ALONE or any(name == out or name.startswith(out + ".") for out in NOT_INPUTS)
 
 
 class _Module(NamedTuple):

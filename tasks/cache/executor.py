@@ -64,7 +64,7 @@ class ArtifactSerializer(Serializer):
         return claimed
 
 
-class Running:
+class Executor:
     """Runs a composition of stages inside a Prefect flow.
 
     Args:
@@ -85,17 +85,17 @@ class Running:
         self._uncommitted: list[Callable[[], None]] | None = None
         """What to remember of the stages of a `together` that has not ended yet."""
 
-    def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
+    def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
         """The stage's result. Raises what the stage raises."""
         started = time.monotonic()
         key, state = "", "failed"
         result: Any = None
         try:
-            flat, _ = stage.flat_ingredients(*inputs)
+            flat, _ = stage.flat_inputs(*arguments)
             key = stage.key(flat)
             self._listeners.stage_started(stage.name, key)
             work = Work(key, self._place(stage, key), self._run, (self._listeners,), stage.name, state="cached")
-            result = self._task(stage, work, flat)(*inputs)
+            result = self._task(stage, work, flat)(*arguments)
             if isinstance(result, State):  # Prefect hands on a state that the body chose as it is
                 result = result.result()
             state = work.state
@@ -144,7 +144,7 @@ class Running:
                 name=stage.name,
                 cache_policy=NO_CACHE,
                 persist_result=False,
-                on_rollback=[_taking_back(work)],
+                on_rollback=[_rolling_back(work)],
             )
         locks = FlockManager(settings.home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name))
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
@@ -191,7 +191,7 @@ class _Listeners(Listener):
 
 
 def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool) -> Any:
-    def body(*inputs: Any) -> Ref | State[Ref]:
+    def body(*arguments: Any) -> Ref | State[Ref]:
         found = None if forced else _whole(stage.name, work.key)
         if found is not None:
             # Whole but for Prefect's record: the earlier run was killed between the two.
@@ -202,7 +202,7 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
         work.state = "ran"
         with store.filling(stage.name, work.key) as aside:
             work.out = aside
-            figures = stage.make(work, *inputs)
+            figures = stage.make(work, *arguments)
             ref = store.publish(aside, stage.name, work.key, flat, figures)
         # Work in progress is kept until it is published, for a run that goes on after a kill.
         shutil.rmtree(work.job, ignore_errors=True)
@@ -214,12 +214,12 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
 
 
 def _action_body(stage: Stage[Any], work: Work) -> Any:
-    def body(*inputs: Any) -> Any:
+    def body(*arguments: Any) -> Any:
         work.state = "ran"
         shutil.rmtree(work.out, ignore_errors=True)
         # The outside world may be another when the action is repeated: a job that had finished is not used again.
         _forget_finished(work.job)
-        result = stage.make(work, *inputs)
+        result = stage.make(work, *arguments)
         shutil.rmtree(work.job, ignore_errors=True)
         return result
 
@@ -228,17 +228,17 @@ def _action_body(stage: Stage[Any], work: Work) -> Any:
     return body
 
 
-def _taking_back(work: Work) -> Callable[[Transaction], None]:
-    def take_back(transaction: Transaction) -> None:
-        if work.take_back is None:
+def _rolling_back(work: Work) -> Callable[[Transaction], None]:
+    def rollback(transaction: Transaction) -> None:
+        if work.rollback is None:
             return
         try:
-            event = {"kind": "note", "message": work.take_back()}
+            event = {"kind": "note", "message": work.rollback()}
         except Exception as error:  # the run has failed already, and that is what ends it
             event = {"kind": "warning", "message": f"what it did could not be taken back: {error}"}
         work.on_events([event])
 
-    return take_back
+    return rollback
 
 
 def _forget_finished(job: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from tasks.cache import settings
-from tasks.cache.refs import HubPin, Pins
+from tasks.cache.refs import Lock, PinnedCommit
 from training.jobs.protocol import write_atomically
 
 Values = TypeVar("Values", dict[str, Any], list[str])
@@ -61,14 +61,14 @@ class History:
         values = None if result is None else result.model_dump(mode="json")
         write_atomically(self._folder / "results" / stage, json.dumps({"key": key, "result": values}).encode())
 
-    def last_commit(self, kind: str, name: str) -> HubPin | None:
+    def last_commit(self, kind: str, name: str) -> PinnedCommit | None:
         """The last known commit of a repository of the Hub; `kind` is model or dataset, `name` owner/name@revision."""
         commit = self._read("commits.json", dict).get(f"{kind} {name}")
-        return HubPin(name=name, commit=commit) if isinstance(commit, str) else None
+        return PinnedCommit(name=name, commit=commit) if isinstance(commit, str) else None
 
-    def remember_commits(self, pins: Pins) -> None:
+    def remember_commits(self, lock: Lock) -> None:
         """Notes the commits that the recipe's names mean now; commits of other names and revisions are kept."""
-        found = {"dataset": pins.data_hub, "model": pins.model_hub}
+        found = {"dataset": lock.data_hub, "model": lock.model_hub}
         named = {f"{kind} {pin.name}": pin.commit for kind, pin in found.items() if pin}
         if named:
             self._write("commits.json", self._read("commits.json", dict) | named)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.cache import settings
 from tasks.cache.digests import Digests
-from tasks.cache.refs import FilePin
+from tasks.cache.refs import PinnedFile
 from training.data.file_systems import is_url, pieces, shown, told
 from training.data.listing import Found, asked
 from training.problems import Problem, UserError
@@ -31,10 +31,10 @@ def digests_of(files: Iterable[Found], progress: Progress = lambda done, total: 
     return found | _digests_elsewhere([file for file in files if is_url(file.file)], progress)
 
 
-def need_unchanged(pins: Iterable[FilePin]) -> None:
+def need_unchanged(lock: Iterable[PinnedFile]) -> None:
     """Raises UserError where a file has not the content any more that it was pinned with: what was read of it would
     be stored under the name of something else."""
-    pinned = {pin.path: pin.sha256 for pin in pins}
+    pinned = {pin.path: pin.sha256 for pin in lock}
     there = [asked(path) if is_url(path) else Found(path) for path in pinned]
     now = digests_of(found for found in there if found is not None)
     problems = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.cache import store
 from tasks.cache.history import History
-from tasks.cache.refs import Pins, Ref
+from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Stage, Work
 
 
@@ -20,7 +20,7 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class Perhaps(Unknown):
+class Repeatable(Unknown):
     """The result of a stage that may give again what it gave last."""
 
     last: Any = None
@@ -32,7 +32,7 @@ _NOWHERE = Path(os.devnull)
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PlannedStage:
     """One line of a plan."""
 
     name: str
@@ -45,7 +45,7 @@ class Foreseen:
     figures: Mapping[str, Any] | None = None
 
 
-class Looking:
+class Planner:
     """Walks a composition of stages and changes nothing.
 
     Args:
@@ -54,71 +54,75 @@ class Looking:
     """
 
     def __init__(self, recipe: str, force: frozenset[str] = frozenset()) -> None:
-        self.rows: list[Foreseen] = []
-        self.inputs: dict[str, tuple[Any, ...]] = {}
+        self.rows: list[PlannedStage] = []
+        self.arguments: dict[str, tuple[Any, ...]] = {}
         """What each stage would be given."""
         self._history = History(recipe)
         self._force = force
 
-    def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
+    def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
         """The stage's result if it is known without running it, else Unknown."""
-        result, row = self._look(stage, inputs)
+        result, row = self._look(stage, arguments)
         self.rows.append(row)
-        self.inputs[stage.name] = inputs
+        self.arguments[stage.name] = arguments
         return result
 
     def together(self) -> AbstractContextManager[None]:
         """As for whoever runs them; nothing is done here."""
         return nullcontext()
 
-    def _look(self, stage: Stage[Any], inputs: tuple[Any, ...]) -> tuple[Any, Foreseen]:
-        unknown = [value for value in inputs if isinstance(value, Unknown)]
+    def _look(self, stage: Stage[Any], arguments: tuple[Any, ...]) -> tuple[Any, PlannedStage]:
+        unknown = [value for value in arguments if isinstance(value, Unknown)]
         if unknown:
             return self._look_ahead(
-                stage, inputs, [value for value in unknown if isinstance(value, Perhaps)] == unknown
+                stage, arguments, [value for value in unknown if isinstance(value, Repeatable)] == unknown
             )
-        if stage.foreseeable:
-            result = stage.make(Work(key="", out=_NOWHERE, run=""), *inputs)
-            flat, _ = stage.flat_ingredients(*inputs)
-            notes = tuple(result.notes) if isinstance(result, Pins) else ()
-            return result, Foreseen(stage.name, "ran", stage.key(flat), notes)
-        flat, names = stage.flat_ingredients(*inputs)
+        if stage.read_only:
+            result = stage.make(Work(key="", out=_NOWHERE, run=""), *arguments)
+            flat, _ = stage.flat_inputs(*arguments)
+            notes = tuple(result.notes) if isinstance(result, Lock) else ()
+            return result, PlannedStage(stage.name, "ran", stage.key(flat), notes)
+        flat, names = stage.flat_inputs(*arguments)
         key = stage.key(flat)
         if not stage.cached:
             if self._history.last_key(stage.name) != key:
-                return UNKNOWN, Foreseen(stage.name, "will run", key, ("it acts on the outside world",))
-            return self._given_before(stage, key), Foreseen(stage.name, "cached", key)
+                return UNKNOWN, PlannedStage(stage.name, "will run", key, ("it acts on the outside world",))
+            return self._given_before(stage, key), PlannedStage(stage.name, "cached", key)
         if stage.name in self._force:
-            return UNKNOWN, Foreseen(stage.name, "will run", key, ("forced",))
+            return UNKNOWN, PlannedStage(stage.name, "will run", key, ("forced",))
         ref, reasons = self._find(stage, key, flat, names)
         if ref is None:
-            return self._last(stage), Foreseen(stage.name, "will run", key, reasons)
-        return ref, Foreseen(stage.name, "cached", key, figures=ref.figures)
+            return self._last(stage), PlannedStage(stage.name, "will run", key, reasons)
+        return ref, PlannedStage(stage.name, "cached", key, figures=ref.figures)
 
-    def _look_ahead(self, stage: Stage[Any], inputs: tuple[Any, ...], perhaps: bool) -> tuple[Any, Foreseen]:
+    def _look_ahead(self, stage: Stage[Any], arguments: tuple[Any, ...], perhaps: bool) -> tuple[Any, PlannedStage]:
         """A stage below one that has to run first; `perhaps` if all such may give again what they gave last."""
         states = ("will run", "may run") if perhaps else ("will run",)
         # The result of an action that is done already may be lost, and then nothing above has to run.
         above = next((row.name for row in reversed(self.rows) if row.state in states), "an earlier stage")
         if stage.where:
-            return Perhaps() if perhaps else UNKNOWN, Foreseen(stage.name, "may run", None, (f"where {stage.where}",))
+            return Repeatable() if perhaps else UNKNOWN, PlannedStage(
+                stage.name, "may run", None, (f"where {stage.where}",)
+            )
         if not perhaps:
-            return UNKNOWN, Foreseen(stage.name, "will run", None, (f"{above} runs before it",))
-        may_run = Foreseen(stage.name, "may run", None, (f"only if {above} gives something else than last time",))
-        if any(isinstance(value, Perhaps) and value.last is None for value in inputs):
-            return Perhaps(), may_run
-        flat, names = stage.flat_ingredients(*(value.last if isinstance(value, Perhaps) else value for value in inputs))
+            return UNKNOWN, PlannedStage(stage.name, "will run", None, (f"{above} runs before it",))
+        may_run = PlannedStage(stage.name, "may run", None, (f"only if {above} gives something else than last time",))
+        if any(isinstance(value, Repeatable) and value.last is None for value in arguments):
+            return Repeatable(), may_run
+        flat, names = stage.flat_inputs(
+            *(value.last if isinstance(value, Repeatable) else value for value in arguments)
+        )
         key = stage.key(flat)
         if not stage.cached:
-            same = stage.foreseeable or self._history.last_key(stage.name) == key
-            row = Foreseen(stage.name, "will run", None, (f"{above} runs before it",))
-            return (Perhaps(), may_run) if same else (UNKNOWN, row)
+            same = stage.read_only or self._history.last_key(stage.name) == key
+            row = PlannedStage(stage.name, "will run", None, (f"{above} runs before it",))
+            return (Repeatable(), may_run) if same else (UNKNOWN, row)
         if stage.name in self._force:
-            return UNKNOWN, Foreseen(stage.name, "will run", None, ("forced",))
+            return UNKNOWN, PlannedStage(stage.name, "will run", None, ("forced",))
         ref, reasons = self._find(stage, key, flat, names)
         if ref is None:
-            return self._last(stage), Foreseen(stage.name, "will run", None, reasons)
-        return Perhaps(ref), may_run
+            return self._last(stage), PlannedStage(stage.name, "will run", None, reasons)
+        return Repeatable(ref), may_run
 
     def _find(
         self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]
@@ -131,13 +135,13 @@ class Looking:
         return ref, () if ref else self._why_missing(stage, key, flat, names)
 
     def _last(self, stage: Stage[Any]) -> Unknown:
-        """The result to expect of a stage that will run: perhaps the last one, if other inputs may well give it."""
+        """The result to expect of a stage that will run: perhaps the last one, if other arguments may well give it."""
         last = self._history.last_key(stage.name) if stage.may_repeat else None
         try:
             ref = store.find(stage.name, last) if last else None
         except store.Damaged:
             return UNKNOWN
-        return Perhaps(ref) if ref else UNKNOWN
+        return Repeatable(ref) if ref else UNKNOWN
 
     def _given_before(self, stage: Stage[Any], key: str) -> Any:
         """What an action that would do the same again gave."""
@@ -153,14 +157,14 @@ class Looking:
         last = self._history.last_key(stage.name)
         if last is None:
             return ("it has not run before",)
-        before = store.ingredients_of(stage.name, last)
+        before = store.inputs_of(stage.name, last)
         if last == key or before is None:
             return ("its artifact is gone",)
         return tuple(differences(before, flat, names))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """What changed between two sets of ingredients, a phrase each, the user's own fields first."""
+    """What changed between two sets of inputs, a phrase each, the user's own fields first."""
     phrases: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)

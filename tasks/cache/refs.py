@@ -27,7 +27,7 @@ class Ref(BaseModel):
     stage: str
     """The stage that made it."""
     key: str
-    """Digest of the ingredients: its name in the store."""
+    """Digest of the inputs: its name in the store."""
     digest: str
     """Digest of the content, files under `log/` apart: equal digests are equal bytes."""
     parts: dict[str, str] = Field(default_factory=dict)
@@ -55,7 +55,7 @@ def baseline_upstream(splits: Iterable[str], data: Ref, tokens: Ref, trained: Re
     }
 
 
-class FilePin(BaseModel):
+class PinnedFile(BaseModel):
     """A file, pinned by content."""
 
     model_config = ConfigDict(frozen=True)
@@ -67,7 +67,7 @@ class FilePin(BaseModel):
     """None where the file system of a URL does not tell."""
 
 
-class HubPin(BaseModel):
+class PinnedCommit(BaseModel):
     """A repository of the Hub, pinned to a commit."""
 
     model_config = ConfigDict(frozen=True)
@@ -110,20 +110,20 @@ class Counted(BaseModel):
     """The confidence that it takes, so that all of them together keep that of the recipe."""
 
 
-class Pins(BaseModel):
+class Lock(BaseModel):
     """What the recipe's names meant when the run began."""
 
     model_config = ConfigDict(frozen=True)
 
-    data_hub: HubPin | None = None
-    data_files: dict[str, list[FilePin]] = Field(default_factory=dict)
+    data_hub: PinnedCommit | None = None
+    data_files: dict[str, list[PinnedFile]] = Field(default_factory=dict)
     """Split to its files, in reading order."""
     data_fingerprint: str | None = None
     """What a Python callable's own `fingerprint()` said."""
     rows: str | None = None
     """Digest of the rows that a model learns from, and of how they are read."""
-    model_hub: HubPin | None = None
-    model_files: dict[str, FilePin] = Field(default_factory=dict)
+    model_hub: PinnedCommit | None = None
+    model_files: dict[str, PinnedFile] = Field(default_factory=dict)
     """Name inside the model folder to its file; of a model that is not in a folder here, what is laid over it."""
     started_from: Champion | None = None
     """The registered version that training starts from; None: the base model."""

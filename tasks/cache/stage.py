@@ -1,4 +1,4 @@
-"""What a stage is: a function that fills a folder, and the ingredients that name the folder.
+"""What a stage is: a function that fills a folder, and the inputs that name the folder.
 
 No Prefect here: `plan` and the check that nothing changed read keys without importing it.
 """
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Ingredients:
+class Inputs:
     """All that can change a stage's output, and nothing else.
 
     Left out on purpose: where things lie, names of recipes and registries, log levels, trackers, the runtime.
@@ -36,7 +36,7 @@ class Ingredients:
     named: Mapping[str, str] = field(default_factory=dict)
     """Objects of the user's that shape the output, `module:name` by the recipe's field; other words are passed over."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What to call an ingredient when it changed, by its flat name: a file's path, which is no ingredient itself."""
+    """What to call an input when it changed, by its flat name: a file's path, which is no input itself."""
 
 
 class Listener:
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass
 class Work:
-    """What a stage's function is given beside its inputs."""
+    """What a stage's function is given beside its arguments."""
 
     key: str
     out: Path
@@ -84,9 +84,9 @@ class Work:
     stage: str = ""
     state: str = "ran"
     """What the table says of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
-    take_back: Callable[[], str] | None = None
-    """Set by an action that changed something: undoes that, where a stage after it in `Walk.together` fails, and gives
-    what to tell the user."""
+    rollback: Callable[[], str] | None = None
+    """Set by an action that changed something: undoes the change if a later stage of the same `Driver.together` fails.
+    Returns a message for the user."""
 
     @property
     def job(self) -> Path:
@@ -103,10 +103,10 @@ class Work:
         self.on_events([{"kind": "progress", "done": done, "total": total}])
 
 
-class Walk(Protocol):
+class Driver(Protocol):
     """Goes over a composition of stages: runs them, or only looks."""
 
-    def __call__(self, stage: Stage[Any], *inputs: Any) -> Any:
+    def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
         """The stage's result, or what is known of it."""
 
     def together(self) -> AbstractContextManager[None]:
@@ -119,10 +119,10 @@ class Stage(Generic[Result]):
 
     name: str
     make: Callable[..., Any]
-    ingredients: Callable[..., Ingredients]
+    inputs: Callable[..., Inputs]
     cached: bool
     """Whether the output is an artifact; an action's output is a plain value."""
-    foreseeable: bool = False
+    read_only: bool = False
     """Whether `plan` may call it: it reads, and acts on nothing."""
     gives: type[BaseModel] | None = None
     """What an action returns where it does not return None: remembered, for a plan that finds it would do the same."""
@@ -131,10 +131,10 @@ class Stage(Generic[Result]):
     may_repeat: bool = False
     """Whether changed inputs may well give the same output, as rows with other line ends do: for a plan."""
 
-    def flat_ingredients(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """Ingredients under flat names, JSON values; and what to call them. Raises UserError for
+    def flat_inputs(self, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """Inputs under flat names, JSON values; and what to call them. Raises UserError for
         objects of the user's that are nowhere."""
-        given = self.ingredients(*inputs)
+        given = self.inputs(*arguments)
         flat = dict(_flat(given.values))
         if self.cached:
             own, installed = users_code(given.named)
@@ -147,24 +147,24 @@ class Stage(Generic[Result]):
 
     def key(self, flat: Mapping[str, Any]) -> str:
         """The artifact's name: safe for file systems, without dots."""
-        return digest_of({"stage": self.name, "ingredients": dict(flat)})[:40]
+        return digest_of({"stage": self.name, "inputs": dict(flat)})[:40]
 
 
 def stage(
-    ingredients: Callable[..., Ingredients], *, name: str | None = None, where: str = "", may_repeat: bool = False
+    inputs: Callable[..., Inputs], *, name: str | None = None, where: str = "", may_repeat: bool = False
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Stage[Any]]:
-    """A cached stage. The function takes `Work` and the inputs, fills `work.out`, and returns a few figures."""
+    """A cached stage. The function takes `Work` and the arguments, fills `work.out`, and returns a few figures."""
 
     def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
-        return Stage(name or make.__name__, make, ingredients, cached=True, where=where, may_repeat=may_repeat)
+        return Stage(name or make.__name__, make, inputs, cached=True, where=where, may_repeat=may_repeat)
 
     return decorate
 
 
 def action(
-    ingredients: Callable[..., Ingredients],
+    inputs: Callable[..., Inputs],
     *,
-    foreseeable: bool = False,
+    read_only: bool = False,
     gives: type[BaseModel] | None = None,
     where: str = "",
 ) -> Callable[[Callable[..., Result]], Stage[Result]]:
@@ -174,7 +174,7 @@ def action(
     """
 
     def decorate(make: Callable[..., Result]) -> Stage[Result]:
-        return Stage(make.__name__, make, ingredients, cached=False, foreseeable=foreseeable, gives=gives, where=where)
+        return Stage(make.__name__, make, inputs, cached=False, read_only=read_only, gives=gives, where=where)
 
     return decorate
 

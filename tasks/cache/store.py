@@ -1,6 +1,6 @@
 """The artifact store: a folder a key, complete and hashed, or absent.
 
-    <home>/artifacts/<stage>/<key>/    content, manifest.json, ingredients.json, record (Prefect's)
+    <home>/artifacts/<stage>/<key>/    content, manifest.json, inputs.json, record (Prefect's)
     <home>/quarantine/                 what was found damaged, for a look; never read again
 
 A folder is filled aside, fsynced, given its manifest, and renamed into place, so that whoever reads a name finds all
@@ -28,7 +28,7 @@ from training.jobs.protocol import fsync
 from training.problems import full_disk
 
 MANIFEST = "manifest.json"
-INGREDIENTS = "ingredients.json"
+INPUTS = "inputs.json"
 RECORD = "record"
 LOG = "log"
 ABANDONED_S = 24 * 3600.0
@@ -92,20 +92,20 @@ def filling(stage: str, key: str) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(aside: Path, stage: str, key: str, ingredients: Mapping[str, Any], figures: Mapping[str, Any]) -> Ref:
+def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Ref:
     """Makes the filled folder the artifact of this name and returns its ref.
 
     An artifact that lies there already (a forced rebuild) is replaced. Raises OSError where the disk is full; then
     nothing is published.
     """
-    _write_json(aside / INGREDIENTS, dict(ingredients))
+    _write_json(aside / INPUTS, dict(inputs))
     paths = sorted(_files(aside))
     digests = Digests(settings.home()).of_many(paths)
     files: list[dict[str, Any]] = [
         {"path": path.relative_to(aside).as_posix(), "bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, digests, strict=True)
     ]
-    content = {f["path"]: f["sha256"] for f in files if f["path"] != INGREDIENTS and f["path"].split("/")[0] != LOG}
+    content = {f["path"]: f["sha256"] for f in files if f["path"] != INPUTS and f["path"].split("/")[0] != LOG}
     parts: dict[str, dict[str, str]] = {}
     for path, digest in content.items():
         parts.setdefault(path.split("/")[0], {})[path] = digest
@@ -144,10 +144,10 @@ def discard(stage: str, key: str, why: str) -> Path | None:
     return kept
 
 
-def ingredients_of(stage: str, key: str) -> dict[str, Any] | None:
+def inputs_of(stage: str, key: str) -> dict[str, Any] | None:
     """What an artifact was made from, or None where that is not known any more."""
     try:
-        return dict(_read_json(folder(stage, key) / INGREDIENTS))
+        return dict(_read_json(folder(stage, key) / INPUTS))
     except Damaged:
         return None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.cache.history import History
-from tasks.cache.refs import HubPin
+from tasks.cache.refs import PinnedCommit
 from tasks.cache.settings import without_credentials
 from training.problems import NETWORK, Problem, UserError, server_fault
 
@@ -23,7 +23,7 @@ Kind = Literal["model", "dataset"]
 class Found:
     """What a revision of a repository is now."""
 
-    pin: HubPin
+    pin: PinnedCommit
     files: tuple[str, ...] | None = None
     """Their paths in the repository; None where the Hub did not say."""
     reachable: bool = True
@@ -40,7 +40,7 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
     revision = revision or "main"
     name = f"{path}@{revision}"
     if re.fullmatch("[0-9a-f]{40}", revision):
-        return Found(HubPin(name=name, commit=revision))
+        return Found(PinnedCommit(name=name, commit=revision))
     from huggingface_hub import HfApi
 
     hub = HfApi()
@@ -57,7 +57,7 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
             raise
         return Found(last, reachable=False)
     files = tuple(file.rfilename for file in info.siblings or ())
-    return Found(HubPin(name=name, commit=str(info.sha)), files)
+    return Found(PinnedCommit(name=name, commit=str(info.sha)), files)
 
 
 def page_of(kind: Kind, path: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.cache.refs import Pins
+from tasks.cache.refs import Lock
 from tasks.jobs.child_environment import added_environment, cores, environment
 from tasks.jobs.hardware import killed_for_memory, visible_gpus
 from training.jobs.processes import LINUX, send, start_ticks
@@ -167,16 +167,16 @@ def accelerate_environment(
     return env
 
 
-def predicting(program: str, pins: Pins) -> Launch:
+def predicting(program: str, lock: Lock) -> Launch:
     """How a program whose processes take batches of rows in turns is launched: by as many as train on this machine.
 
     Each has as many threads as one alone would have. Their number changes how sums are rounded, and what is predicted
     shall not hang on the number of processes.
     """
-    here, use_cpu = pins.num_processes // pins.num_machines, not visible_gpus()
+    here, use_cpu = lock.num_processes // lock.num_machines, not visible_gpus()
     argv = python_argv(program)  # one process needs no launcher, whose imports alone take seconds
     if here > 1:
-        argv = accelerate_argv(program, num_processes=here, mixed_precision=pins.mixed_precision, use_cpu=use_cpu)
+        argv = accelerate_argv(program, num_processes=here, mixed_precision=lock.mixed_precision, use_cpu=use_cpu)
     env = accelerate_environment(num_processes=here, use_cpu=use_cpu)
     env.pop("OMP_NUM_THREADS", None)
     return Launch(argv, env, {})

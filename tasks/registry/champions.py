@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, Pins
+from tasks.cache.refs import Champion, Lock
 from tasks.cache.stage import Work
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG, find_model
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, database_there, failures_told
@@ -60,24 +60,24 @@ def present(recipe: Recipe) -> Present | None:
     return Present(champion, version.tags)
 
 
-def rows_digest(recipe: Recipe, pins: Pins) -> str:
+def rows_digest(recipe: Recipe, lock: Lock) -> str:
     """Of the rows that a model learns from: the content of the training split, and how it is read. Where files lie does
     not count, nor does another split."""
-    data, elsewhere = recipe.data, {"path", "config", "splits"} if pins.data_files else set()
+    data, elsewhere = recipe.data, {"path", "config", "splits"} if lock.data_files else set()
     newer = set() if data.columns else {"columns"}  # than digests that registered versions are known by
     own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return digest_of(
         {
             "data": data.model_dump(mode="json", exclude=_NOT_LEARNT_FROM | elsewhere | newer),
-            "files": [pin.sha256 for pin in pins.data_files.get("train", ())],
-            "commit": pins.data_hub.commit if pins.data_hub else None,
-            "fingerprint": pins.data_fingerprint,
+            "files": [pin.sha256 for pin in lock.data_files.get("train", ())],
+            "commit": lock.data_hub.commit if lock.data_hub else None,
+            "fingerprint": lock.data_fingerprint,
             "code": code_digests(own),
         }
     )
 
 
-def started_from(recipe: Recipe, pins: Pins) -> tuple[Champion | None, str]:
+def started_from(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
     """What a training on these rows starts from, None for the base model; and a sentence on why.
 
     It is the champion; where that was trained on exactly these rows, it is what that training started from. So a model
@@ -89,7 +89,7 @@ def started_from(recipe: Recipe, pins: Pins) -> tuple[Champion | None, str]:
     if found is None:
         return None, f"{recipe.release.registry} has no {recipe.release.champion} yet: training starts from the base"
     champion, tags = found
-    if tags.get(ROWS_TAG) != pins.rows:
+    if tags.get(ROWS_TAG) != lock.rows:
         return champion, f"training starts from {champion}, the {recipe.release.champion}"
     said = tags.get(STARTED_FROM_TAG)
     earlier = Champion.model_validate_json(said) if said else None
@@ -118,7 +118,7 @@ def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
     folders = {part: place / part for part in PARTS}
     if place.is_dir():  # by a try that was killed later on
         return folders
-    work.on_events([{"task": "note", "message": f"{champion} is fetched from MLflow"}])
+    work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
     shutil.rmtree(aside, ignore_errors=True)
     with failures_told():
         from mlflow.artifacts import download_artifacts, list_artifacts

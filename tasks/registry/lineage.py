@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.cache import settings, store
 from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Pins, Promotion, Publication, Ref, Verdict, Version
+from tasks.cache.refs import Lock, Promotion, Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.registry.versions import every, need_model, need_version, problem
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, failures_told
@@ -56,22 +56,22 @@ def record(
 ) -> dict[str, Any]:
     """Everything that is known of how a run made its model, JSON values; of one that failed, as far as it came.
 
-    `rows` are the stages that ended, `pins` what the run's own folder says of the recipe's names.
+    `rows` are the stages that ended, `lock` what the run's own folder says of the recipe's names.
     """
-    pins = _pins(run)
-    values = pinned(recipe, pins)
+    lock = _lock_of(run)
+    values = pinned(recipe, lock)
     made = {row.name: found for row in rows if row.key and (found := store.manifest_of(row.name, row.key))}
     refs = {name: ref for name, (ref, _) in made.items()}
-    ingredients = {name: store.ingredients_of(name, ref.key) or {} for name, ref in refs.items()}
-    files = {name: digest for one in ingredients.values() for name, digest in _of("code", one).items()}
-    libraries = {name: version for one in ingredients.values() for name, version in _of("library", one).items()}
+    inputs = {name: store.inputs_of(name, ref.key) or {} for name, ref in refs.items()}
+    files = {name: digest for one in inputs.values() for name, digest in _of("code", one).items()}
+    libraries = {name: version for one in inputs.values() for name, version in _of("library", one).items()}
     git = git_commit()
     return _without_credentials(
         {
             "recipe": values,
             # Not left to a default: only here does a field matter that a later version of the project does not have.
             "said": Recipe.model_validate(values).model_dump(mode="json", exclude_defaults=True),
-            "pins": pins.model_dump(mode="json"),
+            "lock": lock.model_dump(mode="json"),
             "rows": _rows(refs.get("load_data")),
             "model": _model(*made["fit"]) if "fit" in made else None,
             "training": refs["fit"].figures if "fit" in refs else None,
@@ -87,7 +87,7 @@ def record(
                 "finetune-flows": importlib.metadata.version("finetune-flows"),
                 "python": platform.python_version(),
             },
-            "stages": [_stage(row, refs.get(row.name), ingredients.get(row.name, {})) for row in rows],
+            "stages": [_stage(row, refs.get(row.name), inputs.get(row.name, {})) for row in rows],
             "run": {
                 "state": state,
                 "flow_run_id": run,
@@ -99,18 +99,16 @@ def record(
     )
 
 
-def _stage(row: Row, made: Ref | None, ingredients: Mapping[str, Any]) -> dict[str, Any]:
+def _stage(row: Row, made: Ref | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": row.name,
         "key": row.key,
         "digest": made.digest if made else None,
         "state": row.state,
         "seconds": round(row.seconds, 3),
-        "code": list(_of("code", ingredients)),
-        "libraries": list(_of("library", ingredients)),
-        "ingredients": {
-            name: value for name, value in ingredients.items() if name.partition(".")[0] not in ("code", "library")
-        },
+        "code": list(_of("code", inputs)),
+        "libraries": list(_of("library", inputs)),
+        "inputs": {name: value for name, value in inputs.items() if name.partition(".")[0] not in ("code", "library")},
     }
 
 
@@ -123,21 +121,21 @@ def keep(told: Mapping[str, Any]) -> str:
     return text
 
 
-def pinned(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+def pinned(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """All fields of the recipe, names and `auto` replaced by what they came to: commits, absolute paths, numbers."""
     values = recipe.model_dump(mode="json")
-    for section, pin in (("data", pins.data_hub), ("model", pins.model_hub)):
+    for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
         if pin is not None:
             values[section]["revision"] = pin.commit
-    if pins.data_files and not is_url(recipe.data.path):
+    if lock.data_files and not is_url(recipe.data.path):
         values["data"]["path"] = _absolute(recipe.data.path)
         # By name, so that files which came to the folder since are not taken along.
-        values["data"]["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in pins.data_files.items()}
-    if pins.model_files and recipe.model.path and recipe.model.source == "folder":
+        values["data"]["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in lock.data_files.items()}
+    if lock.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
     if recipe.model.chat_template:
         values["model"]["chat_template"] = _absolute(recipe.model.chat_template)
-    values["compute"] |= {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
+    values["compute"] |= {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     return values
 
 
@@ -196,11 +194,11 @@ def of_version(name: str) -> dict[str, Any]:
     return {**_read(text, shown), "registered": registered}
 
 
-def _pins(run: str) -> Pins:
+def _lock_of(run: str) -> Lock:
     try:
-        return Pins.model_validate_json((settings.home() / "runs" / run / "pins.json").read_bytes())
+        return Lock.model_validate_json((settings.home() / "runs" / run / "lock.json").read_bytes())
     except (OSError, ValueError):  # the run ended before it knew
-        return Pins()
+        return Lock()
 
 
 def _began(run: str) -> str | None:
@@ -213,9 +211,9 @@ def _json(value: Any) -> Any:
     return None if value is None else value.model_dump(mode="json")
 
 
-def _of(sort: str, ingredients: Mapping[str, Any]) -> dict[str, Any]:
+def _of(sort: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`{"training/programs/fit.py": digest}` of `code.training/programs/fit.py`."""
-    return {name.partition(".")[2]: v for name, v in ingredients.items() if name.partition(".")[0] == sort}
+    return {name.partition(".")[2]: v for name, v in inputs.items() if name.partition(".")[0] == sort}
 
 
 def _rows(data: Ref | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tasks.cache import store
-from tasks.cache.refs import Pins, Ref, Verdict
+from tasks.cache.refs import Lock, Ref, Verdict
 from tasks.hub.client import page_of
 from tasks.tracking.reports import markdown_table, printable, scores_table, worst_groups
 from training import task_types
@@ -27,7 +27,7 @@ LIBRARY = "transformers"
 _AVERAGES = ("_macro", "_micro", "_weighted")
 
 
-def card(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict) -> str:
+def card(recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict) -> str:
     """The model card, Markdown with its metadata in front."""
     from huggingface_hub import ModelCardData
 
@@ -37,44 +37,44 @@ def card(recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, 
         license=hub.license,
         library_name=LIBRARY,
         pipeline_tag=task_types.load(**recipe.task_and_options).hub_task,
-        base_model=recipe.model.path if pins.model_hub else None,
-        datasets=[recipe.data.path] if pins.data_hub else None,
+        base_model=recipe.model.path if lock.model_hub else None,
+        datasets=[recipe.data.path] if lock.data_hub else None,
         tags=list(hub.tags) or None,
         metrics=sorted({_kind_of(metric) for metrics in scores.figures.values() for metric in metrics}),
         model_name=hub.repo.partition("/")[2],
-        eval_results=_results(recipe, pins, scores),
+        eval_results=_results(recipe, lock, scores),
     )
     sections = [
         f"# {hub.repo.partition('/')[2]}",
-        *_facts(recipe, pins, data, trained, predictions, scores, verdict),
+        *_facts(recipe, lock, data, trained, predictions, scores, verdict),
         f"## Training\n\n{_training(trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
-        f"## How to reproduce\n\n{_reproduction(recipe, pins, trained)}",
+        f"## How to reproduce\n\n{_reproduction(recipe, lock, trained)}",
     ]
     return f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
 
 def description(
-    recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+    recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> str:
     """The same without recipe and picture: what a version in the registry is described with."""
-    return "\n\n".join(_facts(recipe, pins, data, trained, predictions, scores, verdict))
+    return "\n\n".join(_facts(recipe, lock, data, trained, predictions, scores, verdict))
 
 
 def _facts(
-    recipe: Recipe, pins: Pins, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+    recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> Iterator[str]:
     labels = json.loads((data.path / "labels.json").read_text())
-    yield _introduction(recipe, pins, labels, trained)
+    yield _introduction(recipe, lock, labels, trained)
     yield f"## Figures\n\n{figures(recipe, scores)}"
-    yield f"## Data\n\n{_rows(recipe, pins, data)}"
+    yield f"## Data\n\n{_rows(recipe, lock, data)}"
     yield f"## Limits\n\n{_limits(recipe, predictions, scores, labels, verdict)}"
 
 
-def _introduction(recipe: Recipe, pins: Pins, labels: list[str], trained: Ref) -> str:
-    if champion := pins.started_from:
+def _introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref) -> str:
+    if champion := lock.started_from:
         base = f"version {champion.version} of `{champion.name}`, which was the champion"
-    elif pins.model_hub:
-        base = f"[{recipe.model.path}]({page_of('model', str(recipe.model.path))}) at commit `{pins.model_hub.commit}`"
+    elif lock.model_hub:
+        base = f"[{recipe.model.path}]({page_of('model', str(recipe.model.path))}) at commit `{lock.model_hub.commit}`"
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
     names = ", ".join(_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
@@ -92,19 +92,19 @@ def figures(recipe: Recipe, scores: Ref) -> str:
     return markdown_table([{**row, "split": judged.get(row["split"], row["split"])} for row in table])
 
 
-def _rows(recipe: Recipe, pins: Pins, data: Ref) -> str:
-    if pins.data_hub:
+def _rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
+    if lock.data_hub:
         place = f"[{recipe.data.path}]({page_of('dataset', recipe.data.path)})"
-        origin = f"{place} at commit `{pins.data_hub.commit}`" + (
+        origin = f"{place} at commit `{lock.data_hub.commit}`" + (
             f", configuration `{recipe.data.config}`" if recipe.data.config else ""
         )
-    elif pins.data_files:
-        pinned = [f"`{pin.sha256[:12]}`" for files in pins.data_files.values() for pin in files]
+    elif lock.data_files:
+        pinned = [f"`{pin.sha256[:12]}`" for files in lock.data_files.values() for pin in files]
         more = f" and {len(pinned) - 10} more" if len(pinned) > 10 else ""
         origin = f"Files ({recipe.data.source}) with SHA-256 {', '.join(pinned[:10])}{more}"
     else:
         origin = f"The Python object `{recipe.data.path}`" + (
-            f", which says of itself: {pins.data_fingerprint}" if pins.data_fingerprint else ""
+            f", which says of itself: {lock.data_fingerprint}" if lock.data_fingerprint else ""
         )
     counts = {name.removesuffix("_rows"): n for name, n in data.figures.items() if name.endswith("_rows")}
     rows = ", ".join(f"{split} {n:,}" for split, n in counts.items())
@@ -154,14 +154,14 @@ def _training(trained: Ref) -> str:
     return f"{said}; mean loss {figures['train_loss']:.4f}."
 
 
-def _reproduction(recipe: Recipe, pins: Pins, trained: Ref) -> str:
-    made = store.ingredients_of("fit", trained.key) or {}
+def _reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
+    made = store.inputs_of("fit", trained.key) or {}
     versions = {name.removeprefix("library."): v for name, v in made.items() if name.startswith("library.")}
     versions["finetune-flows"] = importlib.metadata.version("finetune-flows")
     entry = {
         "name": recipe.name,
         "entrypoint": "flows.finetune:finetune",
-        "parameters": {"recipe": pinned(recipe, pins)},
+        "parameters": {"recipe": pinned(recipe, lock)},
     }
     document = yaml.safe_dump({"deployments": [entry]}, sort_keys=False, allow_unicode=True)
     return (
@@ -171,17 +171,17 @@ def _reproduction(recipe: Recipe, pins: Pins, trained: Ref) -> str:
     )
 
 
-def pinned(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+def pinned(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """The recipe's fields that are not left to their defaults, its names and `auto` replaced by what they came to."""
     values = recipe.model_dump(mode="json", exclude_defaults=True)
-    for section, pin in (("data", pins.data_hub), ("model", pins.model_hub)):
+    for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
         if pin is not None:
             values[section]["revision"] = pin.commit
-    resolved = {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
+    resolved = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 
 
-def _results(recipe: Recipe, pins: Pins, scores: Ref) -> list[Any]:
+def _results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
     """The figures as the card's metadata has them, with their intervals; those that are no numbers are left out."""
     from huggingface_hub import EvalResult
 
@@ -189,11 +189,11 @@ def _results(recipe: Recipe, pins: Pins, scores: Ref) -> list[Any]:
     return [
         EvalResult(
             task_type=task_types.load(**recipe.task_and_options).hub_task,
-            dataset_type=data.path if pins.data_hub else data.source,
-            dataset_name=data.path if pins.data_hub else recipe.name,
+            dataset_type=data.path if lock.data_hub else data.source,
+            dataset_name=data.path if lock.data_hub else recipe.name,
             dataset_config=data.config,
             dataset_split=split,
-            dataset_revision=pins.data_hub.commit if pins.data_hub else None,
+            dataset_revision=lock.data_hub.commit if lock.data_hub else None,
             metric_type=_kind_of(metric),
             metric_name=metric,
             metric_value=value,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.refs import Champion, Pins, Ref
-from tasks.cache.stage import Ingredients, Work, action, stage
+from tasks.cache.refs import Champion, Lock, Ref
+from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.batch_memory import Fits
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import predicting
@@ -17,9 +17,9 @@ from training import task_types
 from training.recipe import Recipe
 
 
-def ingredients(recipe: Recipe, trained: Ref, scores: Ref) -> Ingredients:
+def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:
     """Where it is looked for, and the model that is to be compared with it."""
-    return Ingredients(
+    return Inputs(
         {
             "release": recipe.release.model_dump(include={"registry", "champion"}),
             "registry": settings.registry_place(),
@@ -28,7 +28,7 @@ def ingredients(recipe: Recipe, trained: Ref, scores: Ref) -> Ingredients:
     )
 
 
-@action(ingredients, gives=Champion)
+@action(inputs, gives=Champion)
 def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Champion | None:
     """The version that the champion's alias points to; None where there is none, or where it is this very model."""
     if recipe.release.registry is None:
@@ -38,16 +38,16 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
     return None if found is None or found.champion.model == trained.parts["model"] else found.champion
 
 
-def prediction_ingredients(recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Ingredients:
+def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Inputs:
     """The champion's model, how it reads a text, today's rows and labels, and the precision that it predicts in."""
     split, task_type = recipe.judged_split, task_types.load(**_task(recipe, champion))
-    return Ingredients(
+    return Inputs(
         {
             "task": recipe.task,
             "options": task_type.options_of("tokenize") | task_type.options_of("predict"),
             "split": split,
             "tokens": {"max_length": champion.max_length},
-            "compute": {"mixed_precision": pins.mixed_precision},
+            "compute": {"mixed_precision": lock.mixed_precision},
             "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
             "upstream": {
                 "champion": champion.model,
@@ -72,12 +72,12 @@ def _task(recipe: Recipe, champion: Champion) -> dict[str, Any]:
     return recipe.task_and_options | {"options": {**recipe.options, **learnt}}
 
 
-@stage(prediction_ingredients, where="there is a champion")
-def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion: Champion) -> Mapping[str, Any]:
+@stage(prediction_inputs, where="there is a champion")
+def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Mapping[str, Any]:
     """Has the champion predict every row of the split that is judged, with its own tokenizer."""
     folders = folders_of(work, champion, "release.registry")
-    launched = predicting("training.programs.predict_champion", pins)
-    precision, batch_size = pins.mixed_precision, recipe.training.per_device_eval_batch_size
+    launched = predicting("training.programs.predict_champion", lock)
+    precision, batch_size = lock.mixed_precision, recipe.training.per_device_eval_batch_size
     return run_child(
         work,
         "training.programs.predict_champion",
@@ -99,6 +99,6 @@ def predict_champion(work: Work, recipe: Recipe, pins: Pins, data: Ref, champion
             program="training.programs.predict_champion",
             max_length=champion.max_length,
             mixed_precision=precision,
-            num_processes=pins.num_processes,
+            num_processes=lock.num_processes,
         ),
     )

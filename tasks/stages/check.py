@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.refs import Pins
+from tasks.cache.refs import Lock
 from tasks.hub.client import told
 from tasks.tracking.reports import need_report
 from training import task_types
@@ -63,17 +63,17 @@ def _held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def tokenizer_of(recipe: Recipe, pins: Pins, rows: Path, out: Path) -> Path:
+def tokenizer_of(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
     """A folder with the tokenizer that a run would have: the model's own, or one learnt from the training rows.
 
-    `pins` are of the tokenizer; `rows` is what `load_rows` filled. Weights are neither downloaded nor read.
+    `lock` are of the tokenizer; `rows` is what `load_rows` filled. Weights are neither downloaded nor read.
     Raises UserError where there is none, or none that can be had now.
     """
     model = recipe.model
     if model.source == "scratch":
         return _learnt(recipe, rows, out)
-    if pins.model_hub is not None:
-        folder = _downloaded(str(model.path), pins.model_hub.commit)
+    if lock.model_hub is not None:
+        folder = _downloaded(str(model.path), lock.model_hub.commit)
     else:
         folder = Path(str(model.path)).expanduser().absolute()
     if not (folder / "tokenizer.json").is_file():

@@ -11,7 +11,7 @@ from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Champion, Counted, Ref, baseline_upstream
-from tasks.cache.stage import Ingredients, Work, action, stage
+from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry.champions import present
@@ -32,9 +32,9 @@ def counted(recipe: Recipe) -> bool:
     return recipe.release.gate.control == "all" and recipe.release.registry is not None
 
 
-def count_ingredients(recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, rival: Ref | None) -> Ingredients:
+def count_inputs(recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, rival: Ref | None) -> Inputs:
     """The registry, the rows and the test. The trained model is one, because the champion itself is not counted."""
-    return Ingredients(
+    return Inputs(
         {
             "release": {"registry": recipe.release.registry, "gate": {"confidence": recipe.release.gate.confidence}},
             "registry": settings.registry_place(),
@@ -44,7 +44,7 @@ def count_ingredients(recipe: Recipe, data: Ref, trained: Ref, predictions: Ref,
     )
 
 
-@action(count_ingredients, gives=Counted, where="there is a champion or a baseline")
+@action(count_inputs, gives=Counted, where="there is a champion or a baseline")
 def count_comparison(
     work: Work, recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, rival: Ref | None
 ) -> Counted | None:
@@ -84,7 +84,7 @@ def _named(recipe: Recipe) -> dict[str, str]:
     return task_types.named(recipe.task) | metrics
 
 
-def ingredients(
+def inputs(
     recipe: Recipe,
     data: Ref,
     tokens: Ref,
@@ -93,11 +93,11 @@ def ingredients(
     champion: Champion | None,
     rival: Ref | None,
     count: Counted | None,
-) -> Ingredients:
+) -> Inputs:
     """Both models' predictions, or what the baseline is made of, and by what, by how much and how surely the new model
     must be better."""
     split = recipe.judged_split
-    return Ingredients(
+    return Inputs(
         {
             "task": recipe.task,
             "options": task_types.load(**recipe.task_and_options).options_of("compare"),
@@ -125,7 +125,7 @@ def ingredients(
     )
 
 
-@stage(ingredients, where="there is a champion or a baseline")
+@stage(inputs, where="there is a champion or a baseline")
 def compare(
     work: Work,
     recipe: Recipe,

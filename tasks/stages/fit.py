@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.refs import Pins, Ref
+from tasks.cache.refs import Lock, Ref
 from tasks.cache.secret_files import made_once
 from tasks.cache.settings import home
-from tasks.cache.stage import Ingredients, Work, stage
+from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.checkpoint_uploads import uploading
 from tasks.jobs.batch_memory import Fits
 from tasks.jobs.child import run_child
@@ -43,19 +43,19 @@ NEED_MEMORY = {
 }
 
 
-def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Ingredients:
+def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Inputs:
     """The tokens that it reads, the base model, the labels, every training setting, the user's code and the values of
     `auto`."""
     strategy = recipe.compute.strategy
     package = OPTIMIZERS[recipe.training.optim].package
-    return Ingredients(
+    return Inputs(
         {
             "task": recipe.task,
             "options": _options(recipe),
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
-            "compute": _compute(recipe, pins),
+            "compute": _compute(recipe, lock),
             **_metrics(recipe),
-            **_base(recipe, pins),
+            **_base(recipe, lock),
             "upstream": {
                 **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in READ},
                 "load_model": model.digest,
@@ -79,11 +79,11 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) 
     )
 
 
-def _base(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+def _base(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """What an adapter says of the model that it belongs to; nothing of one that is not of the Hub."""
-    if recipe.training.lora is None or pins.model_hub is None:
+    if recipe.training.lora is None or lock.model_hub is None:
         return {}
-    return {"base": {"path": str(recipe.model.path), "revision": pins.model_hub.commit}}
+    return {"base": {"path": str(recipe.model.path), "revision": lock.model_hub.commit}}
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
@@ -107,31 +107,31 @@ def _engine_code(recipe: Recipe) -> list[str]:
     return [ENGINES[name]] if (name := recipe.training.engine) in ENGINES else []
 
 
-def _compute(recipe: Recipe, pins: Pins) -> dict[str, Any]:
-    resolved: dict[str, Any] = {"num_processes": pins.num_processes, "mixed_precision": pins.mixed_precision}
-    if pins.num_machines > 1:
-        resolved["num_machines"] = pins.num_machines
+def _compute(recipe: Recipe, lock: Lock) -> dict[str, Any]:
+    resolved: dict[str, Any] = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
+    if lock.num_machines > 1:
+        resolved["num_machines"] = lock.num_machines
     return {**recipe.compute.learnt_by(), **resolved}
 
 
-def launch(recipe: Recipe, pins: Pins, key: str) -> Launch:
+def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
     """How the job of this key is launched on this machine. Raises UserError as `machines_of` does."""
     use_cpu, machines = not visible_gpus(), machines_of(recipe.compute)
     argv = accelerate_argv(
         "training.programs.fit",
-        num_processes=pins.num_processes,
-        mixed_precision=pins.mixed_precision,
+        num_processes=lock.num_processes,
+        mixed_precision=lock.mixed_precision,
         use_cpu=use_cpu,
         machines=machines,
     )
     strategy = recipe.compute.strategy
     env = accelerate_environment(
-        num_processes=pins.num_processes, use_cpu=use_cpu, strategy=strategy, machines=machines
+        num_processes=lock.num_processes, use_cpu=use_cpu, strategy=strategy, machines=machines
     )
     if "tensorboard" in recipe.training.report_to:  # unless the user says, to where it stays when the job's folder goes
         place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
         env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
-    return Launch(argv, env, distributed.load(strategy).configuration(_compute(recipe, pins)))
+    return Launch(argv, env, distributed.load(strategy).configuration(_compute(recipe, lock)))
 
 
 def _named(recipe: Recipe) -> dict[str, str]:
@@ -188,20 +188,20 @@ def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
     return inputs if named is None else {**inputs, "checkpoint": Path(named).absolute()}
 
 
-def settings_of(recipe: Recipe, pins: Pins, data: Ref) -> dict[str, Any]:
+def settings_of(recipe: Recipe, lock: Lock, data: Ref) -> dict[str, Any]:
     """The settings of training.programs.fit, but for how its batches are divided."""
     return {
         **recipe.task_and_options,
         "labels": json.loads((data.path / "labels.json").read_text()),
         "max_length": recipe.tokens.max_length,
         "training": recipe.training.model_dump(mode="json"),
-        "compute": _compute(recipe, pins),
+        "compute": _compute(recipe, lock),
         "metrics": recipe.evaluation.metrics,
-        **_base(recipe, pins),
+        **_base(recipe, lock),
     }
 
 
-def fits_of(recipe: Recipe, pins: Pins, model: Ref) -> Fits:
+def fits_of(recipe: Recipe, lock: Lock, model: Ref) -> Fits:
     """How large its batches may be here."""
     return Fits(
         max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
@@ -209,17 +209,17 @@ def fits_of(recipe: Recipe, pins: Pins, model: Ref) -> Fits:
         program="training.programs.fit",
         max_length=recipe.tokens.max_length,
         training=recipe.training.model_dump(mode="json", include=NEED_MEMORY),
-        mixed_precision=pins.mixed_precision,
-        num_processes=pins.num_processes,
+        mixed_precision=lock.mixed_precision,
+        num_processes=lock.num_processes,
         sharing=recipe.compute.learnt_by(),
     )
 
 
-@stage(ingredients)
-def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
+@stage(inputs)
+def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
     machines, stall_timeout_s = machines_of(recipe.compute), recipe.compute.stall_timeout_s
-    launched = launch(recipe, pins, work.key)
+    launched = launch(recipe, lock, work.key)
 
     def before_try() -> None:
         launched.keep(work.job)
@@ -232,9 +232,9 @@ def fit(work: Work, recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: R
             "training.programs.fit",
             launched.argv,
             env={**launched.env, checkpoints.SEAL_KEY: str(seal_key())},
-            settings=settings_of(recipe, pins, data),
+            settings=settings_of(recipe, lock, data),
             inputs=inputs_of(recipe, model, tokens),
-            fits=fits_of(recipe, pins, model),
+            fits=fits_of(recipe, lock, model),
             stall_timeout_s=stall_timeout_s,
             before_try=before_try,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tasks.cache.refs import Check, Comparison, Ref, Verdict
-from tasks.cache.stage import Ingredients, Work, action
+from tasks.cache.stage import Inputs, Work, action
 from tasks.tracking.reports import read_slices
 from training import task_types
 from training.problems import Problem, UserError, nearest
@@ -19,13 +19,13 @@ ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little le
 MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have too few rows for one
 
 
-def ingredients(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Ingredients:
+def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Inputs:
     """The figures, what they must reach, and how the model stands beside the champion."""
     upstream = {"score": scores.digest, "compare": comparison.digest if comparison else None}
-    return Ingredients({"upstream": upstream, "release": {"gate": recipe.release.gate.model_dump()}})
+    return Inputs({"upstream": upstream, "release": {"gate": recipe.release.gate.model_dump()}})
 
 
-@action(ingredients, foreseeable=True)
+@action(inputs, read_only=True)
 def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None) -> Verdict:
     """Rejects what misses a bound of the recipe's, keeps what is no better than the champion or the baseline, promotes
     the rest."""

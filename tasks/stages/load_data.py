@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.input_files import Progress, need_unchanged
-from tasks.cache.refs import Pins
-from tasks.cache.stage import Ingredients, Work, stage
+from tasks.cache.refs import Lock
+from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import told
 from tasks.tracking.reports import need_report, tell_warnings
 from training.data.sources import delimiter_of, split_names
@@ -21,7 +21,7 @@ LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
 NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
 
 
-def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
+def inputs(recipe: Recipe, lock: Lock) -> Inputs:
     """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
     data, asked = recipe.data, asked_of(recipe)
     columns = {column.name: column.form + " or nothing" * column.blank for column in asked.columns}
@@ -29,18 +29,18 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
     read = data.model_dump(exclude=NOT_READ)
     read["checks"].pop("truncated", None)  # another stage's
     if data.source == "csv":  # the one thing that a file's name says of its rows
-        pinned = (pin.path for split in pins.data_files.values() for pin in split)
+        pinned = (pin.path for split in lock.data_files.values() for pin in split)
         read["delimiter"] = [delimiter_of(path, data) for path in pinned]
     if data.source in ("hub", "python"):
         read |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, asked.evaluated)}
-    files = {split: [pin.sha256 for pin in pinned] for split, pinned in pins.data_files.items()}
-    return Ingredients(
+    files = {split: [pin.sha256 for pin in pinned] for split, pinned in lock.data_files.items()}
+    return Inputs(
         {
             "data": read,
             "task": {"options": options, "columns": columns, "checks": dict(asked.task_type.checks)},
             "files": files,
-            "commit": pins.data_hub.commit if pins.data_hub else None,
-            "fingerprint": pins.data_fingerprint,
+            "commit": lock.data_hub.commit if lock.data_hub else None,
+            "fingerprint": lock.data_fingerprint,
         },
         code=["training.data.load_rows", *code],
         named=named | ({"data.path": data.path} if data.source == "python" else {}),
@@ -48,27 +48,27 @@ def ingredients(recipe: Recipe, pins: Pins) -> Ingredients:
         names={
             "commit": f"{data.path} at {data.revision or 'main'}",
             "fingerprint": f"what {data.path} is made from",
-            **{f"files.{split}": ", ".join(p.path for p in pinned) for split, pinned in pins.data_files.items()},
+            **{f"files.{split}": ", ".join(p.path for p in pinned) for split, pinned in lock.data_files.items()},
         },
     )
 
 
-@stage(ingredients, may_repeat=True)
-def load_data(work: Work, recipe: Recipe, pins: Pins) -> Mapping[str, Any]:
+@stage(inputs, may_repeat=True)
+def load_data(work: Work, recipe: Recipe, lock: Lock) -> Mapping[str, Any]:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order; of validation and test it keeps
     what slices can be made of, whether any is asked for or not. Later stages take the digests of only those files that
     they read into their keys.
     """
     from training.evaluation.plots import draw_rows
 
-    figures = load_rows(recipe, pins, work.out, work.progress)
+    figures = load_rows(recipe, lock, work.out, work.progress)
     report = need_report(work.out)
     tell_warnings(work, report)
     draw_rows(report, work.out / "log")
     return figures
 
 
-def load_rows(recipe: Recipe, pins: Pins, out: Path, progress: Progress) -> Mapping[str, Any]:
+def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapping[str, Any]:
     """The same without a stage: the rows and their report, into the folder `out`. Raises UserError with every problem.
 
     `progress` gets how much is read, and how much there is.
@@ -76,10 +76,10 @@ def load_rows(recipe: Recipe, pins: Pins, out: Path, progress: Progress) -> Mapp
     from training.data.load_rows import load
 
     task_type, evaluated = asked_of(recipe).task_type, recipe.evaluation.splits
-    if pins.data_hub is None:
-        files = {split: [pin.path for pin in pinned] for split, pinned in pins.data_files.items()}
+    if lock.data_hub is None:
+        files = {split: [pin.path for pin in pinned] for split, pinned in lock.data_files.items()}
         figures = load(recipe.data, task_type, files, out, progress, evaluated)
-        need_unchanged(pin for pinned in pins.data_files.values() for pin in pinned)
+        need_unchanged(pin for pinned in lock.data_files.values() for pin in pinned)
         return figures
-    with told("dataset", recipe.data.path, pins.data_hub.commit):
-        return load(recipe.data, task_type, {"commit": pins.data_hub.commit}, out, progress, evaluated)
+    with told("dataset", recipe.data.path, lock.data_hub.commit):
+        return load(recipe.data, task_type, {"commit": lock.data_hub.commit}, out, progress, evaluated)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.refs import Pins, Ref
-from tasks.cache.stage import Ingredients, Work, stage
+from tasks.cache.refs import Lock, Ref
+from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import told
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
@@ -27,22 +27,22 @@ from training.recipe import Recipe
 from training.recipe.rules.column_rules import asked_of
 
 
-def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
+def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
     """The champion's content; else the commit, the files' content, or the configuration, the seed and the rows that the
     tokenizer learns from.
 
     `data` is given for a model that is made from scratch alone.
     """
-    model, pinned, champion = recipe.model, pins.model_hub, pins.started_from
-    files = {name: pin.sha256 for name, pin in pins.model_files.items()}
-    names = {f"files.{name}": pin.path for name, pin in pins.model_files.items()}
+    model, pinned, champion = recipe.model, lock.model_hub, lock.started_from
+    files = {name: pin.sha256 for name, pin in lock.model_files.items()}
+    names = {f"files.{name}": pin.path for name, pin in lock.model_files.items()}
     laid_over = {"files": files} if files else {}
     if champion is not None:
         names["model.champion"] = "the model of the champion that training starts from"
-        return Ingredients({"model": {"champion": champion.model}, **laid_over}, names=names)
+        return Inputs({"model": {"champion": champion.model}, **laid_over}, names=names)
     if data is not None:
         asked = asked_of(recipe)
-        return Ingredients(
+        return Inputs(
             {
                 "model": model.model_dump(include={"config", "seed"}),
                 "texts": asked.texts,
@@ -56,26 +56,26 @@ def ingredients(recipe: Recipe, pins: Pins, data: Ref | None) -> Ingredients:
         )
     names["model.commit"] = f"{model.path} at {model.revision or 'main'}"
     of_hub = {"commit": pinned.commit, "path": model.path} if pinned else {}
-    return Ingredients({"model": of_hub, "files": files}, names=names)
+    return Inputs({"model": of_hub, "files": files}, names=names)
 
 
-@stage(ingredients, may_repeat=True)
-def load_model(work: Work, recipe: Recipe, pins: Pins, data: Ref | None) -> Mapping[str, Any]:
+@stage(inputs, may_repeat=True)
+def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapping[str, Any]:
     """Fetches, copies or creates the model into `model/` and `tokenizer/`; weights in safetensors only. Files that are
     pinned take the place of its own."""
-    pinned = {name: Path(pin.path) for name, pin in pins.model_files.items()}
+    pinned = {name: Path(pin.path) for name, pin in lock.model_files.items()}
     if data is not None:
         made = _from_scratch(work, recipe, data)
         _copy(pinned, work.out)
         return made
     files: dict[str, Path] = {}
-    if pins.started_from is not None:
-        folders = folders_of(work, pins.started_from, "model.start_from")
+    if lock.started_from is not None:
+        folders = folders_of(work, lock.started_from, "model.start_from")
         files = {file.name: file for part, folder in folders.items() for file in _of_part(folder, part)}
-    elif pins.model_hub is not None:
-        files = _downloaded(str(recipe.model.path), pins.model_hub.commit)
+    elif lock.model_hub is not None:
+        files = _downloaded(str(recipe.model.path), lock.model_hub.commit)
     _copy(files | pinned, work.out)
-    need_vocabulary(work.out / "tokenizer", str(pins.started_from or recipe.model.path))
+    need_vocabulary(work.out / "tokenizer", str(lock.started_from or recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
 
@@ -103,13 +103,13 @@ def _copy(files: Mapping[str, Path], out: Path) -> None:
         shutil.copyfile(path, part / name)
 
 
-def require_same_labels(pins: Pins, data: object, model: object) -> None:
+def require_same_labels(lock: Lock, data: object, model: object) -> None:
     """Raises UserError where training starts from a champion of other labels than these rows have, or in another order:
     before anything is trained, and by a plan where both are there already.
 
     `data` and `model` are the artifacts of load_data and load_model; whatever else is not known yet.
     """
-    if pins.started_from is None or not isinstance(data, Ref) or not isinstance(model, Ref):
+    if lock.started_from is None or not isinstance(data, Ref) or not isinstance(model, Ref):
         return
     labels = json.loads((data.path / "labels.json").read_text())
     if not labels:
@@ -121,7 +121,7 @@ def require_same_labels(pins: Pins, data: object, model: object) -> None:
         if own:
             told, mend = f"gives the labels {', '.join(own)}", "make them the same in data.label_names, or "
         message = (
-            f"{pins.started_from}, which training starts from, {told}, and the rows have {', '.join(labels)}: "
+            f"{lock.started_from}, which training starts from, {told}, and the rows have {', '.join(labels)}: "
             f"{mend}set this to base."
         )
         raise UserError([Problem(kind="model", where="model.start_from", message=message)])

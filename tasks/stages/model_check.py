@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.cache.code import code_digests, library_versions, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Pins
+from tasks.cache.refs import Lock
 from tasks.cache.settings import home
 from tasks.cache.store import folder
 from tasks.hub.client import told
@@ -26,13 +26,13 @@ PROGRAM = "training.programs.check_model"
 STALL_TIMEOUT_S = 300.0
 
 
-def require_model(recipe: Recipe, pins: Pins, *, download: bool) -> str | None:
+def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
     """Raises UserError for a model that the recipe's task, lengths or adapters do not fit: its type, its configuration,
     its number of positions, the names of its layers.
 
     `download` allows to fetch config.json from the Hub. Returns why nothing could be checked, or None.
     """
-    field, config = _configuration(recipe, pins, download)
+    field, config = _configuration(recipe, lock, download)
     if config is None:
         return f"{field} was not checked: its config.json is not on this machine yet."
     lora = recipe.training.lora
@@ -74,9 +74,9 @@ def _labels(recipe: Recipe) -> list[str]:
     return []
 
 
-def _configuration(recipe: Recipe, pins: Pins, download: bool) -> tuple[str, dict[str, Any] | None]:
+def _configuration(recipe: Recipe, lock: Lock, download: bool) -> tuple[str, dict[str, Any] | None]:
     """The recipe's field that gives the model, and the model's configuration; None where that is not here."""
-    model, champion = recipe.model, pins.started_from
+    model, champion = recipe.model, lock.started_from
     if champion is not None:
         file = folder("fit", champion.key) / "model" / "config.json" if champion.key else None
         return "model.start_from", read_json(file) if file and file.is_file() else None
@@ -84,7 +84,7 @@ def _configuration(recipe: Recipe, pins: Pins, download: bool) -> tuple[str, dic
         return "model.config", dict(model.config or {})
     file = Path(str(model.path)).expanduser() / "config.json"
     if model.source == "hub":
-        cached = _of_hub(str(model.path), pins.model_hub.commit, download) if pins.model_hub else None
+        cached = _of_hub(str(model.path), lock.model_hub.commit, download) if lock.model_hub else None
         return "model.path", read_json(cached) if cached else None
     return "model.path", read_json(file) if file.is_file() else None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.cache.refs import Pins, Ref
-from tasks.cache.stage import Ingredients, Work, stage
+from tasks.cache.refs import Lock, Ref
+from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.batch_memory import Fits
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import predicting
@@ -14,15 +14,15 @@ from training import task_types
 from training.recipe import Recipe
 
 
-def ingredients(recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Ingredients:
+def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Inputs:
     """The trained model, the tokens of the splits asked for, and the precision that they are predicted in."""
     splits = recipe.evaluation.splits
-    return Ingredients(
+    return Inputs(
         {
             "task": recipe.task,
             "options": task_types.load(**recipe.task_and_options).options_of("predict"),
             "evaluation": {"splits": splits},
-            "compute": {"mixed_precision": pins.mixed_precision},
+            "compute": {"mixed_precision": lock.mixed_precision},
             "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
             "upstream": {
                 "fit": trained.parts["model"],
@@ -35,10 +35,10 @@ def ingredients(recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Ingred
     )
 
 
-@stage(ingredients)
-def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -> Mapping[str, Any]:
+@stage(inputs)
+def predict(work: Work, recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Mapping[str, Any]:
     """Predicts every row of every split that is evaluated, once, in order."""
-    launched = predicting("training.programs.predict", pins)
+    launched = predicting("training.programs.predict", lock)
     return run_child(
         work,
         "training.programs.predict",
@@ -48,7 +48,7 @@ def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -
             **recipe.task_and_options,
             "splits": list(recipe.evaluation.splits),
             "batch_size": recipe.training.per_device_eval_batch_size,
-            "mixed_precision": pins.mixed_precision,
+            "mixed_precision": lock.mixed_precision,
         },
         inputs={"model": trained.path / "model", "tokens": tokens.path},
         fits=Fits(
@@ -56,7 +56,7 @@ def predict(work: Work, recipe: Recipe, pins: Pins, tokens: Ref, trained: Ref) -
             trained.path / "model",
             program="training.programs.predict",
             max_length=recipe.tokens.max_length,
-            mixed_precision=pins.mixed_precision,
-            num_processes=pins.num_processes,
+            mixed_precision=lock.mixed_precision,
+            num_processes=lock.num_processes,
         ),
     )

@@ -6,8 +6,8 @@ import math
 import os
 
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Pins, Publication, Ref, Verdict, Version
-from tasks.cache.stage import Ingredients, Work, action
+from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version
+from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.push import environment
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
@@ -17,38 +17,38 @@ from training import task_types
 from training.recipe import Recipe
 
 
-def ingredients(
+def inputs(
     recipe: Recipe,
-    pins: Pins,
+    lock: Lock,
     data: Ref,
     trained: Ref,
     predictions: Ref,
     scores: Ref,
     verdict: Verdict,
     version: Version | None,
-) -> Ingredients:
+) -> Inputs:
     """The model, all that its card says, and where they go, if at all."""
     hub = recipe.release.hub
     if hub is None or not _promoted(verdict, version):
-        return Ingredients({"promoted": False})
+        return Inputs({"promoted": False})
     upstream = {"load_data": data.digest, "fit": trained.parts["model"], "predict": predictions.digest}
-    return Ingredients(
+    return Inputs(
         {
             "release": {"hub": hub.model_dump(exclude={"checkpoints"})},
             "endpoint": os.environ.get("HF_ENDPOINT"),
             "recipe": digest_of(recipe.model_dump(mode="json")),
-            "pins": digest_of(pins.model_dump(mode="json", exclude={"notes", "unreachable"})),
+            "lock": digest_of(lock.model_dump(mode="json", exclude={"notes", "unreachable"})),
             "upstream": {**upstream, "score": scores.digest},
             "warnings": verdict.own_warnings,
         }
     )
 
 
-@action(ingredients, gives=Publication)
+@action(inputs, gives=Publication)
 def publish(
     work: Work,
     recipe: Recipe,
-    pins: Pins,
+    lock: Lock,
     data: Ref,
     trained: Ref,
     predictions: Ref,
@@ -63,7 +63,7 @@ def publish(
         return None
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
-    readme.write_text(card(recipe, pins, data, trained, predictions, scores, verdict), encoding="utf-8")
+    readme.write_text(card(recipe, lock, data, trained, predictions, scores, verdict), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
     for name, text in task_types.load(**recipe.task_and_options).published_files(trained.path / "model").items():

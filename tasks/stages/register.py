@@ -11,8 +11,8 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Pins, Promotion, Ref, Verdict, Version
-from tasks.cache.stage import Ingredients, Row, Work, action
+from tasks.cache.refs import Lock, Promotion, Ref, Verdict, Version
+from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry import lineage, promotions
@@ -64,9 +64,9 @@ MIXED_TOLERANCE = 3e-2
 LONGEST_DESCRIPTION, LONGEST_TAG = 5000, 100_000
 
 
-def ingredients(recipe: Recipe, pins: Pins, verdict: Verdict, *made: Ref | None) -> Ingredients:
+def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *made: Ref | None) -> Inputs:
     """What is registered where, if at all."""
-    return Ingredients(
+    return Inputs(
         {
             "release": {"registry": recipe.release.registry},
             "registry": settings.registry_place(),
@@ -76,8 +76,8 @@ def ingredients(recipe: Recipe, pins: Pins, verdict: Verdict, *made: Ref | None)
     )
 
 
-@action(ingredients, gives=Version)
-def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Ref | None) -> Version | None:
+@action(inputs, gives=Version)
+def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *made: Ref | None) -> Version | None:
     """Registers the model once, whatever the number of runs, without an alias yet; not one that was rejected.
 
     `made` are the artifacts behind it. A model that is there already is told what was now found of it.
@@ -99,27 +99,27 @@ def register(work: Work, recipe: Recipe, pins: Pins, verdict: Verdict, *made: Re
             _need_compared(now, name, version, verdict)
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
-            tags = _origin(recipe, pins, work.run, artifacts) | judged
+            tags = _origin(recipe, lock, work.run, artifacts) | judged
             # First, so that no version is ever without it.
             rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in made if ref is not None]
             told = lineage.record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
             client.log_text(run_id, lineage.keep(told), lineage.LINEAGE)
             if (adapter := artifacts["fit"].path / "adapter").is_dir():
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
-            version = _log_model(work, recipe, pins, run_id, tags, artifacts)
-            work.take_back = partial(_unregister, name, version)
+            version = _log_model(work, recipe, lock, run_id, tags, artifacts)
+            work.rollback = partial(_unregister, name, version)
         if str(now) == version and (verdict.comparison is None or verdict.comparison.baseline):
             judged |= _verdict_of_then(client, name, version)
         data, trained, predicted, scored = (artifacts[name] for name in ("load_data", "fit", "predict", "score"))
-        card = description(recipe, pins, data, trained, predicted, scored, verdict)
+        card = description(recipe, lock, data, trained, predicted, scored, verdict)
         text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{card}"
         _tell(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)
 
 
-def promotion_ingredients(recipe: Recipe, version: Version | None, verdict: Verdict) -> Ingredients:
+def promotion_inputs(recipe: Recipe, version: Version | None, verdict: Verdict) -> Inputs:
     """The version and the alias that it earned."""
-    return Ingredients(
+    return Inputs(
         {
             "release": recipe.release.model_dump(include={"champion", "challenger"}),
             "registry": settings.registry_place(),
@@ -129,7 +129,7 @@ def promotion_ingredients(recipe: Recipe, version: Version | None, verdict: Verd
     )
 
 
-@action(promotion_ingredients, gives=Promotion)
+@action(promotion_inputs, gives=Promotion)
 def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdict) -> Promotion | None:
     """Moves the champion's alias to the version, or the challenger's to one that has not earned that.
 
@@ -148,14 +148,14 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             client.set_registered_model_alias(version.name, names.challenger, version.version)
             before, alias = model.aliases.get(names.challenger), names.challenger
         elif taken := promotions.taken_from(model, names.champion, version.version):
-            work.on_events([{"task": "note", "message": f"{version.name} version {version.version} {taken}"}])
+            work.on_events([{"kind": "note", "message": f"{version.name} version {version.version} {taken}"}])
             work.state = "skipped"
             return None
         else:
             before, alias = model.aliases.get(names.champion), names.champion
             _need_compared(before, version.name, version.version, verdict)
             promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
-        work.take_back = partial(_put_back, version.name, held, version.version)
+        work.rollback = partial(_put_back, version.name, held, version.version)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)
 
@@ -202,7 +202,7 @@ def _by_stage(made: tuple[Ref | None, ...]) -> dict[str, Ref]:
     return {ref.stage: ref for ref in made if ref is not None}
 
 
-def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:
+def _origin(recipe: Recipe, lock: Lock, run: str, artifacts: Mapping[str, Ref]) -> dict[str, str]:
     """What the model was made of, as tags: it stays what it is."""
     tags = {
         MODEL_TAG: artifacts["fit"].parts["model"],
@@ -212,19 +212,19 @@ def _origin(recipe: Recipe, pins: Pins, run: str, artifacts: Mapping[str, Ref]) 
         DATA_TAG: " ".join(filter(None, [recipe.data.path, recipe.data.config])),
         "finetune.libraries": json.dumps(library_versions(MADE_WITH)),
     }
-    if pins.data_hub:
-        tags[DATA_COMMIT_TAG] = pins.data_hub.commit
-    if pins.data_files:
-        files = {s: [f"{Path(f.path).name} {f.sha256}" for f in pinned] for s, pinned in pins.data_files.items()}
+    if lock.data_hub:
+        tags[DATA_COMMIT_TAG] = lock.data_hub.commit
+    if lock.data_files:
+        files = {s: [f"{Path(f.path).name} {f.sha256}" for f in pinned] for s, pinned in lock.data_files.items()}
         told = json.dumps(files, ensure_ascii=False)
         # The digest of load_data tells as much of so many files, but not of which one.
         tags[DATA_FILES_TAG] = told if len(told) <= LONGEST_TAG else json.dumps({s: len(files[s]) for s in files})
-    if pins.model_hub:
-        tags["finetune.base_model_commit"] = pins.model_hub.commit
-    if pins.rows:
-        tags[ROWS_TAG] = pins.rows
-    if pins.started_from:
-        tags[STARTED_FROM_TAG] = pins.started_from.model_dump_json()
+    if lock.model_hub:
+        tags["finetune.base_model_commit"] = lock.model_hub.commit
+    if lock.rows:
+        tags[ROWS_TAG] = lock.rows
+    if lock.started_from:
+        tags[STARTED_FROM_TAG] = lock.started_from.model_dump_json()
     if git := git_commit():
         tags |= {GIT_COMMIT_TAG: git.commit, "finetune.git_dirty": str(git.dirty).lower()}
     return tags
@@ -264,7 +264,7 @@ def _tell(client: Any, name: str, version: str, judged: Mapping[str, str], text:
 
 
 def _log_model(
-    work: Work, recipe: Recipe, pins: Pins, run_id: str, tags: Mapping[str, str], artifacts: Mapping[str, Ref]
+    work: Work, recipe: Recipe, lock: Lock, run_id: str, tags: Mapping[str, str], artifacts: Mapping[str, Ref]
 ) -> str:
     """The new version, logged, reloaded and asked by a child program about rows of a split that was evaluated."""
     split = recipe.judged_split
@@ -284,7 +284,7 @@ def _log_model(
             "tags": dict(tags),
             "probes": PROBES,
             "examples": LOGGED_EXAMPLES,
-            "tolerance": TOLERANCE if pins.mixed_precision == "no" else MIXED_TOLERANCE,
+            "tolerance": TOLERANCE if lock.mixed_precision == "no" else MIXED_TOLERANCE,
         },
         inputs={
             "model": artifacts["fit"].path / "model",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, library_versions
-from tasks.cache.refs import Pins, Ref
+from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.launch import python_argv, require_finished, run_job
 from tasks.registry.champions import PARTS, folders_of
@@ -32,9 +32,9 @@ NONE = "none"
 
 
 class Difference(NamedTuple):
-    """An ingredient that is another here than it was."""
+    """An input that is another here than it was."""
 
-    ingredient: str
+    input: str
     recorded: str
     here: str
 
@@ -56,7 +56,7 @@ class Beside(NamedTuple):
 def start_of(record: Mapping[str, Any]) -> Iterator[Path | None]:
     """A folder of links to the registered model that training started from, in the store or else fetched from MLflow,
     gone after the block; None where that was the base model. Raises UserError where it cannot be read any more."""
-    champion = Pins.model_validate(record["pins"]).started_from
+    champion = Lock.model_validate(record["lock"]).started_from
     if champion is None:
         yield None
         return
@@ -92,8 +92,8 @@ def recipe_of(record: Mapping[str, Any], start: Path | None = None) -> Recipe:
     if start is not None:
         nowhere |= {"model.source": "folder", "model.path": str(start), "model.revision": None, "model.config": None}
     recipe = parse(_overlaid(parse(record["said"]).model_dump(mode="json"), record["recipe"]), nowhere)
-    if record["pins"]["num_machines"] > 1:
-        message = f"it was trained by {record['pins']['num_machines']} machines: run its recipe on as many."
+    if record["lock"]["num_machines"] > 1:
+        message = f"it was trained by {record['lock']['num_machines']} machines: run its recipe on as many."
         raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
     return recipe
 
@@ -108,9 +108,9 @@ def _overlaid(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     return {name: overlaid(field, values.get(name, field)) for name, field in fields.items()}
 
 
-def as_pinned(recipe: Recipe, record: Mapping[str, Any]) -> Pins:
+def as_pinned(recipe: Recipe, record: Mapping[str, Any]) -> Lock:
     """What the recipe's names mean here. Raises UserError for every file that is gone, or has changed since."""
-    was, now = Pins.model_validate(record["pins"]), pin(recipe)
+    was, now = Lock.model_validate(record["lock"]), pin(recipe)
     files = [f for split in was.data_files.values() for f in split], [*was.model_files.values()]
     there = {f.path: f.sha256 for split in now.data_files.values() for f in split}
     there |= {f.path: f.sha256 for f in now.model_files.values()}
@@ -150,11 +150,11 @@ def machine_here() -> dict[str, Any]:
         shutil.rmtree(job, ignore_errors=True)
 
 
-def differences(record: Mapping[str, Any], pins: Pins, machine: Mapping[str, Any]) -> list[Difference]:
+def differences(record: Mapping[str, Any], lock: Lock, machine: Mapping[str, Any]) -> list[Difference]:
     """All that is known to be another than when the model was made: libraries, code, hardware, threads, and what rows
     that come from Python say of themselves."""
     recorded = dict(_recorded(record))
-    here = dict(_here(recorded, pins, machine))
+    here = dict(_here(recorded, lock, machine))
     return [Difference(name, _text(was), _text(here[name])) for name, was in recorded.items() if here[name] != was]
 
 
@@ -163,10 +163,10 @@ def _recorded(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from ((f"code {path}", digest) for path, digest in record["code"]["files"].items())
     under = record["circumstances"] or {}
     yield from ((name, under[name]) for name in ("device", "threads") if name in under)
-    yield "rows' fingerprint", record["pins"]["data_fingerprint"]
+    yield "rows' fingerprint", record["lock"]["data_fingerprint"]
 
 
-def _here(recorded: Mapping[str, Any], pins: Pins, machine: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _here(recorded: Mapping[str, Any], lock: Lock, machine: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     code: dict[str, str] = {}
     for name in recorded:
         sort, _, what = name.partition(" ")
@@ -178,7 +178,7 @@ def _here(recorded: Mapping[str, Any], pins: Pins, machine: Mapping[str, Any]) -
             yield name, code.get(what)
         elif name in machine:
             yield name, machine[name]
-    told = pins.data_fingerprint
+    told = lock.data_fingerprint
     yield "rows' fingerprint", told and settings.without_credentials(told)
 
 
@@ -209,15 +209,15 @@ class AsDivided(Listener):
     def __init__(self, recipe: Recipe, record: Mapping[str, Any]) -> None:
         self._recipe = recipe
         self._rows = (record["training"] or {}).get("micro_batch")
-        self._pins: Pins | None = None
+        self._lock: Lock | None = None
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Remembers, once the model is there, what fitted then."""
-        if isinstance(result, Pins):
-            self._pins = result
-        if row.name != "load_model" or not isinstance(result, Ref) or self._pins is None or self._rows is None:
+        if isinstance(result, Lock):
+            self._lock = result
+        if row.name != "load_model" or not isinstance(result, Ref) or self._lock is None or self._rows is None:
             return
-        asked, fits = self._recipe.training.per_device_train_batch_size, fits_of(self._recipe, self._pins, result)
+        asked, fits = self._recipe.training.per_device_train_batch_size, fits_of(self._recipe, self._lock, result)
         while -(-asked // fits.division) > self._rows:
             fits.division *= 2
         if fits.division > 1:

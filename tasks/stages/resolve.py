@@ -15,8 +15,8 @@ from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
 from tasks.cache.input_files import Progress, digests_of
-from tasks.cache.refs import FilePin, Pins
-from tasks.cache.stage import Ingredients, Work, action
+from tasks.cache.refs import Lock, PinnedFile
+from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found as Looked
 from tasks.hub.client import Kind, look_up
 from tasks.hub.push import publishing_problems
@@ -36,33 +36,33 @@ from training.recipe.rules.release_rules import absent_splits
 from training.tokenization.chat_templates import need_template
 
 
-def pins_file(run: str) -> Path:
+def lock_file(run: str) -> Path:
     """What is kept of the flow run, once it is pinned."""
-    return settings.home() / "runs" / run / "pins.json"
+    return settings.home() / "runs" / run / "lock.json"
 
 
-def ingredients(recipe: Recipe) -> Ingredients:
+def inputs(recipe: Recipe) -> Inputs:
     """Its key says whether the recipe's names mean what they meant; `make` computes it."""
     here = {"compute": {"machine_rank", "rendezvous"}}
-    return Ingredients({"recipe": recipe.model_dump(mode="json", exclude=here)})
+    return Inputs({"recipe": recipe.model_dump(mode="json", exclude=here)})
 
 
-@action(ingredients, foreseeable=True)
-def resolve(work: Work, recipe: Recipe) -> Pins:
-    """Pins the data, the model and the machine's `auto` values. Raises UserError with all that cannot be found."""
-    kept = pins_file(work.run) if work.run else None
+@action(inputs, read_only=True)
+def resolve(work: Work, recipe: Recipe) -> Lock:
+    """Lock the data, the model and the machine's `auto` values. Raises UserError with all that cannot be found."""
+    kept = lock_file(work.run) if work.run else None
     if kept is not None and kept.is_file():
-        return Pins.model_validate_json(kept.read_bytes())
+        return Lock.model_validate_json(kept.read_bytes())
     told = list(publishing_problems(recipe)) if kept is not None else []
-    pins = pin(recipe, work.progress, [problem for problem in told if problem.level == "error"])
+    lock = pin(recipe, work.progress, [problem for problem in told if problem.level == "error"])
     if kept is not None:
         work.on_events([{"kind": "warning", "message": f"{warning.where}: {warning.message}"} for warning in told])
         _fetch_metrics(recipe)
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(kept, pins.model_dump_json().encode())
-        History(recipe.name).remember_commits(pins)
-        work.on_events([{"kind": "note", "message": note} for note in pins.notes])
-    return pins
+        write_atomically(kept, lock.model_dump_json().encode())
+        History(recipe.name).remember_commits(lock)
+        work.on_events([{"kind": "note", "message": note} for note in lock.notes])
+    return lock
 
 
 def _fetch_metrics(recipe: Recipe) -> None:
@@ -79,7 +79,7 @@ def _fetch_metrics(recipe: Recipe) -> None:
         raise UserError(problems)
 
 
-def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Sequence[Problem] = ()) -> Pins:
+def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Sequence[Problem] = ()) -> Lock:
     """What the recipe's names mean now, all that is wrong with them reported together, with the problems that are
     `known`. `progress` hears of the bytes of files elsewhere, as far as they must be read."""
     problems = [*known]
@@ -101,19 +101,19 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
     if problems:
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
-    return Pins(mixed_precision=precision, num_processes=processes, num_machines=machines, **found)
+    return Lock(mixed_precision=precision, num_processes=processes, num_machines=machines, **found)
 
 
 def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
-    """Fields of the pins; what is wrong is added to the problems. A base model that nothing starts from, as far as is
+    """Fields of the lock; what is wrong is added to the problems. A base model that nothing starts from, as far as is
     known, is not looked at."""
     found = dict[str, Any](notes=[], unreachable=[])
     try:
         found |= _pin_data(recipe, found, progress)
         problems += _absent_splits(recipe, found)
-        found["rows"] = rows_digest(recipe, Pins(**found))
+        found["rows"] = rows_digest(recipe, Lock(**found))
         if recipe.model.start_from == "champion":
-            found["started_from"], said = started_from(recipe, Pins(**found))
+            found["started_from"], said = started_from(recipe, Lock(**found))
             found["notes"].append(said)
     except UserError as error:
         problems.extend(error.problems)
@@ -140,7 +140,7 @@ def _absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem
             yield Problem(kind="data", where=where, message=message)
 
 
-def _chat_template(recipe: Recipe) -> dict[str, FilePin]:
+def _chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
     """The recipe's own, in place of whatever the tokenizer has; nothing where it names none."""
     if recipe.model.chat_template is None:
         return {}
@@ -182,24 +182,24 @@ def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
             yield Problem(kind="training", where=where, message=message)
 
 
-def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Pins:
+def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Lock:
     """What the recipe's names of data mean now, and nothing else. Raises UserError."""
     return _pinned_alone(_pin_data, recipe, progress)
 
 
-def pin_tokenizer(recipe: Recipe) -> Pins:
+def pin_tokenizer(recipe: Recipe) -> Lock:
     """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError if there is no such
     model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
         need_model_folder(_model_folder(recipe))
-    return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Pins()
+    return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Lock()
 
 
 def _pinned_alone(
     look: Callable[..., dict[str, Any]], recipe: Recipe, progress: Progress = lambda done, total: None
-) -> Pins:
+) -> Lock:
     found = dict[str, Any](notes=[], unreachable=[])
-    return Pins(**found | look(recipe, found, progress))
+    return Lock(**found | look(recipe, found, progress))
 
 
 def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found: dict[str, Any]) -> Looked:
@@ -214,7 +214,7 @@ def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found:
 
 
 def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Fields of the pins; `found` gets notes."""
+    """Fields of the lock; `found` gets notes."""
     data = recipe.data
     if data.source == "hub":
         return {"data_hub": _look_up("dataset", data.path, data.revision, recipe, found).pin}
@@ -224,7 +224,7 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
     digests = digests_of((file for found in files.values() for file in found), progress)
     return {
         "data_files": {
-            split: [FilePin(path=file.file, sha256=digests[file.file], size_bytes=_size(file)) for file in found]
+            split: [PinnedFile(path=file.file, sha256=digests[file.file], size_bytes=_size(file)) for file in found]
             for split, found in files.items()
         }
     }
@@ -250,15 +250,15 @@ def _model_folder(recipe: Recipe) -> Path:
     return Path(recipe.model.path or "").expanduser().absolute()
 
 
-def _model_files(folder: Path) -> dict[str, FilePin]:
+def _model_files(folder: Path) -> dict[str, PinnedFile]:
     need_model_folder(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     return {path.name: pin for path, pin in zip(paths, _pinned(paths), strict=True)}
 
 
-def _pinned(paths: list[Path]) -> list[FilePin]:
+def _pinned(paths: list[Path]) -> list[PinnedFile]:
     digests = Digests(settings.home()).of_many(paths)
     return [
-        FilePin(path=str(path), sha256=digest, size_bytes=path.stat().st_size)
+        PinnedFile(path=str(path), sha256=digest, size_bytes=path.stat().st_size)
         for path, digest in zip(paths, digests, strict=True)
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.refs import Ref, baseline_upstream
-from tasks.cache.stage import Ingredients, Work, stage
+from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.tracking.reports import need_report
@@ -29,13 +29,13 @@ from training.recipe.rules.slice_rules import (
 )
 
 
-def ingredients(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Ingredients:
+def inputs(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Inputs:
     """The predictions, the rows they are of, what the baseline is made of, and what is asked for, with its code where
     it is the user's. The columns that were kept beside the rows count where a slice is one of them."""
     metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
     read = {f"load_data/{split}": f"{split}.arrow" for split in splits} | {"labels": "labels.json"}
     read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _columns(recipe)}
-    return Ingredients(
+    return Inputs(
         {
             "task": recipe.task,
             "options": task_types.load(**recipe.task_and_options).options_of("score"),
@@ -138,7 +138,7 @@ def _lengths(file: Path) -> list[str]:
     return list(of_length(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["length"].to_numpy()))
 
 
-@stage(ingredients)
+@stage(inputs)
 def score(work: Work, recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Mapping[str, Any]:
     """Computes every metric on every split, each with its interval and the baseline, and on the groups of each slice,
     and draws what is better looked at."""

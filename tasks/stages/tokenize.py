@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Ingredients, Work, stage
+from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.tracking.reports import need_report, tell_warnings
@@ -24,7 +24,7 @@ SPLITS = ("train", "validation", "test")
 MAY_READ = ("sentencepiece", "sacremoses", "tiktoken")
 
 
-def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
+def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
     """The rows, the tokenizer's files (not the model's weights), the length, and what rows that are cut mean.
 
     Where the tokenizer's class has a say, also the model's type, from which it may follow, and transformers.
@@ -45,16 +45,16 @@ def ingredients(recipe: Recipe, data: Ref, model: Ref) -> Ingredients:
     libraries = ("tokenizers", "pyarrow", *task_type.libraries)
     code, named = task_types.code(recipe.task), task_types.named(recipe.task)
     if _in_process(model):
-        return Ingredients(values, code=["training.tokenization.token_files", *code], named=named, libraries=libraries)
+        return Inputs(values, code=["training.tokenization.token_files", *code], named=named, libraries=libraries)
     config = read_json(model.path / "model" / "config.json")
     values["model"] = {"config": {name: config.get(name) for name in KIND}}
     libraries = (*libraries, "transformers", *(name for name in MAY_READ if importlib.util.find_spec(name)))
-    return Ingredients(
+    return Inputs(
         values, code=["training.programs.tokenize_with_transformers", *code], named=named, libraries=libraries
     )
 
 
-@stage(ingredients, may_repeat=True)
+@stage(inputs, may_repeat=True)
 def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
     """Streams the rows through the tokenizer into Arrow, and tells what was cut."""
     figures = _here(work, recipe, data, model) if _in_process(model) else _in_child(work, recipe, data, model)

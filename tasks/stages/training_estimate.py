@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Pins, Ref
+from tasks.cache.refs import Lock, Ref
 from tasks.cache.settings import home
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
 from tasks.jobs.launch import JobFailed, accelerate_environment, python_argv, require_finished, run_job
@@ -33,7 +33,7 @@ _NEEDS_NOTHING = {
 }
 
 
-def needs(recipe: Recipe, pins: Pins, *artifacts: Any) -> list[str]:
+def needs(recipe: Recipe, lock: Lock, *artifacts: Any) -> list[str]:
     """What training will need, in lines; the artifacts are fit's other inputs, as far as they are there.
 
     Of one that has begun, what it said itself: a trial beside it could take the memory that it runs in. Raises
@@ -41,19 +41,19 @@ def needs(recipe: Recipe, pins: Pins, *artifacts: Any) -> list[str]:
     """
     if not all(isinstance(artifact, Ref) for artifact in artifacts):
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
-    flat, _ = fit.flat_ingredients(recipe, pins, *artifacts)
+    flat, _ = fit.flat_inputs(recipe, lock, *artifacts)
     if begun := estimate.told_before(read_events(home() / "jobs" / fit.key(flat) / EVENTS, 0, ["estimate"])[0]):
         return [f"begun: {estimate.sentence(begun, None)}"]
     try:
-        found = _found(flat, recipe, pins, *artifacts)
+        found = _found(flat, recipe, lock, *artifacts)
     except (JobFailed, OSError) as error:
         return [f"steps, tokens, memory and disk: ? ({str(error).splitlines()[0]})"]
-    return _told(found, recipe, pins.num_processes // pins.num_machines)
+    return _told(found, recipe, lock.num_processes // lock.num_machines)
 
 
-def _found(flat: Mapping[str, Any], recipe: Recipe, pins: Pins, data: Ref, model: Ref, tokens: Ref) -> dict[str, Any]:
+def _found(flat: Mapping[str, Any], recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> dict[str, Any]:
     """The figures of training.programs.estimate: those that are remembered, else it runs."""
-    division = fits_of(recipe, pins, model).division
+    division = fits_of(recipe, lock, model).division
     hangs_on = {
         **{name: value for name, value in flat.items() if _setting(name) not in _NEEDS_NOTHING},
         "batch_division": division,
@@ -66,7 +66,7 @@ def _found(flat: Mapping[str, Any], recipe: Recipe, pins: Pins, data: Ref, model
     job = Job(
         program="training.programs.estimate",
         key=model.key,
-        settings=settings_of(recipe, pins, data) | {"batch_division": division},
+        settings=settings_of(recipe, lock, data) | {"batch_division": division},
         inputs={name: str(path) for name, path in inputs_of(recipe, model, tokens).items()},
     )
     env = accelerate_environment(num_processes=1, use_cpu=not visible_gpus())
@@ -83,8 +83,8 @@ def _found(flat: Mapping[str, Any], recipe: Recipe, pins: Pins, data: Ref, model
     return found
 
 
-def _setting(ingredient: str) -> str | None:
-    section, *names = ingredient.split(".")
+def _setting(input: str) -> str | None:
+    section, *names = input.split(".")
     return names[0] if section == "training" else None
 
 

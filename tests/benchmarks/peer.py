@@ -101,7 +101,7 @@ def _ours(subject: Subject, seed: int) -> dict[str, Any]:
     (fit,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "fit")
     return {
         "rate": json.loads((fit / "manifest.json").read_text())["ref"]["figures"]["train_samples_per_second"],
-        "precision": json.loads((fit / "ingredients.json").read_text())["compute.mixed_precision"],
+        "precision": json.loads((fit / "inputs.json").read_text())["compute.mixed_precision"],
         "accuracy": result["metrics"]["validation"]["accuracy"]["value"],
         "wall_s": wall_s,
     }

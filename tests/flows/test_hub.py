@@ -130,11 +130,11 @@ def test_weights_that_do_not_come_end_the_run_with_one_message_and_nothing_half_
 
 def test_a_retry_ends_with_the_commits_of_the_first_try_although_the_branches_moved(shipped: Shipped) -> None:
     assert shipped.retried.returncode == 0, shipped.retried.stdout + shipped.retried.stderr
-    pins = json.loads((shipped.home / "runs" / shipped.result["flow_run_id"] / "pins.json").read_text())
-    assert pins["data_hub"] == {"name": f"{ROWS}@main", "commit": shipped.first[ROWS]}
-    assert pins["model_hub"] == {"name": f"{MODEL}@main", "commit": shipped.first[MODEL]}
+    lock = json.loads((shipped.home / "runs" / shipped.result["flow_run_id"] / "lock.json").read_text())
+    assert lock["data_hub"] == {"name": f"{ROWS}@main", "commit": shipped.first[ROWS]}
+    assert lock["model_hub"] == {"name": f"{MODEL}@main", "commit": shipped.first[MODEL]}
     for stage, name, field in COMMITS:
-        (made,) = shipped.home.glob(f"artifacts/{stage}/*/ingredients.json")
+        (made,) = shipped.home.glob(f"artifacts/{stage}/*/inputs.json")
         assert json.loads(made.read_text())[field] == shipped.first[name]
     completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
     assert completed["flow_run_id"] == shipped.result["flow_run_id"]
@@ -159,7 +159,7 @@ def test_mlflow_holds_the_commits(shipped: Shipped) -> None:
     (run,) = client.search_runs([client.get_experiment_by_name("sst2").experiment_id])
     assert run.data.tags["finetune.flow_run_id"] == shipped.result["flow_run_id"] and run.info.status == "FINISHED"
     for stage, name, field in COMMITS:
-        file = client.download_artifacts(run.info.run_id, f"{stage}/ingredients.json")
+        file = client.download_artifacts(run.info.run_id, f"{stage}/inputs.json")
         assert json.loads(Path(file).read_text())[field] == shipped.first[name]
 
 
@@ -220,8 +220,8 @@ def test_a_new_run_sees_where_the_branches_are_now_and_stores_no_half_of_their_r
     assert run.returncode == 1
     _, said, _ = run.stderr.splitlines()
     assert said.startswith(f"data.path: the Hub cannot be asked for {ROWS!r} at {shipped.moved[ROWS]!r}")
-    pins = json.loads((home / "runs" / json.loads(out.read_text())["flow_run_id"] / "pins.json").read_text())
-    assert {name: pins[f"{part}_hub"]["commit"] for part, name in (("data", ROWS), ("model", MODEL))} == shipped.moved
+    lock = json.loads((home / "runs" / json.loads(out.read_text())["flow_run_id"] / "lock.json").read_text())
+    assert {name: lock[f"{part}_hub"]["commit"] for part, name in (("data", ROWS), ("model", MODEL))} == shipped.moved
     kept = [[path.name for path in folder.glob("artifacts/load_data/*")] for folder in (home, shipped.home)]
     assert kept[0] == kept[1]
 

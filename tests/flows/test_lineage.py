@@ -13,7 +13,7 @@ import pytest
 from flows.cli.main import main
 from flows.cli.reproduce import _afterword
 from flows.cli.show import _lines
-from tasks.cache.refs import Pins, Ref
+from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Row
 from tasks.registry import lineage
 from tasks.stages.fit import fits_of
@@ -56,8 +56,8 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
         (stage["name"], stage["key"]) for stage in finished.result["stages"]
     ]
     (fitted,) = (stage for stage in told["stages"] if stage["name"] == "fit")
-    kept = json.loads((finished.home / "artifacts/fit" / fitted["key"] / "ingredients.json").read_text())
-    assert kept == fitted["ingredients"] | {
+    kept = json.loads((finished.home / "artifacts/fit" / fitted["key"] / "inputs.json").read_text())
+    assert kept == fitted["inputs"] | {
         **{f"code.{path}": told["code"]["files"][path] for path in fitted["code"]},
         **{f"library.{name}": told["libraries"][name] for name in fitted["libraries"]},
     }
@@ -120,7 +120,7 @@ def test_a_file_that_has_changed_or_is_gone_is_told_before_anything_is_made(
     home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
     monkeypatch.setenv("FINETUNE_HOME", str(home))
     kept = home / "runs" / finished.result["flow_run_id"] / "lineage.json"
-    (pin,) = record["pins"]["data_files"]["train"]
+    (pin,) = record["lock"]["data_files"]["train"]
     pin["sha256"] = "0" * 64
     kept.write_text(json.dumps(record))
     assert main(["reproduce", "small/1"]) == 2
@@ -133,14 +133,14 @@ def test_a_file_that_has_changed_or_is_gone_is_told_before_anything_is_made(
 
 
 def test_each_ingredient_that_differs_is_named_with_both_values(record: dict[str, Any]) -> None:
-    pins = Pins.model_validate(record["pins"])
+    lock = Lock.model_validate(record["lock"])
     machine = {name: record["circumstances"][name] for name in ("device", "threads")}
-    assert differences(record, pins, machine) == []
+    assert differences(record, lock, machine) == []
     torch = record["libraries"]["torch"]
     digest = record["code"]["files"]["training/programs/fit.py"]
     record["libraries"] |= {"torch": "1.0", "gone-library": "2.0"}
     record["code"]["files"] |= {"training/programs/fit.py": "0" * 64, "my_engine.py": "1" * 64}
-    found = differences(record, pins.model_copy(update={"data_fingerprint": "second"}), {**machine, "device": "Z80"})
+    found = differences(record, lock.model_copy(update={"data_fingerprint": "second"}), {**machine, "device": "Z80"})
     assert [tuple(one) for one in found] == [
         ("library torch", "1.0", torch),
         ("library gone-library", "2.0", "none"),
@@ -170,25 +170,25 @@ def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_
 
 def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) -> None:
     record["recipe"]["evaluation"]["unknown"] = []  # a field of then, left to its default
-    recipe, pins = recipe_of(record), Pins.model_validate(record["pins"])
+    recipe, lock = recipe_of(record), Lock.model_validate(record["lock"])
     record["training"]["micro_batch"] = 4  # of 16
     model = Ref(stage="load_model", key="k", digest="d")
     (home / model.location / "model").mkdir(parents=True)
     home.chmod(0o700)
     (home / model.location / "model/config.json").write_text("{}")
     listener = AsDivided(recipe, record)
-    listener.stage_ended(Row("resolve", "r", "ran", 0.0), pins)
+    listener.stage_ended(Row("resolve", "r", "ran", 0.0), lock)
     listener.stage_ended(Row("load_model", "k", "ran", 0.0), model)
-    assert fits_of(recipe, pins, model).division == 4
+    assert fits_of(recipe, lock, model).division == 4
 
 
 def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> None:
     run = home / "runs/run"
     run.mkdir(mode=0o700, parents=True)
     home.chmod(0o700)
-    pins = Pins(data_fingerprint="postgresql://me:planted@rows.example/reviews, table 7")
-    (run / "pins.json").write_text(pins.model_dump_json())
+    lock = Lock(data_fingerprint="postgresql://me:planted@rows.example/reviews, table 7")
+    (run / "lock.json").write_text(lock.model_dump_json())
     told = lineage.record(load(finished.file), "run", [], mlflow_run=None)
     assert "planted" not in json.dumps(told)
-    assert told["pins"]["data_fingerprint"] == "postgresql://rows.example/reviews, table 7"
+    assert told["lock"]["data_fingerprint"] == "postgresql://rows.example/reviews, table 7"
     assert next(_lines(told, 100)) == "small, flow run run" and len(list(_lines(told, 100))) > 20  # as far as it came

@@ -18,7 +18,7 @@ import pytest
 from flows.changes import nothing_changed
 from flows.cli.main import main
 from flows.pipeline import pipeline
-from tasks.cache.planner import Looking
+from tasks.cache.planner import Planner
 from tasks.stages import training_estimate
 from tests.flows.small import FinishedRun, command, environment, write_project
 from training.jobs.protocol import Outcome
@@ -66,9 +66,9 @@ def test_a_field_that_reaches_no_output_changes_nothing_for_a_run_either(
 ) -> None:
     changed = ["training.logging_steps=7", "data.max_file_gb=2", "compute.stall_timeout_s=900"]
     recipe = load(project, parse_set(changed))
-    looking = Looking(recipe.name)
-    pipeline(looking, recipe)
-    assert nothing_changed(recipe.name, looking.rows) is not None
+    planner = Planner(recipe.name)
+    pipeline(planner, recipe)
+    assert nothing_changed(recipe.name, planner.rows) is not None
     assert main(["plan", str(project), *(word for one in changed for word in ("--set", one))]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing changed."
 

@@ -22,9 +22,9 @@ from flows.changes import changes, nothing_changed
 from flows.cli.main import main
 from flows.pipeline import pipeline
 from tasks.cache.history import History
-from tasks.cache.planner import Foreseen, Looking
-from tasks.cache.refs import Pins
-from tasks.stages.resolve import pins_file
+from tasks.cache.planner import PlannedStage, Planner
+from tasks.cache.refs import Lock
+from tasks.stages.resolve import lock_file
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
 from training.recipe import load, parse
@@ -63,10 +63,10 @@ def test_what_changed_is_said_and_its_stages_run_in_the_same_flow_run(
     monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
     file = write_project(tmp_path / "project")
     write_rows(file.parent / "train.csv", 260, seed=1)
-    looking = Looking("small")
-    pipeline(looking, load(file))
-    assert nothing_changed("small", looking.rows) is None
-    assert changes("small", looking.rows) == [f"load_data: {file.parent / 'train.csv'} changed"]
+    planner = Planner("small")
+    pipeline(planner, load(file))
+    assert nothing_changed("small", planner.rows) is None
+    assert changes("small", planner.rows) == [f"load_data: {file.parent / 'train.csv'} changed"]
 
     # What takes less time than training, and is judged anew as well.
     state = retrain.retrain(load(finished.file), {"evaluation.metrics": ["accuracy", "f1"]}, return_state=True)
@@ -87,14 +87,14 @@ def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
 
     recipe, calls = load(finished.file), []
     monkeypatch.setattr(retrain, "fine_tune", lambda recipe, why=(): calls.append("trains") or {})
-    monkeypatch.setattr(retrain, "Looking", lambda recipe: calls.append("looks"))
-    monkeypatch.setattr(retrain, "pipeline", lambda looking, recipe: (_ for _ in ()).throw(UserError([])))
+    monkeypatch.setattr(retrain, "Planner", lambda recipe: calls.append("looks"))
+    monkeypatch.setattr(retrain, "pipeline", lambda planner, recipe: (_ for _ in ()).throw(UserError([])))
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(retrain.retrain, parameters={"recipe": recipe})
     parameters = {"recipe": recipe, "overrides": None, "reason": None}
     run_flow_sync(retrain.retrain, flow_run=run, parameters=parameters)
-    pins_file(str(run.id)).parent.mkdir(parents=True)
-    pins_file(str(run.id)).touch()
+    lock_file(str(run.id)).parent.mkdir(parents=True)
+    lock_file(str(run.id)).touch()
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
         run_flow_sync(retrain.retrain, flow_run=client.read_flow_run(run.id), parameters=parameters)
@@ -109,8 +109,8 @@ def test_a_hub_that_does_not_answer_is_reported_and_counted_and_then_fails_the_r
     monkeypatch.setattr(retrain, "nothing_changed", lambda name, rows: done)
 
     def night(*unreachable: str, **changed: Any) -> tuple[str, str, dict[str, Any] | None]:
-        pins = Pins(unreachable=[*unreachable])
-        monkeypatch.setattr(retrain, "pipeline", lambda looking, recipe: SimpleNamespace(pins=pins))
+        lock = Lock(unreachable=[*unreachable])
+        monkeypatch.setattr(retrain, "pipeline", lambda planner, recipe: SimpleNamespace(lock=lock))
         state = retrain.retrain(recipe, {"release.retrain.max_unreachable": 2}, return_state=True)
         return state.name, state.message, None if state.is_failed() else state.result()
 
@@ -130,7 +130,7 @@ def test_a_hub_that_does_not_answer_is_reported_and_counted_and_then_fails_the_r
 def test_a_stage_that_no_run_needs_any_more_is_a_change_with_a_reason(home: Path) -> None:
     stages = [{"name": name, "key": name} for name in ("fit", "compare")]
     History("small").remember_completed({"stages": stages, "model": {}})
-    foreseen = [Foreseen("resolve", "ran", "another"), Foreseen("fit", "cached", "fit")]
+    foreseen = [PlannedStage("resolve", "ran", "another"), PlannedStage("fit", "cached", "fit")]
     assert nothing_changed("small", foreseen) is None
     assert changes("small", foreseen) == ["compare: it is no part of a run any more"]
 

@@ -12,7 +12,7 @@ from flows.cli.main import main
 from flows.pipeline import pipeline
 from flows.retrain import retrain
 from tasks.cache import store
-from tasks.cache.planner import Looking
+from tasks.cache.planner import Planner
 from tasks.tracking.connection import connect
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
@@ -45,9 +45,9 @@ def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no
     rows = tmp_path / "project" / "train.csv"
 
     # The champion was made of these rows, from scratch: whoever starts where it started finds it made.
-    looking = Looking("small")
-    pipeline(looking, parse(recipe.model_dump(exclude_unset=True), {"model.start_from": "champion"}))
-    assert not [row for row in looking.rows if row.state == "will run"]
+    planner = Planner("small")
+    pipeline(planner, parse(recipe.model_dump(exclude_unset=True), {"model.start_from": "champion"}))
+    assert not [row for row in planner.rows if row.state == "will run"]
 
     write_rows(rows, 260, seed=1)
     state = retrain(recipe, FROM_CHAMPION, return_state=True)
@@ -71,9 +71,9 @@ def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no
     # New rows go on from the new champion, and after a rollback from the old one.
     write_rows(rows, 280, seed=1)
     looked = parse(recipe.model_dump(exclude_unset=True), FROM_CHAMPION)
-    assert str(pipeline(Looking("small"), looked).pins.started_from) == "small/2"
+    assert str(pipeline(Planner("small"), looked).lock.started_from) == "small/2"
     assert main(["rollback", "small"]) == 0
-    assert str(pipeline(Looking("small"), looked).pins.started_from) == "small/1"
+    assert str(pipeline(Planner("small"), looked).lock.started_from) == "small/1"
 
 
 def test_of_a_champion_that_is_not_in_the_store_the_weights_are_fetched_and_one_that_is_gone_is_told(
@@ -88,13 +88,13 @@ def test_of_a_champion_that_is_not_in_the_store_the_weights_are_fetched_and_one_
     file = write_project(tmp_path / "project")
     write_rows(tmp_path / "project" / "train.csv", 260, seed=1)
     recipe = parse(load(file).model_dump(exclude_unset=True), FROM_CHAMPION)
-    pins = pin(recipe)
+    lock = pin(recipe)
     trained = made_by(home, finished.result, "fit")
     weights = (trained / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(trained)
     with store.filling("load_model", "k") as aside:
-        load_model.make(Work("k", aside, "run"), recipe, pins, None)
+        load_model.make(Work("k", aside, "run"), recipe, lock, None)
         assert (aside / "model" / "model.safetensors").read_bytes() == weights
     connect().delete_model_version("small", "1")
     with pytest.raises(UserError, match=r"version small/1, which training starts from, is not in MLflow any"):
-        load_model.make(Work("gone", tmp_path / "gone", "run"), recipe, pins, None)
+        load_model.make(Work("gone", tmp_path / "gone", "run"), recipe, lock, None)

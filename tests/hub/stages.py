@@ -50,7 +50,7 @@ def digest(name: str, written: dict[str, Any]) -> str:
     recipe = parse(written)
     inputs = [recipe, pin(recipe)] + [None] * (name == "load_model")
     stage = STAGES[name]
-    flat, _ = stage.flat_ingredients(*inputs)
+    flat, _ = stage.flat_inputs(*inputs)
     with store.filling(name, stage.key(flat)) as aside:
         figures = stage.make(Work(stage.key(flat), aside, "run"), *inputs)
         return store.publish(aside, name, stage.key(flat), flat, figures).digest

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from tasks.cache.refs import Comparison, HubPin, Pins, Ref, Verdict, Version
+from tasks.cache.refs import Comparison, Lock, PinnedCommit, Ref, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.registry.model_card import card, description
 from tasks.stages.publish import publish
@@ -24,9 +24,9 @@ from training.recipe import Recipe, load, parse
 
 REPO, ROWS, BASE = "tester/reviews", "me/rows", "me/base"
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights" * 100, "tokenizer.json": b"{}"}
-PINS = Pins(
-    data_hub=HubPin(name=f"{ROWS}@main", commit="d" * 40),
-    model_hub=HubPin(name=f"{BASE}@main", commit="b" * 40),
+LOCK = Lock(
+    data_hub=PinnedCommit(name=f"{ROWS}@main", commit="d" * 40),
+    model_hub=PinnedCommit(name=f"{BASE}@main", commit="b" * 40),
     mixed_precision="bf16",
     num_processes=2,
 )
@@ -85,8 +85,8 @@ def run(
 ) -> tuple[Any, Work]:
     """The stage, as the run of this name calls it."""
     version = Version(name="reviews", version="1", taken=taken)
-    inputs = (recipe(), PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict, version)
-    flat, _ = publish.flat_ingredients(*inputs)
+    inputs = (recipe(), LOCK, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict, version)
+    flat, _ = publish.flat_inputs(*inputs)
     work = Work(publish.key(flat), home / "runs" / name / "publish", name, stage="publish")
     return publish.make(work, *inputs), work
 
@@ -164,8 +164,8 @@ def test_what_a_person_took_the_alias_from_is_not_published_again(hub: Hub, refs
     assert given is None and work.state == "skipped" and hub.requests == []
 
 
-def facts(refs: dict[str, Ref], verdict: Verdict = PROMOTE) -> tuple[Pins, Ref, Ref, Ref, Ref, Verdict]:
-    return PINS, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict
+def facts(refs: dict[str, Ref], verdict: Verdict = PROMOTE) -> tuple[Lock, Ref, Ref, Ref, Ref, Verdict]:
+    return LOCK, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict
 
 
 def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Ref], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,10 +183,10 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
     text = card(recipe(), *facts(refs, judged))
     assert f"Warning: {of_model}" in text and of_rival not in text
     first, again = (
-        publish.flat_ingredients(recipe(), *facts(refs, verdict), None)[0]
+        publish.flat_inputs(recipe(), *facts(refs, verdict), None)[0]
         for verdict in (judged, PROMOTE.model_copy(update={"warnings": [of_model]}))
     )
-    assert first == again != publish.flat_ingredients(recipe(), *facts(refs), None)[0]
+    assert first == again != publish.flat_inputs(recipe(), *facts(refs), None)[0]
 
 
 def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:
@@ -224,9 +224,9 @@ def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref
         assert said in text
     (tmp_path / "recipe.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
     again = load(tmp_path / "recipe.yaml")
-    pins = {"data.revision": "d" * 40, "model.revision": "b" * 40}
-    pins |= {"compute.num_processes": 2, "compute.mixed_precision": "bf16"}
-    assert again == parse(recipe().model_dump(exclude_unset=True), pins)
+    lock = {"data.revision": "d" * 40, "model.revision": "b" * 40}
+    lock |= {"compute.num_processes": 2, "compute.mixed_precision": "bf16"}
+    assert again == parse(recipe().model_dump(exclude_unset=True), lock)
     assert description(recipe(), *facts(refs)) in text and len(description(recipe(), *facts(refs))) < 5000
 
 
@@ -235,7 +235,7 @@ def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neith
 ) -> None:
     data = {"source": "python", "path": "my_rows:rows", "text": ["text"], "label": "label"}
     mine = recipe(data=data, model={"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}})
-    text = card(mine, Pins(data_fingerprint="second edition"), *facts(refs)[1:])
+    text = card(mine, Lock(data_fingerprint="second edition"), *facts(refs)[1:])
     said = yaml.safe_load(text.split("---\n")[1])
     assert not said.keys() & {"base_model", "datasets"}
     assert "The Python object `my_rows:rows`, which says of itself: second edition." in text

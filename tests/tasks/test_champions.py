@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.cache import settings
-from tasks.cache.refs import Champion, Pins, Ref
+from tasks.cache.refs import Champion, Lock, Ref
 from tasks.cache.stage import Work
 from tasks.registry.champions import folders_of, present
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG
@@ -62,9 +62,9 @@ def test_training_starts_from_the_champion_and_the_base_model_is_not_looked_at(r
     with pytest.raises(UserError, match="nowhere is not a folder"):  # no champion yet: the base model is wanted
         pin(recipe)
     crown(**{MODEL_TAG: "m" * 40})
-    pins = pin(recipe)
-    assert pins.started_from == Champion(name="small", version="1", model="m" * 40, max_length=512)
-    assert pins.notes == ["training starts from small/1, the champion"] and pins.model_files == {}
+    lock = pin(recipe)
+    assert lock.started_from == Champion(name="small", version="1", model="m" * 40, max_length=512)
+    assert lock.notes == ["training starts from small/1, the champion"] and lock.model_files == {}
 
 
 def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_options_beside(
@@ -83,7 +83,7 @@ def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_option
             found = present(today)
             assert found is not None
             ref = Ref(stage="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
-            asked.append(predict_champion.flat_ingredients(today, Pins(), ref, found.champion)[0])
+            asked.append(predict_champion.flat_inputs(today, Lock(), ref, found.champion)[0])
     assert [one["options.prefix"] for one in asked[::2]] == ["German: ", "", "translate: "]
     assert [one["options.num_beams"] for one in asked[::2]] == [1, 1, 1]
     changed = {name for name in asked[0] if asked[0][name] != asked[1][name]}
@@ -114,9 +114,9 @@ def test_a_champion_of_the_same_rows_is_no_change_and_one_of_other_rows_or_unkno
     assert rows is not None
     own = {MODEL_TAG: "m" * 40, ROWS_TAG: rows, STARTED_FROM_TAG: OTHER.model_dump_json()}
     crown(**own)
-    pins = pin(recipe)
-    assert pins.started_from == OTHER
-    assert pins.notes == ["small/1 has learnt from these rows: training starts from small/7, as it did"]
+    lock = pin(recipe)
+    assert lock.started_from == OTHER
+    assert lock.notes == ["small/1 has learnt from these rows: training starts from small/7, as it did"]
 
     crown(**{MODEL_TAG: "n" * 40})  # by other means, by hand: whatever it has learnt from
     assert str(pin(recipe).started_from) == "small/2"
@@ -146,10 +146,10 @@ def test_a_version_tells_the_rows_that_it_was_pinned_to_whatever_became_of_their
     reader.write_text("def rows(split):\n    yield {'text': 'a', 'label': 'good'}\n")
     data = {"source": "python", "path": "champions_rows:rows", "text": ["text"], "label": "label"}
     recipe = parse(written(tmp_path, model=SCRATCH, data=data))
-    pins = pin(recipe)
+    lock = pin(recipe)
     reader.write_text("def rows(split):\n    yield {'text': 'b', 'label': 'good'}\n")
     fitted = Ref(stage="fit", key="f", digest="d", parts={"model": "m"})
-    assert _origin(recipe, pins, "run", {"fit": fitted})[ROWS_TAG] == pins.rows != pin(recipe).rows
+    assert _origin(recipe, lock, "run", {"fit": fitted})[ROWS_TAG] == lock.rows != pin(recipe).rows
 
 
 def test_labels_that_the_champion_has_in_another_order_are_told_before_training(home: Path) -> None:
@@ -158,11 +158,11 @@ def test_labels_that_the_champion_has_in_another_order_are_told_before_training(
     config = {"id2label": {"0": "good", "1": "bad"}}
     model = artifact("load_model", {"model/config.json": json.dumps(config).encode()})
     with pytest.raises(UserError, match=r"small/7.* gives the labels good, bad, and the rows have bad, good: make"):
-        require_same_labels(Pins(started_from=OTHER), data, model)
-    require_same_labels(Pins(), data, model)
+        require_same_labels(Lock(started_from=OTHER), data, model)
+    require_same_labels(Lock(), data, model)
     unnamed = Ref(stage="fit", key=KEY, digest="d")
     with pytest.raises(UserError, match=r"small/7.* names no labels, and the rows have bad, good: set this to base"):
-        require_same_labels(Pins(started_from=OTHER), data, unnamed)
+        require_same_labels(Lock(started_from=OTHER), data, unnamed)
 
 
 def test_a_start_that_is_gone_or_no_tokenizer_is_told_with_its_version(tracked: Path, tmp_path: Path) -> None:
@@ -173,14 +173,14 @@ def test_a_start_that_is_gone_or_no_tokenizer_is_told_with_its_version(tracked: 
     start = OTHER.model_copy(update={"key": trained.key, "model": trained.parts["model"]})
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match=r"model.path: small/7 has no tokenizer.json"):
-        load_model.make(Work("k", tmp_path / "out", "run"), recipe, Pins(started_from=start), None)
+        load_model.make(Work("k", tmp_path / "out", "run"), recipe, Lock(started_from=start), None)
 
 
 def test_what_a_model_started_from_is_linked_to_while_it_is_made_again(home: Path) -> None:
     home.mkdir(mode=0o700)
     kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
-    pins = Pins(started_from=OTHER).model_dump(mode="json")
-    with start_of({"pins": pins, "stages": [{"name": "load_model", "key": KEY}]}) as folder:
+    lock = Lock(started_from=OTHER).model_dump(mode="json")
+    with start_of({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}) as folder:
         assert folder is not None and {file.name: file.readlink() for file in folder.iterdir()} == {
             "model.safetensors": kept.path / "model" / "model.safetensors",
             "tokenizer.json": kept.path / "tokenizer" / "tokenizer.json",

@@ -38,7 +38,7 @@ ALLOWED = {
     "training.recipe.rules.slice_rules": {"LABEL", "LENGTH"},
 }
 # What starts programs, and stores and shows what they make; and errors: a stage that refuses makes nothing.
-ALLOWED_WHOLE = (*(name for name in code.NOT_INGREDIENTS if name.startswith("tasks.")), "training.problems")
+ALLOWED_WHOLE = (*(name for name in code.NOT_INPUTS if name.startswith("tasks.")), "training.problems")
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Level", "Recipe", "parse"},
@@ -195,7 +195,7 @@ def test_code_that_counts_takes_no_logic_from_code_that_does_not() -> None:
 
 def left_out(name: str) -> bool:
     alone = {*code._ALONE, *(f"{one}.__init__" for one in code._ALONE)}
-    return name in alone or any(f"{name}.".startswith(f"{out}.") for out in code.NOT_INGREDIENTS)
+    return name in alone or any(f"{name}.".startswith(f"{out}.") for out in code.NOT_INPUTS)
 
 
 def imports_left_out(file: Path) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ def recipe(task: str = "sequence-classification", **gate: Any) -> Recipe:
 def flat(recipe: Recipe, champion: Champion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
     refs = [Ref(stage=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
     rival = Ref(stage="predict_champion", key="k", digest="r") if champion else None
-    return compare.flat_ingredients(recipe, *refs, champion, rival, None)[0]
+    return compare.flat_inputs(recipe, *refs, champion, rival, None)[0]
 
 
 def test_a_model_without_a_champion_is_compared_with_the_baseline_unless_the_recipe_wants_none() -> None:

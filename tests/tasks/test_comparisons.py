@@ -17,7 +17,7 @@ from tasks.cache.refs import Champion, Counted, Ref
 from tasks.cache.stage import Work
 from tasks.registry import comparisons
 from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, count_of
-from tasks.stages.compare import count_comparison, ingredients
+from tasks.stages.compare import count_comparison, inputs
 from tasks.tracking.connection import MODEL_TAG, connect
 from training.evaluation.significance import alpha_spent
 from training.recipe import Recipe, parse
@@ -143,7 +143,7 @@ def test_a_comparison_is_made_again_if_its_number_is_another() -> None:
     )
 
     def values(count: Counted | None) -> Any:
-        return ingredients(recipe(), rows("rows"), tokens, trained, predictions, CHAMPION, rival, count).values
+        return inputs(recipe(), rows("rows"), tokens, trained, predictions, CHAMPION, rival, count).values
 
     first, second = (Counted(comparison=n, confidence=0.99) for n in (1, 2))
     assert values(None) != values(first) != values(second) and values(first) == values(first)

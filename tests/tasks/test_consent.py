@@ -51,8 +51,8 @@ def registered(home: Path, database: Path, recipe: dict[str, Any]) -> None:
     run.mkdir(mode=0o700, parents=True)
     home.chmod(0o700)
     (home / "mlflow.db").write_bytes(database.read_bytes())
-    pins = {"num_machines": 1, "started_from": None}
-    record = {"said": recipe, "recipe": recipe, "pins": pins, "model": {"digest": "d", "files": {}}}
+    lock = {"num_machines": 1, "started_from": None}
+    record = {"said": recipe, "recipe": recipe, "lock": lock, "model": {"digest": "d", "files": {}}}
     (run / LINEAGE).write_text(json.dumps({**record, "run": {"flow_run_id": "run-1"}}))
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     client.create_registered_model("foreign")

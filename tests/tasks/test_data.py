@@ -7,30 +7,30 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.refs import Pins
+from tasks.cache.refs import Lock
 from tasks.stages.load_data import load_data
 from training.recipe import parse
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def ingredients(task: str, **data: Any) -> dict[str, Any]:
+def inputs(task: str, **data: Any) -> dict[str, Any]:
     data = {"source": "json", "path": "rows", **data}
     recipe = parse({"name": "own", "task": task, "data": data, "model": {"source": "folder", "path": "base"}})
-    return load_data.flat_ingredients(recipe, Pins())[0]
+    return load_data.flat_inputs(recipe, Lock())[0]
 
 
 def test_rows_are_named_by_the_columns_that_their_kind_has_of_them() -> None:
     task = "tests.training.rows.task_types:Tagging"
-    plain, named = ingredients(task), ingredients(task, columns={"tags": "ner"})
+    plain, named = inputs(task), inputs(task, columns={"tags": "ner"})
     assert {name: named[name] for name in named if plain.get(name) != named[name]} == {"data.columns.tags": "ner"}
     assert (plain["task.columns.words"], plain["task.checks.uneven"]) == ("texts", "error")
 
 
 def test_code_of_a_kind_names_rows_only_where_it_looks_at_them() -> None:
-    looks = ingredients("tests.training.rows.task_types:Tagging")
-    blind = ingredients("tests.training.rows.task_types:Lines", text=["text"])
-    usual = ingredients("sequence-classification", text=["text"], label="label")
+    looks = inputs("tests.training.rows.task_types:Tagging")
+    blind = inputs("tests.training.rows.task_types:Lines", text=["text"])
+    usual = inputs("sequence-classification", text=["text"], label="label")
     assert [name for name in looks if "task_types" in name and name.startswith("code.")] != []
     assert [name for one in (blind, usual) for name in one if "task_types" in name or "batching" in name] == []
 
@@ -39,7 +39,7 @@ def test_code_of_a_kind_names_rows_only_where_it_looks_at_them() -> None:
 def test_how_a_table_is_read_is_in_the_key_of_its_rows(read: dict[str, Any]) -> None:
     plain = {"source": "csv", "text": ["text"], "label": "label"}
     task = "multi-label-classification"
-    before, after = (ingredients(task, **plain), ingredients(task, **plain, **read))
+    before, after = (inputs(task, **plain), inputs(task, **plain, **read))
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert changed and all(name.startswith(f"data.{field}") for name in changed for field in read)
 
@@ -50,7 +50,7 @@ def test_names_of_labels_are_in_the_key_by_what_their_file_says(tmp_path: Path) 
     (tmp_path / "other.txt").write_text("bad\nbest\n")
     plain = {"text": ["text"], "label": "label"}
     names, same, other = (
-        ingredients("sequence-classification", **plain, label_names=str(tmp_path / file))
+        inputs("sequence-classification", **plain, label_names=str(tmp_path / file))
         for file in ("names.txt", "same.json", "other.txt")
     )
     assert names == same != other

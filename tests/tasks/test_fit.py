@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.refs import Pins, Ref
+from tasks.cache.refs import Lock, Ref
 from tasks.stages.fit import fit, seal_key
 from training.engine import checkpoints
 from training.problems import UserError
@@ -26,9 +26,9 @@ def tokens(**changed: str) -> Ref:
 TOKENS = tokens()
 
 
-def ingredients(evaluation: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
+def inputs(evaluation: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
     recipe = parse(written("sequence-classification", training=training, evaluation=evaluation or {}))
-    return fit.flat_ingredients(recipe, Pins(num_processes=1, mixed_precision="no"), DATA, MODEL, TOKENS)[0]
+    return fit.flat_inputs(recipe, Lock(num_processes=1, mixed_precision="no"), DATA, MODEL, TOKENS)[0]
 
 
 def written(task: str, **sections: Any) -> dict[str, Any]:
@@ -56,15 +56,15 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [{"loss": "mine:loss"}, {"collator": "mine:batch"}, {"trainer": "mine:Mine"}, {"callbacks": ["mine:Mine"]}],
 )
 def test_an_edit_to_code_of_the_users_or_to_what_it_imports_is_noticed(mine: Path, training: dict[str, Any]) -> None:
-    before = ingredients(**training)
+    before = inputs(**training)
     assert {"code.mine.py", "code.helper.py"} <= before.keys()
     mine.with_name("helper.py").write_text("SCALE = 2\n")
-    after = ingredients(**training)
+    after = inputs(**training)
     assert {name for name in before if before[name] != after[name]} == {"code.helper.py"}
 
 
 def test_a_setting_of_lora_trains_anew_and_only_with_it_the_version_of_peft_counts() -> None:
-    without, four, eight = ingredients(), ingredients(lora={"r": 4}), ingredients(lora={})
+    without, four, eight = inputs(), inputs(lora={"r": 4}), inputs(lora={})
     assert {name for name in four if four[name] != eight[name]} == {"training.lora.r"}
     assert four["library.peft"] == importlib.metadata.version("peft") and "library.peft" not in without
 
@@ -72,12 +72,12 @@ def test_a_setting_of_lora_trains_anew_and_only_with_it_the_version_of_peft_coun
 def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_resampled_never(mine: Path) -> None:
     metrics = ["accuracy", "mine:Errors", f"hub:me/errors@{'a' * 40}"]
     evaluation = {"metrics": metrics, "allow_remote_code": True}
-    shown, chosen = ingredients(evaluation), ingredients(evaluation, metric_for_best_model="errors")
-    assert shown == ingredients()
+    shown, chosen = inputs(evaluation), inputs(evaluation, metric_for_best_model="errors")
+    assert shown == inputs()
     more = {name: value for name, value in chosen.items() if name not in shown}
     assert more.pop("evaluation.metrics") == metrics[2:] and more.keys() == {"code.mine.py", "code.helper.py"}
     assert "code.training/evaluation/metrics/labels.py" in shown
-    seen = ingredients(evaluation, callbacks=["mine:Mine"])  # it may go by any of them
+    seen = inputs(evaluation, callbacks=["mine:Mine"])  # it may go by any of them
     assert seen["evaluation.metrics"] == metrics
     assert (
         not {"code.training/evaluation/metrics/bootstrap_figures.py", "code.training/evaluation/bootstrap.py"}
@@ -93,11 +93,11 @@ def test_how_answers_are_made_counts_where_figures_of_them_may_change_the_weight
     training: dict[str, Any], matters: bool
 ) -> None:
     one, other = (
-        fit.flat_ingredients(
+        fit.flat_inputs(
             parse(
                 written("seq2seq", training=training, evaluation={"metrics": ["bleu"]}, options={"num_beams": beams})
             ),
-            Pins(num_processes=1, mixed_precision="no"),
+            Lock(num_processes=1, mixed_precision="no"),
             DATA,
             MODEL,
             TOKENS,
@@ -110,31 +110,31 @@ def test_how_answers_are_made_counts_where_figures_of_them_may_change_the_weight
 
 
 def test_of_an_installed_library_the_version_counts(mine: Path) -> None:
-    assert "library.pydantic" in ingredients(callbacks=["pydantic.main:BaseModel"])
-    assert "library.schedulefree" in ingredients(optim="schedule_free_sgd", lr_scheduler_type="constant")
+    assert "library.pydantic" in inputs(callbacks=["pydantic.main:BaseModel"])
+    assert "library.schedulefree" in inputs(optim="schedule_free_sgd", lr_scheduler_type="constant")
 
 
 def test_a_module_that_is_nowhere_is_told_with_its_field(mine: Path) -> None:
     with pytest.raises(UserError) as raised:
-        ingredients(loss="mine:loss", callbacks=["mine:Mine", "nowhere_at_all:Mine"])
+        inputs(loss="mine:loss", callbacks=["mine:Mine", "nowhere_at_all:Mine"])
     (problem,) = raised.value.problems
     assert problem.where == "training.callbacks[1]"
     assert problem.message.startswith("'nowhere_at_all:Mine': there is no module 'nowhere_at_all' in ")
 
 
 def test_what_is_learnt_from_counts_and_what_is_only_shown_does_not() -> None:
-    plain = ingredients()
+    plain = inputs()
     shown = {"log_level": "info", "log_level_replica": "info", "logging_first_step": True, "logging_strategy": "epoch"}
-    assert ingredients(logging_steps=3, extra=shown) == plain
+    assert inputs(logging_steps=3, extra=shown) == plain
     for learnt in ({"loss": "focal"}, {"class_weights": "balanced"}, {"extra": {"neftune_noise_alpha": 5.0}}):
-        assert ingredients(**learnt) != plain
+        assert inputs(**learnt) != plain
 
 
 def test_an_edit_of_test_rows_does_not_train_again_and_one_of_any_other_split_does() -> None:
-    recipe, pins = parse(written("sequence-classification")), Pins(num_processes=1, mixed_precision="no")
+    recipe, lock = parse(written("sequence-classification")), Lock(num_processes=1, mixed_precision="no")
 
     def key(**changed: str) -> str:
-        return fit.key(fit.flat_ingredients(recipe, pins, DATA, MODEL, tokens(**changed))[0])
+        return fit.key(fit.flat_inputs(recipe, lock, DATA, MODEL, tokens(**changed))[0])
 
     assert key(test="edited") == key()
     assert len({key(), key(train="edited"), key(validation="edited")}) == 3
@@ -144,10 +144,10 @@ def test_of_a_checkpoint_to_begin_with_the_content_counts_and_not_its_place(mine
     for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
         (mine.parent / name / "checkpoint-4").mkdir(parents=True)
         (mine.parent / name / "checkpoint-4/manifest.json").write_text(content)
-    a, b, c = (ingredients(resume_from_checkpoint=f"{name}/checkpoint-4") for name in "abc")
-    assert a == b != c and a != ingredients()
+    a, b, c = (inputs(resume_from_checkpoint=f"{name}/checkpoint-4") for name in "abc")
+    assert a == b != c and a != inputs()
     with pytest.raises(UserError, match="'d' is no checkpoint"):
-        ingredients(resume_from_checkpoint="d")
+        inputs(resume_from_checkpoint="d")
 
 
 def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_anything_runs(
@@ -165,7 +165,7 @@ def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_any
 
     def key(compute: dict[str, Any], **training: Any) -> None:
         recipe = parse(written("sequence-classification", training=training, compute=compute))
-        fit.flat_ingredients(recipe, Pins(num_processes=2, mixed_precision="no"), DATA, MODEL, TOKENS)
+        fit.flat_inputs(recipe, Lock(num_processes=2, mixed_precision="no"), DATA, MODEL, TOKENS)
 
     with pytest.raises(UserError, match="was not written by this home") as raised:
         key(compute, **training)
@@ -178,16 +178,16 @@ def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_any
 
 
 def flat(**compute: Any) -> dict[str, Any]:
-    return ingredients_of(Pins(num_processes=2), **compute)
+    return inputs_of(Lock(num_processes=2), **compute)
 
 
-def ingredients_of(pins: Pins, **compute: Any) -> dict[str, Any]:
+def inputs_of(lock: Lock, **compute: Any) -> dict[str, Any]:
     data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
     model = {"source": "folder", "path": "models/small"}
     recipe = parse(
         {"name": "test", "task": "sequence-classification", "data": data, "model": model, "compute": compute}
     )
-    return fit.flat_ingredients(recipe, pins, DATA, MODEL, TOKENS)[0]
+    return fit.flat_inputs(recipe, lock, DATA, MODEL, TOKENS)[0]
 
 
 def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> None:
@@ -200,7 +200,7 @@ def test_a_strategy_and_its_options_count_and_its_code_where_it_is_used() -> Non
 
 
 def test_an_engine_counts_and_of_its_code_only_that_which_is_used() -> None:
-    trainer, loop = ingredients(), ingredients(engine="accelerate")
+    trainer, loop = inputs(), inputs(engine="accelerate")
     code = {name for name in trainer.keys() ^ loop.keys() if name.startswith("code.")}
     own = {"trainer": ("trainer", "training_arguments", "callbacks"), "accelerate": ("loop", "optimization")}
     files = {engine: {f"code.training/engine/{name}.py" for name in names} for engine, names in own.items()}
@@ -210,7 +210,7 @@ def test_an_engine_counts_and_of_its_code_only_that_which_is_used() -> None:
 
 def test_how_many_machines_share_the_work_counts_and_not_which_one_this_is_or_where_they_meet() -> None:
     assert flat(num_machines=2, machine_rank=0, rendezvous="a:1") == flat(num_machines=2, machine_rank=1)
-    one, two = (ingredients_of(Pins(num_processes=2, num_machines=count)) for count in (1, 2))
+    one, two = (inputs_of(Lock(num_processes=2, num_machines=count)) for count in (1, 2))
     assert {name: two.get(name) for name in one.keys() ^ two.keys()} == {"compute.num_machines": 2}
 
 

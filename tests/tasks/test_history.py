@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tasks.cache.history import History
-from tasks.cache.refs import HubPin, Pins
+from tasks.cache.refs import Lock, PinnedCommit
 
 
 def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:
     history = History("sst2")
     history.remember_key("fit", "k")
-    pin = HubPin(name="glue@main", commit="c")
-    history.remember_commits(Pins(data_hub=pin))
+    pin = PinnedCommit(name="glue@main", commit="c")
+    history.remember_commits(Lock(data_hub=pin))
     history.remember_completed({"state": "completed"})
     again = History("sst2")
     assert again.last_key("fit") == "k" and again.last_completed() == {"state": "completed"}
@@ -30,7 +30,7 @@ def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"dataset glue@main": 3}', b"\xff"])
 def test_a_damaged_memory_is_no_memory(home: Path, damage: bytes) -> None:
     history = History("sst2")
-    history.remember_commits(Pins(data_hub=HubPin(name="glue@main", commit="c")))
+    history.remember_commits(Lock(data_hub=PinnedCommit(name="glue@main", commit="c")))
     (home / "recipes" / "sst2" / "commits.json").write_bytes(damage)
     assert history.last_commit("dataset", "glue@main") is None
     (home / "recipes" / "sst2" / "completed.json").write_bytes(damage[:1])

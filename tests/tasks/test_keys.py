@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from flows.pipeline import pipeline
 from tasks.cache import stage as stages
 from tasks.cache.code import Code, Source
-from tasks.cache.refs import Champion, Counted, HubPin, Verdict, Version
+from tasks.cache.refs import Champion, Counted, PinnedCommit, Verdict, Version
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
 from tasks.stages import resolve as resolving
@@ -279,7 +279,7 @@ class Keys:
     def __call__(self, stage: Stage[Any], recipe: Recipe, *inputs: Any) -> Any:
         if stage.name == "resolve":
             return resolving.pin(recipe)
-        self.keys[stage.name] = stage.key(stage.flat_ingredients(recipe, *inputs)[0])
+        self.keys[stage.name] = stage.key(stage.flat_inputs(recipe, *inputs)[0])
         edited = stage.name == self._stage
         digest = f"{stage.name} edited" if edited else stage.name
         if stage.cached:
@@ -352,7 +352,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
     def look_up(task: str, path: str, revision: str | None, history: object) -> Found:
         name = f"{path}@{revision or 'main'}"
-        return Found(HubPin(name=name, commit=hashlib.sha1(name.encode()).hexdigest()))
+        return Found(PinnedCommit(name=name, commit=hashlib.sha1(name.encode()).hexdigest()))
 
     monkeypatch.setattr(resolving, "look_up", look_up)
     monkeypatch.setattr(resolving, "visible_gpus", lambda: [])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
-from tasks.cache.refs import Pins, Ref
+from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Row, Work
 from tasks.jobs.launch import JobFailed, Machines, accelerate_argv, accelerate_environment, predicting
 from tasks.jobs.machines import Helper, Leader, Said, gather, machines_of
@@ -96,7 +96,7 @@ def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     described = [
-        predicting("p", Pins(num_processes=processes, num_machines=machines)).described(Path("job"))
+        predicting("p", Lock(num_processes=processes, num_machines=machines)).described(Path("job"))
         for processes, machines in ((1, 1), (4, 2))
     ]
     alone, launched = (dict(itertools.pairwise(of["argv"])) for of in described)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from tasks.cache.refs import HubPin, Pins
+from tasks.cache.refs import Lock, PinnedCommit
 from tasks.cache.stage import Work
 from tasks.hub.client import told
 from tasks.stages.load_model import load_model
@@ -48,7 +48,9 @@ def recipe() -> Recipe:
 def load(out: Path, commit: str) -> dict[str, bytes]:
     """What the stage leaves in its folder."""
     out.mkdir()
-    load_model.make(Work("k", out, "run"), recipe(), Pins(model_hub=HubPin(name="me/model@main", commit=commit)), None)
+    load_model.make(
+        Work("k", out, "run"), recipe(), Lock(model_hub=PinnedCommit(name="me/model@main", commit=commit)), None
+    )
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 

@@ -143,7 +143,7 @@ def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
     done.put("end", status="FINISHED")
     done.mark((done.folder / OUTBOX).stat().st_size)
     begun("waiting").put("end", status="FINISHED")
-    (home / "runs" / "pins only").mkdir()
+    (home / "runs" / "lock only").mkdir()
     assert [box.run for box in left_by_others("mine")] == ["open", "waiting"]
 
 

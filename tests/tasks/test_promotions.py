@@ -329,6 +329,6 @@ def test_a_run_whose_promotion_is_taken_back_leaves_what_another_has_promoted_si
     work = Work("k", Path(), "run")
     promote.make(work, RECIPE, Version(name="reviews", version="2"), verdict)
     run("3")
-    assert work.take_back is not None
-    work.take_back()
+    assert work.rollback is not None
+    work.rollback()
     assert aliases(client)["live"] == "3"

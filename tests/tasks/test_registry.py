@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.code import git_commit
-from tasks.cache.refs import Pins, Ref, Verdict, Version
+from tasks.cache.refs import Lock, Ref, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.stages.register import LONGEST_DESCRIPTION, register
 from tasks.tracking.connection import connect
@@ -47,7 +47,7 @@ def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_sin
     for decision, accuracy in (("keep", 0.75), ("promote", 0.875)):
         verdict = Verdict.model_validate({"decision": decision, "reason": "of this and that"})
         made = (rows, FITTED, given_to_them, scored(accuracy), None)
-        given = register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, *made)
+        given = register.make(Work("k", Path(), "run"), RECIPE, Lock(), verdict, *made)
         assert given == Version(name="reviews", version="1")
         (version,) = client.search_model_versions("name = 'reviews'")
         assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
@@ -58,7 +58,7 @@ def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_sin
         assert f"(judged) | accuracy | {accuracy:.4f} | {accuracy - 0.02:.4f} to" in version.description
     several = {f"metric-{number}": {"value": 0.5, "low": None, "high": None} for number in range(500)}
     many = Ref(stage="score", key="many", digest="d", figures={"validation": several})
-    register.make(Work("k", Path(), "run"), RECIPE, Pins(), verdict, rows, FITTED, given_to_them, many)
+    register.make(Work("k", Path(), "run"), RECIPE, Lock(), verdict, rows, FITTED, given_to_them, many)
     assert len(client.get_model_version("reviews", "1").description) == LONGEST_DESCRIPTION
 
 

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from tasks.cache.refs import Pins, Ref, Verdict, Version
+from tasks.cache.refs import Lock, Ref, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.registry import promotions
 from tasks.stages.champion import find_champion
@@ -40,7 +40,7 @@ def recipe() -> Recipe:
 def logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions are made as the child program makes them, and no model is logged."""
 
-    def log(work: Work, recipe: Recipe, pins: Pins, run: str, tags: dict[str, str], made: object) -> str:
+    def log(work: Work, recipe: Recipe, lock: Lock, run: str, tags: dict[str, str], made: object) -> str:
         return str(connect().create_model_version("small", "file:///nowhere", tags=tags).version)
 
     monkeypatch.setattr("tasks.stages.register._log_model", log)
@@ -49,7 +49,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> None:
 def registered(work: Work, verdict: Verdict = PROMOTE) -> Version | None:
     """What the stage gives for the model."""
     made = (artifact("load_data", {"labels.json": LABELS}), TRAINED, predictions("validation", [0, 1], [0, 0]), SCORED)
-    given = register.make(work, recipe(), Pins(), verdict, *made)
+    given = register.make(work, recipe(), Lock(), verdict, *made)
     assert given is None or isinstance(given, Version)
     return given
 
@@ -73,18 +73,18 @@ def test_a_version_that_a_killed_run_left_outlives_the_failure_of_the_next_and_a
     tracked: Path,
 ) -> None:
     client, work = two_versions(), Work("key", tracked / "out", "run")
-    assert registered(work) == Version(name="small", version="2") and work.take_back is None
+    assert registered(work) == Version(name="small", version="2") and work.rollback is None
     assert len(client.search_model_versions("name = 'small'")) == 2
     promote.make(work, recipe(), Version(name="small", version="2"), PROMOTE)
-    assert aliases(client) == {"champion": "2"} and work.take_back is not None
+    assert aliases(client) == {"champion": "2"} and work.rollback is not None
     registered(Work("key", tracked / "out", "again"), Verdict(decision="promote", reason="there is no other."))
     assert client.get_model_version("small", "2").tags["finetune.verdict_reason"] == PROMOTE.reason
-    work.take_back()
+    work.rollback()
     assert aliases(client) == {"champion": "1", "challenger": "2"}
     client.create_model_version("small", "file:///nowhere")
     promote.make(work, recipe(), Version(name="small", version="3"), Verdict(decision="keep", reason="perhaps chance."))
     assert aliases(client)["challenger"] == "3"
-    work.take_back()
+    work.rollback()
     assert aliases(client) == {"champion": "1", "challenger": "2"}
 
 
@@ -100,12 +100,12 @@ def test_a_version_is_taken_back_but_not_with_an_alias_of_which_only_the_answer_
 
     for version in ("1", "2"):
         work = Work("key", tracked / "out", "run")
-        assert registered(work) == Version(name="small", version=version) and work.take_back is not None
+        assert registered(work) == Version(name="small", version=version) and work.rollback is not None
         if version == "2":
             monkeypatch.setattr(MlflowClient, "set_registered_model_alias", moved_but_timed_out)
             with pytest.raises(MlflowFailed, match="read timed out"):
                 promote.make(Work("key", tracked, "run"), recipe(), Version(name="small", version=version), PROMOTE)
-        told = work.take_back()
+        told = work.rollback()
         assert told.startswith(f"small version {version} {'was removed again' if version == '1' else 'stays'}")
     (left,) = client.search_model_versions("name = 'small'")
     assert str(left.version) == aliases(client)["champion"] == "2"

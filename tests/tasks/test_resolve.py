@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import constants
 
 from tasks.cache.digests import Digests
-from tasks.cache.refs import Champion, FilePin, HubPin, Pins, Ref
+from tasks.cache.refs import Champion, Lock, PinnedCommit, PinnedFile, Ref
 from tasks.cache.stage import Listener, Work
 from tasks.jobs.hardware import visible_gpus
 from tasks.registry.lineage import pinned
@@ -51,7 +51,7 @@ def recipe_of(data: dict[str, Any], model: dict[str, Any] | None = None, **secti
     )
 
 
-def run(recipe: Recipe, flow_run: str = "flow-1") -> tuple[Pins, list[str]]:
+def run(recipe: Recipe, flow_run: str = "flow-1") -> tuple[Lock, list[str]]:
     heard = Heard()
     return resolve.make(Work("k", Path(), flow_run, (heard,), "resolve"), recipe), heard.messages
 
@@ -92,18 +92,18 @@ def test_a_recipe_that_publishes_without_a_token_is_refused_before_anything_cost
 
 
 def test_files_are_pinned_by_their_content(home: Path, rows: dict[str, Any]) -> None:
-    pins = pin(recipe_of(rows))
-    assert {split: [Path(f.path).name for f in files] for split, files in pins.data_files.items()} == {
+    lock = pin(recipe_of(rows))
+    assert {split: [Path(f.path).name for f in files] for split, files in lock.data_files.items()} == {
         "train": ["train.csv"],
         "validation": ["dev.csv"],
     }
     content = Path(rows["path"], "train.csv").read_bytes()
-    assert pins.data_files["train"][0].sha256 == hashlib.sha256(content).hexdigest()
-    assert pins.mixed_precision in ("no", "bf16", "fp16") and pins.num_processes == 1
+    assert lock.data_files["train"][0].sha256 == hashlib.sha256(content).hexdigest()
+    assert lock.mixed_precision in ("no", "bf16", "fp16") and lock.num_processes == 1
 
 
-def load_key(recipe: Recipe, pins: Pins) -> str:
-    return load_data.key(load_data.flat_ingredients(recipe, pins)[0])
+def load_key(recipe: Recipe, lock: Lock) -> str:
+    return load_data.key(load_data.flat_inputs(recipe, lock)[0])
 
 
 def test_moved_files_are_the_same_data_and_a_changed_cell_is_other_data(home: Path, rows: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
     url = s3.put("one/train.csv", ROWS)
     recipe = recipe_of({**FILES, "path": url})
     (found,) = pin(recipe).data_files["train"]
-    assert found == FilePin(path=url, sha256=hashlib.sha256(ROWS).hexdigest(), size_bytes=len(ROWS))
+    assert found == PinnedFile(path=url, sha256=hashlib.sha256(ROWS).hexdigest(), size_bytes=len(ROWS))
     with opened(found.path, recipe.data) as rows:
         assert rows.read() == ROWS
 
@@ -283,14 +283,14 @@ def write_model(folder: Path, *names: str) -> dict[str, Any]:
 
 
 def test_a_model_folder_is_pinned_without_what_is_not_taken(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
-    pins = pin(recipe_of(rows, write_model(tmp_path / "model")))
-    assert sorted(pins.model_files) == ["config.json", "model.safetensors", "tokenizer.json"]
+    lock = pin(recipe_of(rows, write_model(tmp_path / "model")))
+    assert sorted(lock.model_files) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
 def test_a_moved_model_folder_is_the_same_model(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
     def key(name: str) -> str:
         recipe = recipe_of(rows, {"source": "folder", "path": str(tmp_path / name)})
-        return load_model.key(load_model.flat_ingredients(recipe, pin(recipe), None)[0])
+        return load_model.key(load_model.flat_inputs(recipe, pin(recipe), None)[0])
 
     write_model(tmp_path / "model")
     before = key("model")
@@ -306,7 +306,7 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
     (tmp_path / "model" / "chat_template.jinja").write_text("its own")
     data = Ref(stage="load_data", key="d", digest="d", parts={"train.arrow": "t"})
     from_hub, champion = (
-        HubPin(name="me/model@main", commit="c"),
+        PinnedCommit(name="me/model@main", commit="c"),
         Champion(name="n", version="1", model="m", max_length=9),
     )
 
@@ -318,15 +318,15 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
         laid_over = made.model_files
         every = [(plain, None), (made, data)]
         every += [
-            (Pins(**of, model_files=laid_over), None) for of in ({"model_hub": from_hub}, {"started_from": champion})
+            (Lock(**of, model_files=laid_over), None) for of in ({"model_hub": from_hub}, {"started_from": champion})
         ]
-        return [load_model.key(load_model.flat_ingredients(recipes[0], *one)[0]) for one in every]
+        return [load_model.key(load_model.flat_inputs(recipes[0], *one)[0]) for one in every]
 
     without, first, other = keys(None), keys("a.jinja", "{{ 1 }}"), keys("a.jinja", "{{ 2 }}")
     assert all(len({*three}) == 3 for three in zip(without, first, other, strict=True))
     assert keys("moved.jinja", "{{ 1 }}") == first
     recipe = recipe_of(rows, {"source": "hub", "path": "me/model", "chat_template": "a.jinja"})
-    said = pinned(recipe, Pins(model_hub=from_hub, model_files=pin(recipe_of(rows, folder)).model_files))["model"]
+    said = pinned(recipe, Lock(model_hub=from_hub, model_files=pin(recipe_of(rows, folder)).model_files))["model"]
     assert (said["path"], said["chat_template"]) == ("me/model", str(tmp_path / "a.jinja"))
 
 
@@ -416,9 +416,9 @@ def test_names_on_the_hub_are_pinned_to_commits(hub: Hub, home: Path) -> None:
     model = hub.repo("model", "me/model", WHOLE)
     hub.repos["models", "me/model"].tags["v1.0"] = model
     hub.commit("model", "me/model", {"config.json": b"[]"})
-    pins, said = run(recipe_of(HUB, {"source": "hub", "path": "me/model", "revision": "v1.0"}))
-    assert pins.data_hub == HubPin(name="me/rows@main", commit=rows)
-    assert pins.model_hub == HubPin(name="me/model@v1.0", commit=model)
+    lock, said = run(recipe_of(HUB, {"source": "hub", "path": "me/model", "revision": "v1.0"}))
+    assert lock.data_hub == PinnedCommit(name="me/rows@main", commit=rows)
+    assert lock.model_hub == PinnedCommit(name="me/model@v1.0", commit=model)
     assert said == []
 
 
@@ -429,7 +429,7 @@ def test_a_branch_that_moves_is_other_data_to_the_next_run_and_not_to_a_retry(hu
     moved = hub.commit("dataset", "me/rows", {"rows.csv": b""})
     assert run(recipe)[0] == before
     after, _ = run(recipe, "flow-2")
-    assert after.data_hub == HubPin(name="me/rows@main", commit=moved)
+    assert after.data_hub == PinnedCommit(name="me/rows@main", commit=moved)
     assert load_key(recipe, after) != load_key(recipe, before)
 
 
@@ -468,7 +468,7 @@ def test_a_name_that_the_hub_does_not_give_is_told_with_what_to_do(
 def test_a_token_opens_what_is_private_or_gated(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = hub.repo("dataset", "me/rows", {}, private=True, gated=True)
     monkeypatch.setenv("HF_TOKEN", hub.token("me/rows"))
-    assert pin(recipe_of(HUB)).data_hub == HubPin(name="me/rows@main", commit=commit)
+    assert pin(recipe_of(HUB)).data_hub == PinnedCommit(name="me/rows@main", commit=commit)
 
 
 def test_a_model_that_has_only_pickled_weights_is_told_before_anything_is_loaded(hub: Hub, home: Path) -> None:
@@ -493,10 +493,10 @@ def test_where_the_hub_cannot_be_asked_the_last_commit_of_the_same_name_is_used_
         hub.stop()
     else:
         hub.fault = lambda method, path: 503
-    pins, (note,) = run(recipe_of(HUB), "flow-2")
-    assert pins.data_hub == before.data_hub and pins.data_hub is not None
-    assert load_key(recipe_of(HUB), pins) == load_key(recipe_of(HUB), before)
-    assert "me/rows" in note and pins.data_hub.commit[:12] in note
+    lock, (note,) = run(recipe_of(HUB), "flow-2")
+    assert lock.data_hub == before.data_hub and lock.data_hub is not None
+    assert load_key(recipe_of(HUB), lock) == load_key(recipe_of(HUB), before)
+    assert "me/rows" in note and lock.data_hub.commit[:12] in note
     ((where, message),) = problems(recipe_of({**HUB, "path": "me/others"}))
     assert where == "data.path" and "'me/others' at 'main'" in message
     assert ("unset HF_HUB_OFFLINE" in message) == (how == "offline")
@@ -509,8 +509,8 @@ def test_the_last_commit_of_main_is_known_after_a_run_that_was_pinned_to_another
     before, _ = run(recipe_of(HUB))
     run(recipe_of({**HUB, "revision": older}), "flow-2")
     hub.stop()
-    pins, _ = run(recipe_of(HUB), "flow-3")
-    assert pins.data_hub == before.data_hub and pins.unreachable == ["me/rows"]
+    lock, _ = run(recipe_of(HUB), "flow-3")
+    assert lock.data_hub == before.data_hub and lock.unreachable == ["me/rows"]
 
 
 def test_the_last_commit_does_not_hide_that_a_name_is_gone(hub: Hub, home: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_floor_of_a_column_that_only_another_split_has_is_told(rows: Path) -> 
 
 def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowhere_else() -> None:
     plain, by_length, by_genre = (
-        score.flat_ingredients(recipe(*slices), *MADE)[0] for slices in ((), ("length_bucket",), ("genre",))
+        score.flat_inputs(recipe(*slices), *MADE)[0] for slices in ((), ("length_bucket",), ("genre",))
     )
     read = {name.removeprefix("upstream.") for name in plain if name.startswith("upstream.")}
     of_baseline = {"load_data/train", "tokenize/train", "tokenize/validation", "fit"}
@@ -156,6 +156,6 @@ def test_which_groups_have_a_floor_counts_as_they_must_have_figures_and_its_heig
         *({key: {"accuracy": at}} for key in ("genre", "genre=war") for at in (0.5, 0.6)),
     ]
     none, each, higher, one, one_higher = (
-        score.flat_ingredients(recipe("genre", floors=limits), *MADE)[0] for limits in floors
+        score.flat_inputs(recipe("genre", floors=limits), *MADE)[0] for limits in floors
     )
     assert none != each == higher != one == one_higher != none

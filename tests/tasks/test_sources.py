@@ -99,7 +99,7 @@ OBJECTS = {
 
 def artifact(stage: Stage[Any], *inputs: Any) -> Ref:
     """What the stage makes of the inputs, in the store."""
-    flat, _ = stage.flat_ingredients(*inputs)
+    flat, _ = stage.flat_inputs(*inputs)
     with store.filling(stage.name, stage.key(flat)) as aside:
         figures = stage.make(Work(stage.key(flat), aside, "run"), *inputs)
         return store.publish(aside, stage.name, stage.key(flat), flat, figures)
@@ -116,8 +116,8 @@ def to_tokens(folder: Path, data: dict[str, Any]) -> tuple[Ref, Ref]:
             "tokens": {"max_length": 16},
         }
     )
-    pins = pin(recipe)
-    rows, model = artifact(load_data, recipe, pins), artifact(load_model, recipe, pins, None)
+    lock = pin(recipe)
+    rows, model = artifact(load_data, recipe, lock), artifact(load_model, recipe, lock, None)
     return rows, artifact(tokenize, recipe, rows, model)
 
 
@@ -206,11 +206,11 @@ def test_rows_that_change_between_pin_and_read_are_not_stored_under_the_old_name
     data = {"source": "json", "path": path, "text": ["review"], "label": "mark"}
     model = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
     recipe = parse({"name": "any", "task": "sequence-classification", "data": data, "model": model})
-    pins = pin(recipe)
+    lock = pin(recipe)
     with fsspec.open(path, "wb") as file:
         file.write(as_lines("train") * 2)
     with pytest.raises(UserError, match=r"rows\.jsonl: has changed since this run began: start another one"):
-        artifact(load_data, recipe, pins)
+        artifact(load_data, recipe, lock)
     assert not any((home / "artifacts" / "load_data").iterdir())
 
 
@@ -221,5 +221,5 @@ def test_a_file_that_is_renamed_is_another_only_where_its_name_says_how_to_read_
         data = {"source": "csv", "path": str(tmp_path / name), "text": ["review"], "label": "mark"}
         model = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
         recipe = parse({"name": "any", "task": "sequence-classification", "data": data, "model": model})
-        keys.add(load_data.key(load_data.flat_ingredients(recipe, pin(recipe))[0]))
+        keys.add(load_data.key(load_data.flat_inputs(recipe, pin(recipe))[0]))
     assert len(keys) == 2

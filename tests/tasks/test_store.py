@@ -28,7 +28,7 @@ def test_a_published_artifact_is_found_as_it_was_published(home: Path) -> None:
     ref = make()
     assert store.find("load_data", ref.key) == ref
     assert ref.path == home / "artifacts" / "load_data" / ref.key
-    assert store.ingredients_of("load_data", ref.key) == {"tokens.max_length": 128}
+    assert store.inputs_of("load_data", ref.key) == {"tokens.max_length": 128}
 
 
 def test_what_was_never_published_is_absent_and_leaves_nothing(home: Path) -> None:
@@ -47,7 +47,7 @@ def test_equal_content_has_an_equal_digest_whatever_its_log_and_its_key(home: Pa
     assert "log" not in first.parts
 
 
-ALL_FILES = ["train.arrow", "model/config.json", "log/events.jsonl", "ingredients.json", "manifest.json"]
+ALL_FILES = ["train.arrow", "model/config.json", "log/events.jsonl", "inputs.json", "manifest.json"]
 
 
 @pytest.mark.parametrize("name", ALL_FILES)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.cache.refs import FilePin, Pins, Ref
+from tasks.cache.refs import Lock, PinnedFile, Ref
 from tasks.cache.stage import Work
 from tasks.stages.load_model import load_model
 from tasks.stages.tokenize import tokenize
@@ -37,11 +37,11 @@ def recipe_of(folder: Path, **checks: str) -> Recipe:
     return parse({"name": "test", "task": "sequence-classification", "data": data, "model": model, "tokens": tokens})
 
 
-def loaded(repository: Path, recipe: Recipe, **other: FilePin) -> Path:
+def loaded(repository: Path, recipe: Recipe, **other: PinnedFile) -> Path:
     """The folder that the stage load_model fills from the repository, and with other files over those."""
     MODEL.path.mkdir(parents=True)
-    files = {path.name: FilePin(path=str(path), sha256="") for path in repository.iterdir()} | other
-    load_model.make(Work(MODEL.key, MODEL.path, "run"), recipe, Pins(model_files=files), None)
+    files = {path.name: PinnedFile(path=str(path), sha256="") for path in repository.iterdir()} | other
+    load_model.make(Work(MODEL.key, MODEL.path, "run"), recipe, Lock(model_files=files), None)
     return MODEL.path
 
 
@@ -51,7 +51,7 @@ def test_a_chat_template_of_the_recipe_is_the_tokenizers_byte_for_byte(home: Pat
     repository = save_repository(tmp_path / "it", "llama", chat(), CHAT)
     (tmp_path / "mine.jinja").write_bytes(b"{{ messages[0]['content'] }}\r\n")
     recipe = recipe_of(repository)
-    mine = FilePin(path=str(tmp_path / "mine.jinja"), sha256="")
+    mine = PinnedFile(path=str(tmp_path / "mine.jinja"), sha256="")
     folder = loaded(repository, recipe, **{"chat_template.jinja": mine}) / "tokenizer"
     assert (folder / "chat_template.jinja").read_bytes() == b"{{ messages[0]['content'] }}\r\n"
     theirs = AutoTokenizer.from_pretrained(folder)
@@ -113,7 +113,7 @@ def test_the_stage_tells_what_was_cut_unless_the_recipe_ignores_it(cut: Path, ho
 
 def test_transformers_and_the_models_type_are_ingredients_only_where_a_class_has_a_say(cut: Path) -> None:
     def names() -> set[str]:
-        return set(tokenize.flat_ingredients(recipe_of(cut), DATA, MODEL)[0])
+        return set(tokenize.flat_inputs(recipe_of(cut), DATA, MODEL)[0])
 
     def by_class(names: set[str]) -> set[str]:
         return names & {

@@ -96,7 +96,7 @@ def test_a_run_has_its_parameters_tags_figures_files_and_data(tracked: Path) -> 
         "load_data/labels": 2.0,
         "load_data/inner/x": 1.5,
     }
-    shown = ["1.log", "events.jsonl", "ingredients.json", "report.json"]
+    shown = ["1.log", "events.jsonl", "inputs.json", "report.json"]
     assert files(run) == [*(f"load_data/{name}" for name in shown), "recipe.yaml"]
     (data,) = run.inputs.dataset_inputs
     assert (data.dataset.name, json.loads(data.dataset.source)) == ("data", {"uri": ref.location})

@@ -10,45 +10,45 @@ import pytest
 
 from tasks.cache import store
 from tasks.cache.history import History
-from tasks.cache.planner import UNKNOWN, Foreseen, Looking, Perhaps, differences
-from tasks.cache.stage import Ingredients, Stage, Work, action, stage
+from tasks.cache.planner import UNKNOWN, PlannedStage, Planner, Repeatable, differences
+from tasks.cache.stage import Inputs, Stage, Work, action, stage
 
 calls: list[str] = []
 
 
-def ingredients(length: int) -> Ingredients:
-    return Ingredients({"tokens": {"max_length": length}})
+def inputs(length: int) -> Inputs:
+    return Inputs({"tokens": {"max_length": length}})
 
 
-@stage(ingredients, may_repeat=True)
+@stage(inputs, may_repeat=True)
 def tokenize(work: Work, length: int) -> Mapping[str, Any]:
-    raise AssertionError("looking makes nothing")
+    raise AssertionError("planner makes nothing")
 
 
-@stage(lambda above, rate=1: Ingredients({"upstream": {"tokenize": above.digest}, "rate": rate}))
+@stage(lambda above, rate=1: Inputs({"upstream": {"tokenize": above.digest}, "rate": rate}))
 def fit(work: Work, above: Any, rate: int = 1) -> Mapping[str, Any]:
-    raise AssertionError("looking makes nothing")
+    raise AssertionError("planner makes nothing")
 
 
-@stage(lambda above: Ingredients({"upstream": {"fit": above.digest}}))
+@stage(lambda above: Inputs({"upstream": {"fit": above.digest}}))
 def predict(work: Work, above: Any) -> Mapping[str, Any]:
-    raise AssertionError("looking makes nothing")
+    raise AssertionError("planner makes nothing")
 
 
-@stage(lambda above: Ingredients({"upstream": {"tokenize": above.digest}}), where="there is a champion")
+@stage(lambda above: Inputs({"upstream": {"tokenize": above.digest}}), where="there is a champion")
 def compare(work: Work, above: Any) -> Mapping[str, Any]:
-    raise AssertionError("looking makes nothing")
+    raise AssertionError("planner makes nothing")
 
 
-@action(lambda: Ingredients({"recipe": 1}), foreseeable=True)
+@action(lambda: Inputs({"recipe": 1}), read_only=True)
 def resolve(work: Work) -> int:
     calls.append(work.run)
     return 128
 
 
-@action(lambda value: Ingredients({"value": getattr(value, "digest", value)}))
+@action(lambda value: Inputs({"value": getattr(value, "digest", value)}))
 def publish(work: Work, value: Any) -> str:
-    raise AssertionError("looking acts on nothing")
+    raise AssertionError("planner acts on nothing")
 
 
 def publish_tokens(length: int) -> Any:
@@ -57,7 +57,7 @@ def publish_tokens(length: int) -> Any:
 
 
 def publish_output(of: Stage[Any], *inputs: Any) -> Any:
-    flat, _ = of.flat_ingredients(*inputs)
+    flat, _ = of.flat_inputs(*inputs)
     key = of.key(flat)
     with store.filling(of.name, key) as aside:
         (aside / "train.arrow").write_text(str(inputs))
@@ -66,10 +66,10 @@ def publish_output(of: Stage[Any], *inputs: Any) -> Any:
     return ref
 
 
-def look(of: Stage[Any], *inputs: Any, force: frozenset[str] = frozenset()) -> tuple[Any, Foreseen]:
-    looking = Looking("recipe", force)
-    result = looking(of, *inputs)
-    return result, looking.rows[0]
+def look(of: Stage[Any], *inputs: Any, force: frozenset[str] = frozenset()) -> tuple[Any, PlannedStage]:
+    planner = Planner("recipe", force)
+    result = planner(of, *inputs)
+    return result, planner.rows[0]
 
 
 def test_a_stage_that_never_ran_will_run(home: Path) -> None:
@@ -111,26 +111,26 @@ def test_a_forced_stage_will_run_and_what_it_gives_is_not_known(home: Path) -> N
 
 
 def test_everything_below_a_stage_that_will_run_runs_too_and_says_so(home: Path) -> None:
-    looking = Looking("recipe")
-    tokens = looking(tokenize, 128)
-    trained = looking(fit, tokens)
-    looking(publish, trained)
-    assert [(row.name, row.state, row.key is None) for row in looking.rows] == [
+    planner = Planner("recipe")
+    tokens = planner(tokenize, 128)
+    trained = planner(fit, tokens)
+    planner(publish, trained)
+    assert [(row.name, row.state, row.key is None) for row in planner.rows] == [
         ("tokenize", "will run", False),
         ("fit", "will run", True),
         ("publish", "will run", True),
     ]
-    assert looking.rows[1].reasons == ("tokenize runs before it",)
+    assert planner.rows[1].reasons == ("tokenize runs before it",)
 
 
 def walk_after_a_run(length: int, rate: int = 1) -> dict[str, tuple[str, str]]:
     """State and reason of each stage, where a run with length 128 and rate 1 has completed."""
     publish_output(predict, publish_output(fit, publish_tokens(128)))
-    looking = Looking("recipe")
-    trained = looking(fit, looking(tokenize, length), rate)
-    looking(publish, looking(predict, trained))
-    assert all(row.key is None for row in looking.rows if row.state == "may run")
-    return {row.name: (row.state, "; ".join(row.reasons)) for row in looking.rows}
+    planner = Planner("recipe")
+    trained = planner(fit, planner(tokenize, length), rate)
+    planner(publish, planner(predict, trained))
+    assert all(row.key is None for row in planner.rows if row.state == "may run")
+    return {row.name: (row.state, "; ".join(row.reasons)) for row in planner.rows}
 
 
 def test_below_a_stage_that_may_give_the_same_again_a_stage_may_run_and_says_when(home: Path) -> None:
@@ -155,11 +155,11 @@ def test_below_a_training_that_runs_everything_runs(home: Path) -> None:
 
 def test_an_action_below_may_act_if_the_last_run_did_the_same(home: Path) -> None:
     History("recipe").remember_key("publish", publish.key({"value": "x"}))
-    last = Perhaps("x")
-    looking = Looking("recipe")
-    looking(tokenize, 128)
-    assert isinstance(looking(publish, last), Perhaps) and looking(publish, UNKNOWN) is UNKNOWN
-    assert [row.state for row in looking.rows] == ["will run", "may run", "will run"]
+    last = Repeatable("x")
+    planner = Planner("recipe")
+    planner(tokenize, 128)
+    assert isinstance(planner(publish, last), Repeatable) and planner(publish, UNKNOWN) is UNKNOWN
+    assert [row.state for row in planner.rows] == ["will run", "may run", "will run"]
 
 
 def test_a_foreseeable_action_is_called_without_a_run(home: Path) -> None:
@@ -169,10 +169,10 @@ def test_a_foreseeable_action_is_called_without_a_run(home: Path) -> None:
 
 
 def test_a_stage_that_is_not_always_run_may_run_where_that_is_not_known(home: Path) -> None:
-    looking = Looking("recipe")
-    rival = looking(compare, looking(tokenize, 128))
+    planner = Planner("recipe")
+    rival = planner(compare, planner(tokenize, 128))
     assert rival is UNKNOWN
-    assert (looking.rows[1].state, looking.rows[1].reasons) == ("may run", ("where there is a champion",))
+    assert (planner.rows[1].state, planner.rows[1].reasons) == ("may run", ("where there is a champion",))
 
 
 def test_an_action_is_done_when_the_last_run_did_the_same(home: Path) -> None:
@@ -184,14 +184,14 @@ def test_an_action_is_done_when_the_last_run_did_the_same(home: Path) -> None:
     assert look(publish, 2)[1].state == "will run"
 
 
-def test_looking_creates_nothing(home: Path) -> None:
-    looking = Looking("recipe")
-    length = looking(resolve)
-    looking(fit, looking(tokenize, length))
+def test_a_planner_creates_nothing(home: Path) -> None:
+    planner = Planner("recipe")
+    length = planner(resolve)
+    planner(fit, planner(tokenize, length))
     assert list(home.iterdir()) == []
     ref = publish_tokens(128)
     before = sorted(home.rglob("*"))
-    assert Looking("recipe")(tokenize, 128) == ref
+    assert Planner("recipe")(tokenize, 128) == ref
     assert sorted(home.rglob("*")) == before
 
 

@@ -24,10 +24,10 @@ from pydantic import BaseModel
 
 import tasks
 from tasks.cache import store
-from tasks.cache.executor import Running
+from tasks.cache.executor import Executor
 from tasks.cache.history import History
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Ingredients, Listener, Row, Stage, Work, action, stage
+from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import JobFailed, python_argv
 from training.jobs.protocol import Job, Outcome, sha256, write_atomically
@@ -37,11 +37,11 @@ ROOT = str(Path(tasks.__path__[0]).parent)
 calls: list[str] = []
 
 
-def ingredients(text: str) -> Ingredients:
-    return Ingredients({"text": text})
+def inputs(text: str) -> Inputs:
+    return Inputs({"text": text})
 
 
-@stage(ingredients)
+@stage(inputs)
 def write(work: Work, text: str) -> Mapping[str, Any]:
     calls.append(text)
     (work.out / "text.txt").write_text(text)
@@ -54,7 +54,7 @@ def write(work: Work, text: str) -> Mapping[str, Any]:
     return {"characters": len(text)}
 
 
-@action(ingredients)
+@action(inputs)
 def act(work: Work, text: str) -> str:
     calls.append(text)
     if text == "nothing to do":
@@ -66,19 +66,19 @@ class Said(BaseModel):
     text: str
 
 
-@stage(ingredients)
+@stage(inputs)
 def child(work: Work, text: str) -> Mapping[str, Any]:
     calls.append(text)
     return run_child(work, "no.such.program", python_argv("no.such.program"), settings={"text": text}, inputs={})
 
 
-@action(ingredients)
+@action(inputs)
 def act_by_child(work: Work, text: str) -> Mapping[str, Any]:
     return run_child(work, "no.such.program", python_argv("no.such.program"), settings={"text": text}, inputs={})
 
 
-def incomputable(text: str) -> Ingredients:
-    return Ingredients({"text": object()})
+def incomputable(text: str) -> Inputs:
+    return Inputs({"text": object()})
 
 
 @stage(incomputable)
@@ -131,7 +131,7 @@ def run(
 
     def body() -> None:
         ids.append(str(flow_run.get_id()))
-        walk = Running("recipe", ids[0], listeners, frozenset(force))
+        walk = Executor("recipe", ids[0], listeners, frozenset(force))
         walks.append(walk)
         results.extend(walk(stage, text) for stage, text in steps)
 
@@ -202,7 +202,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "an added file": lambda place: (place / "odd.txt").write_text("x"),
     "a flipped byte in the manifest": lambda place: flip(place / store.MANIFEST),
     "a missing manifest": lambda place: (place / store.MANIFEST).unlink(),
-    "missing ingredients": lambda place: (place / store.INGREDIENTS).unlink(),
+    "missing inputs": lambda place: (place / store.INPUTS).unlink(),
     "an emptied folder": empty_the_folder,
 }
 
@@ -274,7 +274,7 @@ def finish(key: str, home: Path) -> Path:
 
 
 def key_of(of: Stage[Any], text: str) -> str:
-    return of.key(of.flat_ingredients(text)[0])
+    return of.key(of.flat_inputs(text)[0])
 
 
 def test_a_job_that_had_finished_is_published_as_resumed_and_its_folder_removed(home: Path) -> None:
@@ -335,10 +335,10 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from prefect import flow
-from tasks.cache.executor import Running
-from tasks.cache.stage import Ingredients, Listener, stage
+from tasks.cache.executor import Executor
+from tasks.cache.stage import Inputs, Listener, stage
 
-@stage(lambda: Ingredients({"slow": True}))
+@stage(lambda: Inputs({"slow": True}))
 def slow(work):
     with open("made", "a") as made:
         made.write("x")
@@ -353,7 +353,7 @@ class Say(Listener):
 
 @flow(name="slow")
 def main():
-    Running("recipe", sys.argv[2], (Say(),))(slow)
+    Executor("recipe", sys.argv[2], (Say(),))(slow)
 """
 
 
@@ -394,20 +394,20 @@ def test_when_the_one_that_makes_it_is_killed_the_next_makes_it(home: Path, tmp_
     assert (tmp_path / "made").read_text() == "xx"
 
 
-@action(ingredients, gives=Said)
+@action(inputs, gives=Said)
 def act_and_take_back(work: Work, text: str) -> Said:
-    def take_back() -> str:
+    def rollback() -> str:
         if text == "stuck":
             raise OSError("it is away")
         calls.append(f"not {text}")
         return f"{text} was taken back"
 
     calls.append(text)
-    work.take_back = take_back
+    work.rollback = rollback
     return Said(text=text)
 
 
-@action(ingredients)
+@action(inputs)
 def fail(work: Work, text: str) -> None:
     raise {"mistake": UserError([Problem(kind="hub", where="there", message="no.")]), "stop": KeyboardInterrupt()}[text]
 
@@ -416,7 +416,7 @@ def run_together(*steps: tuple[Stage[Any], str]) -> list[dict[str, Any]]:
     """Runs actions that belong together; gives the events that their listeners are told of, also where one fails."""
 
     def body() -> None:
-        walk = Running("recipe", str(flow_run.get_id()), (log,))
+        walk = Executor("recipe", str(flow_run.get_id()), (log,))
         with walk.together():
             for stage, text in steps:
                 walk(stage, text)
