@@ -161,7 +161,7 @@ def make_world(task: str, home: Path) -> Path:
         "config": recipe.model.config,
         "seed": recipe.model.seed,
         "texts": asked.texts,
-        "writes": asked.task_type.writes,
+        "writes": asked.task_type.generates_text,
     }
     job = Job(
         program="training.programs.create_model", key="base", settings=settings, inputs={"data": str(home / "data")}

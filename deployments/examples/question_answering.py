@@ -64,7 +64,7 @@ class ExtractiveQA(TaskType):
     columns: ClassVar = {
         "question": Column("text"),
         "context": Column("text"),
-        "answers": Column("value", said=True),
+        "answers": Column("value", target=True),
     }
     checks: ClassVar = {"answers": "error", "answer_start": "error"}
     auto_class = "AutoModelForQuestionAnswering"

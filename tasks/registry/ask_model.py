@@ -74,7 +74,7 @@ def rows_of(model: Asked, given: Sequence[str]) -> list[list[str]]:
     """
     columns = task_types.class_of(model.task["task"]).columns
     all_of_them = list(model.columns)
-    needed = [name for name in all_of_them if not (columns[name].optional and columns[name].blank)]
+    needed = [name for name in all_of_them if not (columns[name].optional and columns[name].may_be_empty)]
     for names in (all_of_them, needed):
         if names and not len(given) % len(names):
             starts = range(0, len(given), len(names))

@@ -47,7 +47,7 @@ def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
     from training import task_types
 
     say, folder = job.settings, Path(job.inputs["model"])
-    task_type = task_types.of(say)
+    task_type = task_types.from_settings(say)
     rows, stored = _probes(task_type, job)
     shown = rows.select(say["inputs"])
     mlflow.set_experiment(say["experiment"])
@@ -137,7 +137,7 @@ def _probes(task_type: TaskType, job: Job) -> tuple[pa.RecordBatch, list[dict[st
     say = job.settings
     with pa.memory_map(job.inputs["rows"]) as file:
         rows = pa.ipc.open_file(file).get_batch(0).slice(0, say["probes"])
-    said = {name for name, column in task_type.columns.items() if column.said}
+    said = {name for name, column in task_type.columns.items() if column.target}
     rows = rows.select([name for name in rows.schema.names if name in said.union(say["inputs"])])
     answers = pq.read_table(job.inputs["predictions"]).slice(0, rows.num_rows)
     return rows, task_type.to_records(answers, say["labels"])

@@ -31,9 +31,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training import task_types
 
     say = job.settings
-    task_type = task_types.of(say)
+    task_type = task_types.from_settings(say)
     forms = {of: task_type.columns[name].form for name, of in say["columns"].items()}
-    blank = {of for name, of in say["columns"].items() if task_type.columns[name].blank}
+    blank = {of for name, of in say["columns"].items() if task_type.columns[name].may_be_empty}
     optional = {of for name, of in say["columns"].items() if task_type.columns[name].optional} & blank
     if "rows" in say:
         rows = [_values(row, forms, blank) for row in say["rows"]]

@@ -22,7 +22,7 @@ class Served(mlflow.pyfunc.PythonModel):
         from training.engine.serving import Asker
 
         say, folder = context.model_config, Path(context.artifacts["model"])
-        self._asker = Asker(task_types.of(say), folder, folder, say["max_length"])
+        self._asker = Asker(task_types.from_settings(say), folder, folder, say["max_length"])
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """An answer a row. Without types: from them MLflow would make a signature of its own."""

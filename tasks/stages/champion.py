@@ -55,8 +55,8 @@ def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion)
                 "labels": data.parts["labels.json"],
             },
         },
-        code=["training.programs.predict_champion", *task_types.code(recipe.task)],
-        named=task_types.named(recipe.task),
+        code=["training.programs.predict_champion", *task_types.code_modules(recipe.task)],
+        named=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
     )
 

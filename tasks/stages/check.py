@@ -121,7 +121,7 @@ def _learnt(recipe: Recipe, rows: Path, out: Path) -> Path:
     from training.programs.create_model import SPECIAL, learner, texts
 
     asked = asked_of(recipe)
-    learn, size = learner(writes=asked.task_type.writes), (recipe.model.config or {})["vocab_size"]
+    learn, size = learner(writes=asked.task_type.generates_text), (recipe.model.config or {})["vocab_size"]
     learnt = learn(lambda: texts(rows / "train.arrow", asked.texts), size)
     out.mkdir()
     learnt.save(str(out / "tokenizer.json"))

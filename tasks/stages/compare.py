@@ -81,7 +81,7 @@ def _test(recipe: Recipe, predictions: Ref, rival: Ref | None) -> dict[str, Any]
 def _named(recipe: Recipe) -> dict[str, str]:
     """The user's code that a comparison runs, by recipe field."""
     metrics = {f"evaluation.metrics[{index}]": name for index, name in enumerate(_metrics(recipe))}
-    return task_types.named(recipe.task) | metrics
+    return task_types.user_code(recipe.task) | metrics
 
 
 def inputs(
@@ -119,7 +119,7 @@ def inputs(
                 **({"predict_champion": rival.digest} if rival else baseline_upstream([split], data, tokens, trained)),
             },
         },
-        code=["training.programs.compare", *task_types.code(recipe.task)],
+        code=["training.programs.compare", *task_types.code_modules(recipe.task)],
         named=_named(recipe),
         libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
     )

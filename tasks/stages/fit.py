@@ -65,7 +65,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
         },
         code=[
             "training.programs.fit",
-            *task_types.code(recipe.task),
+            *task_types.code_modules(recipe.task),
             distributed.STRATEGIES[strategy],
             *_engine_code(recipe),
         ],
@@ -139,7 +139,7 @@ def _named(recipe: Recipe) -> dict[str, str]:
     checkpoint.
     """
     training = recipe.training
-    named = task_types.named(recipe.task)
+    named = task_types.user_code(recipe.task)
     named |= {
         f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")
     }

@@ -24,7 +24,7 @@ NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
 def inputs(recipe: Recipe, lock: Lock) -> Inputs:
     """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
     data, asked = recipe.data, asked_of(recipe)
-    columns = {column.name: column.form + " or nothing" * column.blank for column in asked.columns}
+    columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in asked.columns}
     code, named, options = code_for_rows(recipe)
     read = data.model_dump(exclude=NOT_READ)
     read["checks"].pop("truncated", None)  # another stage's

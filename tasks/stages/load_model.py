@@ -46,7 +46,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
             {
                 "model": model.model_dump(include={"config", "seed"}),
                 "texts": asked.texts,
-                "writes": asked.task_type.writes,
+                "writes": asked.task_type.generates_text,
                 "upstream": {"load_data": data.parts["train.arrow"]},
                 **laid_over,
             },
@@ -90,7 +90,7 @@ def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
             "config": recipe.model.config,
             "seed": recipe.model.seed,
             "texts": asked.texts,
-            "writes": asked.task_type.writes,
+            "writes": asked.task_type.generates_text,
         },
         inputs={"data": data.path},
     )

@@ -29,8 +29,8 @@ def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Inputs:
                 **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in splits},
             },
         },
-        code=["training.programs.predict", *task_types.code(recipe.task)],
-        named=task_types.named(recipe.task),
+        code=["training.programs.predict", *task_types.code_modules(recipe.task)],
+        named=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "pyarrow"),
     )
 

@@ -46,8 +46,8 @@ def inputs(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Re
                 "predict": predictions.digest,
             },
         },
-        code=["training.programs.score", *task_types.code(recipe.task)],
-        named=task_types.named(recipe.task)
+        code=["training.programs.score", *task_types.code_modules(recipe.task)],
+        named=task_types.user_code(recipe.task)
         | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
     )

@@ -43,7 +43,7 @@ def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
         },
     }
     libraries = ("tokenizers", "pyarrow", *task_type.libraries)
-    code, named = task_types.code(recipe.task), task_types.named(recipe.task)
+    code, named = task_types.code_modules(recipe.task), task_types.user_code(recipe.task)
     if _in_process(model):
         return Inputs(values, code=["training.tokenization.token_files", *code], named=named, libraries=libraries)
     config = read_json(model.path / "model" / "config.json")

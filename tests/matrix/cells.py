@@ -242,7 +242,7 @@ class Exported:
         from training import task_types
 
         self.settings, self.folder = Job.read(job).settings, _model(job)
-        self.task_type, self._job, self._world = task_types.of(self.settings), job, world
+        self.task_type, self._job, self._world = task_types.from_settings(self.settings), job, world
 
     def files(self) -> str:
         """One safetensors file, its configuration, and the tokenizer's files byte for byte; no pickle."""

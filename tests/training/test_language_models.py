@@ -83,7 +83,7 @@ def test_documents_are_packed_without_a_gap_and_nobody_is_asked_for_the_first_to
     ]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0], [0, 1, 0, 1, 0, 0], [0, 1, 2, 0, 0, 1]]
     assert batch["input_ids"][:, 4:].tolist() == [[5, 9], [8, 9], [9, 9]]
-    assert task.targets(batch) == 8
+    assert task.target_count(batch) == 8
 
 
 def test_windows_have_all_of_a_document_in_its_row_and_one_without_tokens_has_a_row_too() -> None:
@@ -97,7 +97,7 @@ def test_windows_have_all_of_a_document_in_its_row_and_one_without_tokens_has_a_
         ]
         assert rows.targets.tolist() == [2, 2, 0, 1, 0, 2, 0, 0]
         assert rows.tokens.tolist() == [7, 2, 0, 4, 1]
-    assert task.targets(task.collator(WORDS, 1)([rows[2], rows[4]])) == 0
+    assert task.target_count(task.collator(WORDS, 1)([rows[2], rows[4]])) == 0
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

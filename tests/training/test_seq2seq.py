@@ -164,7 +164,7 @@ def test_batches_are_those_of_data_collator_for_seq2seq_and_the_models_decoder_b
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with torch.inference_mode():
         assert torch.equal(task.forward(model, ours).logits, model(**theirs, decoder_input_ids=decoder).logits)
-    assert task.targets(ours) == sum(len(row["label"]) for row in some)
+    assert task.target_count(ours) == sum(len(row["label"]) for row in some)
 
 
 def test_losses_add_up_to_the_models_own_and_are_smoothed_as_the_trainer_smooths(world: Path) -> None:

@@ -241,7 +241,7 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     assert (len(train), train.targets.tolist()) == (1, [2])
     assert validation.targets.tolist() == [0, 2] and validation.lengths.tolist() == [9, 9]
     batch = KIND.collator(load_tokenizer(folder), 1)([validation[0]])
-    assert KIND.targets(batch) == 0 and (batch["labels"] == IGNORED).all()
+    assert KIND.target_count(batch) == 0 and (batch["labels"] == IGNORED).all()
     more = write_rows(tmp_path / "more", train=[long])
     for task in (KIND, SupervisedFineTuning({"packing": False})):
         with pytest.raises(UserError, match="8 leaves nothing of an answer in any row of train"):
@@ -289,9 +289,9 @@ def test_a_packed_conversation_gets_the_logits_and_the_loss_that_it_gets_alone(t
             mine = KIND.forward(model, batch)["logits"]
             length = int(alone.lengths[row])
             assert (logits[0, start : start + length] - mine[0, :length]).abs().max() < 1e-6
-            total += float(loss(mine, batch["labels"])) * KIND.targets(batch)
-    assert KIND.targets(together) == sum(packed.targets) == sum(alone.targets)
-    assert float(loss(logits, together["labels"])) == pytest.approx(total / KIND.targets(together), rel=1e-6)
+            total += float(loss(mine, batch["labels"])) * KIND.target_count(batch)
+    assert KIND.target_count(together) == sum(packed.targets) == sum(alone.targets)
+    assert float(loss(logits, together["labels"])) == pytest.approx(total / KIND.target_count(together), rel=1e-6)
 
 
 def test_a_question_ends_as_its_template_has_it_also_with_the_token_that_ends_texts(tmp_path: Path) -> None:

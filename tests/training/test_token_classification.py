@@ -204,11 +204,11 @@ def test_a_batch_without_any_target_costs_nothing_and_is_still_a_number(tmp_path
     empty = KIND.collator(load_tokenizer(pieces), 1)([rows[1]])
     logits = torch.randn(1, 2, 5, requires_grad=True)
     loss(logits, empty["labels"]).backward()
-    assert KIND.targets(empty) == 0 and torch.equal(logits.grad, torch.zeros(1, 2, 5))
+    assert KIND.target_count(empty) == 0 and torch.equal(logits.grad, torch.zeros(1, 2, 5))
     every = KIND.collator(load_tokenizer(pieces), 1)([rows[number] for number in range(3)])
     logits = torch.randn(3, 7, 5)
     usual = torch.nn.functional.cross_entropy(logits.flatten(0, 1), every["labels"].flatten())
-    assert torch.allclose(loss(logits, every["labels"]), usual) and KIND.targets(every) == 5
+    assert torch.allclose(loss(logits, every["labels"]), usual) and KIND.target_count(every) == 5
     batches = LengthGroupedBatches(rows.lengths, 1, targets=rows.targets)
     assert sorted(batches.targets_of_step(step) for step in range(3)) == [1, 1, 4]  # a divisor
 

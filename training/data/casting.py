@@ -229,7 +229,7 @@ def _stored(values: pa.Array, column: Stored, names: tuple[str, ...]) -> pa.Arra
     if column.form == "label":
         values = with_names(values, names)
     values = values.cast(AS_WRITTEN[column.form], safe=False)
-    if column.blank and values.null_count and column.form in ("text", "texts"):
+    if column.may_be_empty and values.null_count and column.form in ("text", "texts"):
         values = pc.coalesce(values, pa.scalar("" if column.form == "text" else [], values.type))
     return values
 

@@ -38,7 +38,7 @@ class Found:
 def blank_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
     """Texts that are empty or white space, and other values that are missing: the model would learn from nothing."""
     for column in asked.contents:
-        if not column.blank:
+        if not column.may_be_empty:
             yield f"has no {_WORDS.get(column.form, 'value')} in column {column.of!r}", _missing(rows, column)
         if column.form == "texts":
             yield f"has an empty text in column {column.of!r}", _with_blank(rows.column(column.name))
@@ -64,7 +64,7 @@ def long_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
 def missing_label(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
     """Labels that are null, empty or white space. A list of none is a value like others."""
     for column in asked.columns:
-        if column.is_label and not column.said:
+        if column.is_label and not column.target:
             yield f"has no label in column {column.of!r}", _missing(rows, column)
         if column.form == "labels":
             yield f"has an empty label in column {column.of!r}", _with_blank(rows.column(column.name))

@@ -192,12 +192,12 @@ class _Reading:
             return [], {}, _told(found)
         parts = [survey for survey in self.surveys.values() if survey is train or survey.held_out is not None]
         seen = in_order({label for survey in parts for label in survey.labels})
-        stored = train.named or self.asked.task_type.order(seen) or ()
+        stored = train.named or self.asked.task_type.label_order(seen) or ()
         try:
             names, places = label_places(self.asked.data.label_names, stored, seen)
         except UserError as error:
             return [], {}, _told([*found, *error.problems])
-        if (column := self.asked.labels) and (misfit := self.asked.task_type.misfit(names)):
+        if (column := self.asked.labels) and (misfit := self.asked.task_type.incompatible_label(names)):
             label, why = misfit
             first = next((survey.first[label] for survey in parts if label in survey.first), column.field)
             found.append(Problem(kind="data", where=first, message=f"label {label!r} {why}"))

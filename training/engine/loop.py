@@ -175,7 +175,7 @@ class Loop:
         for piece in range(1, pieces + 1):
             batch = next(batches)
             self.oracle.trains(step, batch)
-            weight = self.task.task_type.targets(batch) * pieces * self.ranks / self.batches.targets_of_step(step)
+            weight = self.task.task_type.target_count(batch) * pieces * self.ranks / self.batches.targets_of_step(step)
             with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
                 loss = self.loss_and_outputs(self.model, batch)[0] * weight / pieces
                 self.accelerator.backward(loss)
@@ -217,7 +217,7 @@ class Loop:
             loss, outputs = self.loss_and_outputs(self.task.model, batch)
             return (
                 loss,
-                self.task.task_type.targets(batch),
+                self.task.task_type.target_count(batch),
                 self.task.task_type.predictions(self.task.model, outputs, batch),
             )
 

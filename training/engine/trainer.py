@@ -157,7 +157,7 @@ class ExactTrainer(Trainer):
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
-                return loss, task_type.targets(inputs), task_type.predictions(self.model, outputs, inputs)
+                return loss, task_type.target_count(inputs), task_type.predictions(self.model, outputs, inputs)
 
         def tell(done: int) -> None:
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -195,7 +195,7 @@ class ExactTrainer(Trainer):
         The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's targets only
         where all of these have equally many.
         """
-        targets = self._task.task_type.targets(inputs)
+        targets = self._task.task_type.target_count(inputs)
         own = super().compute_loss if self._task.loss is None else self._other_loss
         loss = own(model, inputs, *more, **named)
         if not model.training:

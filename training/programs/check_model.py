@@ -39,13 +39,13 @@ def check(settings: Mapping[str, Any]) -> None:
     from training import task_types
     from training.models import adapters, loading
 
-    task_type = task_types.of(settings)
+    task_type = task_types.from_settings(settings)
     network = build(settings["config"], settings["field"], task_type, settings["labels"])
     if network is None:
         return
     problems: list[Problem] = []
     try:
-        loading.require_places(network, max_length=settings["max_length"], **task_type.lengths())
+        loading.require_places(network, max_length=settings["max_length"], **task_type.position_limits())
     except UserError as error:
         problems += error.problems
     if settings["lora"]:

@@ -51,7 +51,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training import task_types
 
     say, split = job.settings, job.settings["split"]
-    task_type = task_types.of(say)
+    task_type = task_types.from_settings(say)
     new = read(task_type, Path(job.inputs["predictions"], f"{split}.parquet"), say["labels"])
     if say["champion"] is None:
         constant = _best_constant(task_type, job)

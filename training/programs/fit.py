@@ -108,7 +108,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     settings = job.settings
     asked, labels, compute = settings["training"], settings["labels"], settings["compute"]
     training = divided(asked, settings["batch_division"])
-    task_type = task_types.of(settings).while_training(compute)
+    task_type = task_types.from_settings(settings).while_training(compute)
     tokenizer = loading.load_tokenizer(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]))
     network = loading.load_for_training(
         task_type,

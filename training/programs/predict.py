@@ -41,7 +41,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     device = ranks.meet()
     loading.make_deterministic()
-    task_type = task_types.of(job.settings)
+    task_type = task_types.from_settings(job.settings)
     folder = Path(job.inputs["model"])
     tokenizer = loading.load_tokenizer(folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())

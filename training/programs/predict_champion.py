@@ -35,7 +35,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     device = ranks.meet()
     loading.make_deterministic()
     say, split, labels = job.settings, job.settings["split"], job.settings["labels"]
-    task_type = task_types.of(say)
+    task_type = task_types.from_settings(say)
     folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
     require_task(task_type, say["task"], folder, say["champion"])
 

@@ -70,7 +70,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.evaluation import plots
     from training.evaluation.baseline import best, values
 
-    task_type, labels = task_types.of(job.settings), job.settings["labels"]
+    task_type, labels = task_types.from_settings(job.settings), job.settings["labels"]
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))

@@ -26,7 +26,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     events.progress(phase="tokenizer")
     encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), job.settings["max_length"])
     return write(
-        task_types.of(job.settings),
+        task_types.from_settings(job.settings),
         Path(job.inputs["data"]),
         encoder,
         job_dir / OUTPUT,

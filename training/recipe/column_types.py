@@ -33,9 +33,9 @@ class Column:
     messages. Of a task type's columns one at most is of labels."""
     optional: bool = False
     """Whether rows may be without it: it is read where the recipe names it."""
-    blank: bool = False
+    may_be_empty: bool = False
     """Whether a row may have nothing in it: an empty text or list is stored then, and no number or value (null)."""
-    said: bool = False
+    target: bool = False
     """Whether it is what the model shall say, as labels are, and as what is called `label` is."""
 
 
@@ -51,7 +51,7 @@ class RowSpecification:
     checks: ClassVar[Mapping[str, Level]] = {}
     """The checks of single rows that `faults` makes beside those of all task types, and what becomes of what they find
     unless `data.checks` says else."""
-    writes: ClassVar[bool] = False
+    generates_text: ClassVar[bool] = False
     """Whether its models write texts. One that is made from nothing then has a tokenizer that keeps texts as they are;
     else one to which case and accents make no other word."""
 
@@ -70,12 +70,12 @@ class RowSpecification:
         """
         return iter(())
 
-    def order(self, labels: Sequence[str]) -> list[str] | None:
+    def label_order(self, labels: Sequence[str]) -> list[str] | None:
         """All these labels of the training rows in the order of the model's outputs, where neither the recipe nor the
         source names them. None for the order they come in: by value where all are whole numbers, else by spelling."""
         return None
 
-    def misfit(self, labels: Sequence[str]) -> tuple[str, str] | None:
+    def incompatible_label(self, labels: Sequence[str]) -> tuple[str, str] | None:
         """One of all labels in order, whoever named them, that cannot stand beside the others, and why, in words that
         follow "label 'x'"; None where all go together."""
         return None

@@ -29,15 +29,15 @@ class Stored:
     form: Form
     field: str
     """The recipe's field for it."""
-    blank: bool = False
+    may_be_empty: bool = False
     """Whether rows may have nothing in it."""
-    said: bool = False
+    target: bool = False
     """Whether it is what the model shall say, though no label."""
 
     @property
     def is_label(self) -> bool:
         """Whether it is what the model shall say, rather than what it is shown."""
-        return self.said or self.name == "label" or self.form in ("label", "labels")
+        return self.target or self.name == "label" or self.form in ("label", "labels")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Asked:
     @property
     def contents(self) -> tuple[Stored, ...]:
         """Those and the others that are no label."""
-        return tuple(column for column in self.columns if column.said or not column.is_label)
+        return tuple(column for column in self.columns if column.target or not column.is_label)
 
     @property
     def texts(self) -> list[str]:
@@ -119,8 +119,8 @@ def stored(task_type: RowSpecification, given: Mapping[str, str]) -> tuple[Store
             given.get(name, name),
             column.form,
             OWN_FIELDS.get(name, f"data.columns.{name}"),
-            column.blank,
-            column.said,
+            column.may_be_empty,
+            column.target,
         )
         for name, column in (chosen(task_type, given) or {}).items()
         if name in given or not column.optional

@@ -56,7 +56,7 @@ class TaskSpecification(RowSpecification):
         names = self.option_stages.get(stage)
         return self.options.model_dump(mode="json", include=None if names is None else set(names))
 
-    def lengths(self) -> dict[str, int]:
+    def position_limits(self) -> dict[str, int]:
         """The options that are numbers of tokens for which the model needs positions. tokens.max_length is another."""
         return {}
 
@@ -65,7 +65,7 @@ class TaskSpecification(RowSpecification):
         `loss_only_reason` where answers take too long, or are not to be had of a shared model. By default itself."""
         return self
 
-    def only_trained(self, split: str) -> str | None:
+    def train_only_reason(self, split: str) -> str | None:
         """Why the rows of a split, as `token_rows` gives them, can be trained on and not predicted, in words that
         follow its name; None where they can."""
         return None
@@ -98,12 +98,12 @@ def specification_class(name: str) -> type[TaskSpecification]:
     return found
 
 
-def code(name: str) -> list[str]:
+def code_modules(name: str) -> list[str]:
     """The module that holds the task type's code, where that is the project's own."""
     return [TASK_TYPES[name].partition(":")[0]] if name in TASK_TYPES else []
 
 
-def named(name: str) -> dict[str, str]:
+def user_code(name: str) -> dict[str, str]:
     """The recipe's field that names the task type's code, where that is its author's."""
     return {} if name in TASK_TYPES else {"task": name}
 

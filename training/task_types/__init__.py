@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from training.recipe.tables.task_types import TASK_TYPES
-from training.recipe.task_specification import code, named, specification, specification_class
+from training.recipe.task_specification import code_modules, specification, specification_class, user_code
 from training.task_types.task_type import TaskType
 
-__all__ = ["TASK_TYPES", "class_of", "code", "has_baseline", "load", "named", "of"]
+__all__ = ["TASK_TYPES", "class_of", "code_modules", "from_settings", "has_baseline", "load", "user_code"]
 
 
 def load(task: str, options: Mapping[str, Any] | None = None) -> TaskType:
@@ -24,7 +24,7 @@ def class_of(name: str) -> type[TaskType]:
     return cast(type[TaskType], specification_class(name))
 
 
-def of(settings: Mapping[str, Any]) -> TaskType:
+def from_settings(settings: Mapping[str, Any]) -> TaskType:
     """The task type of a job's settings: `task`, and `options` if there are any."""
     return load(settings["task"], settings.get("options"))
 

@@ -65,7 +65,7 @@ class CausalLM(LanguageModel):
     hub_task = "text-generation"
     pipeline = False  # that of transformers tells nothing of how likely a text is
     card_sentence = "Continues a {text}"
-    writes = True
+    generates_text = True
     causal = True
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
@@ -148,7 +148,7 @@ class CausalLM(LanguageModel):
         if self.options.packing:
             require_apart(model)
 
-    def only_trained(self, split: str) -> str | None:
+    def train_only_reason(self, split: str) -> str | None:
         packed = "holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to false"
         return packed if split == "train" and self.options.packing else None
 

@@ -51,7 +51,7 @@ class LanguageModel(TaskType):
 
         return TokenLoss(self.causal, training["label_smoothing_factor"])
 
-    def targets(self, batch: Batch) -> int:
+    def target_count(self, batch: Batch) -> int:
         """The tokens of the batch that the model shall tell."""
         from training.batching.batches import IGNORED
 

@@ -49,7 +49,7 @@ class MultiLabelClassification(TextTask):
 
     pipeline = False  # that of text-classification gives one label, and knows no thresholds
     card_sentence = "Gives a {text} any number of {labels}"
-    columns: ClassVar = {**TEXTS, "label": Column("labels", blank=True)}
+    columns: ClassVar = {**TEXTS, "label": Column("labels", may_be_empty=True)}
     metrics: ClassVar = (
         *("f1_micro", "f1_macro", "f1_weighted", "f1_samples", "accuracy"),
         *(f"{name}_{of}" for name in ("precision", "recall") for of in ("micro", "macro", "weighted", "samples")),

@@ -77,12 +77,12 @@ class Seq2Seq(TaskType):
     hub_task = "text2text-generation"
     pipeline = False  # transformers has none any more
     card_sentence = "Writes a text for {text}"
-    writes = True
-    columns: ClassVar = {"source": Column("text"), "target": Column("text", said=True)}
+    generates_text = True
+    columns: ClassVar = {"source": Column("text"), "target": Column("text", target=True)}
     metrics: ClassVar[Sequence[str]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")
     loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")
 
-    def lengths(self) -> dict[str, int]:
+    def position_limits(self) -> dict[str, int]:
         """Those of targets, and of what the model writes."""
         return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
 
@@ -116,7 +116,7 @@ class Seq2Seq(TaskType):
         from training.models.loading import require_places
 
         config, generation = model.config, model.generation_config
-        require_places(model, **self.lengths())
+        require_places(model, **self.position_limits())
         written = tokenizer(text_target="")["input_ids"]
         ends = [tokenizer.eos_token_id, tokenizer.sep_token_id]
         end = next((token for token in ends if token is not None and token in written), None)
@@ -177,7 +177,7 @@ class Seq2Seq(TaskType):
         of_tokens = losses.make({**training, "class_weights": None}, (), np.empty(0, np.int64), outside=outside)
         return of_tokens and partial(_of_targets, of_tokens)
 
-    def targets(self, batch: Batch) -> int:
+    def target_count(self, batch: Batch) -> int:
         """Its targets' tokens."""
         from training.batching.batches import IGNORED
 

@@ -80,10 +80,10 @@ class SupervisedFineTuning(CausalLM):
     columns: ClassVar = {
         "messages": Column("value"),
         "prompt": Column("text"),
-        "completion": Column("text", said=True),
+        "completion": Column("text", target=True),
         "instruction": Column("text"),
-        "input": Column("text", optional=True, blank=True),
-        "output": Column("text", said=True),
+        "input": Column("text", optional=True, may_be_empty=True),
+        "output": Column("text", target=True),
     }
     checks: ClassVar = {"messages": "error"}
 
@@ -193,7 +193,7 @@ class SupervisedFineTuning(CausalLM):
 
         from training.data.lists import as_json
 
-        rows = rows.select([name for name in rows.schema.names if not self.columns[name].said])
+        rows = rows.select([name for name in rows.schema.names if not self.columns[name].target])
         if "messages" not in rows.schema.names:
             return rows
         conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]

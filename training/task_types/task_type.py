@@ -80,7 +80,7 @@ class TaskType(TaskSpecification, ABC):
         may be in a lower precision where it is shared: then it is `outside`, if it can be."""
         return None
 
-    def targets(self, batch: Batch) -> int:
+    def target_count(self, batch: Batch) -> int:
         """How many targets a batch's loss is the mean of: by default a row has one. Where it is otherwise, `features`
         give each row's number of them as a column `targets` (int32), which steps are weighed by; a row of 0 counts for
         nothing."""

@@ -77,13 +77,13 @@ class TokenClassification(TaskType):
             wrong[~uneven], wrong[uneven] = broken, False
             yield "iob2", "has a word inside a span that no word begins", wrong, told
 
-    def order(self, labels: Sequence[str]) -> list[str] | None:
+    def label_order(self, labels: Sequence[str]) -> list[str] | None:
         """O, then by type: B-LOC, I-LOC, B-PER, I-PER."""
         if not is_iob2(labels):
             return None
         return sorted(labels, key=lambda tag: (tag != OUTSIDE, type_of(tag), tag))
 
-    def misfit(self, labels: Sequence[str]) -> tuple[str, str] | None:
+    def incompatible_label(self, labels: Sequence[str]) -> tuple[str, str] | None:
         """The first that is not of IOB2 where others are."""
         prefixed = next((label for label in labels if label.startswith(("B-", "I-"))), None)
         odd = next((label for label in labels if not is_iob2([label])), None)
@@ -146,7 +146,7 @@ class TokenClassification(TaskType):
 
         return loss
 
-    def targets(self, batch: Batch) -> int:
+    def target_count(self, batch: Batch) -> int:
         """The words that have a token."""
         from training.batching.batches import IGNORED
 

@@ -29,7 +29,7 @@ class Tags(RowSpecification):
         uneven = pc.not_equal(words, tags).to_numpy(zero_copy_only=False)
         yield "uneven", "has more or fewer tags than words", uneven
 
-    def order(self, labels: Sequence[str]) -> list[str]:
+    def label_order(self, labels: Sequence[str]) -> list[str]:
         return sorted(labels, key=lambda label: (label != "O", label))
 
 
@@ -45,7 +45,7 @@ class Chat(RowSpecification):
     columns: ClassVar = {
         "messages": Column("value"),
         "instruction": Column("text"),
-        "input": Column("text", optional=True, blank=True),
+        "input": Column("text", optional=True, may_be_empty=True),
         "output": Column("text"),
     }
 

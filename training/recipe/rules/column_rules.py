@@ -9,8 +9,7 @@ from training.problems import nearest
 from training.recipe.column_types import RowSpecification
 from training.recipe.rules.rule import WrittenRecipe
 from training.recipe.source_columns import OWN_FIELDS, TEXTS, Asked, Stored, chosen, named, stored
-from training.recipe.task_specification import TaskSpecification, code, specification
-from training.recipe.task_specification import named as task_named
+from training.recipe.task_specification import TaskSpecification, code_modules, specification, user_code
 
 if TYPE_CHECKING:
     from training.recipe.fields import Recipe
@@ -27,7 +26,7 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
     task_type = specification(**recipe.task_and_options)
     if all(getattr(type(task_type), name) is getattr(RowSpecification, name) for name in ("faults", "order", "misfit")):
         return [], {}, {}
-    return code(recipe.task), task_named(recipe.task), task_type.options_of("load_data")
+    return code_modules(recipe.task), user_code(recipe.task), task_type.options_of("load_data")
 
 
 def task_type_of(written: WrittenRecipe) -> TaskSpecification:

@@ -61,7 +61,7 @@ def absent_splits(evaluated: Iterable[str], there: Iterable[str], data: Data) ->
 def _splits_to_predict(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     task_type = task_type_of(written)
     for index, name in enumerate(written["evaluation.splits"]):
-        if why := task_type.only_trained(name):
+        if why := task_type.train_only_reason(name):
             yield f"evaluation.splits[{index}]", f"{name!r} {why}."
 
 
