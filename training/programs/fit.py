@@ -125,7 +125,7 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
 
     tokens, named = Path(job.inputs["tokens"]), job.inputs.get("checkpoint")
     rows, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
-    if type(task_type).targets is not TaskType.targets and not rows.count_targets:
+    if type(task_type).target_count is not TaskType.target_count and not rows.count_targets:
         message = f"{settings['task']} counts targets of its own, and its features have no column `targets`: add it."
         raise UserError([Problem(kind="recipe", where="task", message=message)])
     metrics.make(

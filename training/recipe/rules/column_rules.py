@@ -24,7 +24,10 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
     """The module of the task type's own code for rows, or the field that names it where it is its author's; and the
     options that matter to it. None for most task types: what else they learn to do changes no rows."""
     task_type = specification(**recipe.task_and_options)
-    if all(getattr(type(task_type), name) is getattr(RowSpecification, name) for name in ("faults", "order", "misfit")):
+    if all(
+        getattr(type(task_type), name) is getattr(RowSpecification, name)
+        for name in ("faults", "label_order", "incompatible_label")
+    ):
         return [], {}, {}
     return code_modules(recipe.task), user_code(recipe.task), task_type.options_of("load_data")
 
