@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from flows import pipeline
@@ -29,6 +30,7 @@ from training.recipe.tables.metrics import LESS_IS_BETTER
 from training.recipe.tables.optimizers import OPTIMIZERS, REFUSED
 from training.recipe.tables.task_types import TASK_TYPES
 
+SECTION = "a section"
 TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
 """Plain types of JSON Schema, in words."""
 MARK = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
@@ -75,8 +77,11 @@ def _sections(section: Mapping[str, Any], definitions: Mapping[str, Any], path: 
 
 
 def _definition(path: str, field: Mapping[str, Any], required: bool) -> str:
-    need = "required" if required else f"default {_default(field)}"
-    return f"`{path}`\n: {type_in_words(field)}; {need}.\n\n  {one_line(field.get('description'))}"
+    words, section = type_in_words(field), _section_of(field)
+    if section:
+        words = words.replace(SECTION, f"[{SECTION}](#{path.replace('.', '-')})")
+    optional = "optional" if section and field.get("default") is not None else f"default {_default(field)}"
+    return f"`{path}`\n: {words}; {'required' if required else optional}.\n\n  {one_line(field.get('description'))}"
 
 
 def _section_of(field: Mapping[str, Any]) -> str | None:
@@ -86,8 +91,6 @@ def _section_of(field: Mapping[str, Any]) -> str | None:
 
 
 def _default(field: Mapping[str, Any]) -> str:
-    if _section_of(field) and field.get("default") is not None:
-        return "its own defaults"
     empty = {"array": [], "object": {}}.get(field.get("type", ""))
     return f"`{yaml_value(field.get('default', empty))}`"
 
@@ -103,7 +106,7 @@ def yaml_value(value: object) -> str:
 def type_in_words(schema: Mapping[str, Any]) -> str:
     """The values that a JSON schema allows, in words."""
     if "$ref" in schema or "allOf" in schema:
-        return "a section"
+        return SECTION
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(type_in_words, schema["anyOf"])))
     if "const" in schema:
@@ -292,9 +295,15 @@ def replaced(source: str) -> str:
 
 def setup(app: Any) -> dict[str, bool]:
     """Registers the extension with Sphinx."""
-
-    def on_read(_: Any, __: str, source: list[str]) -> None:
-        source[0] = replaced(source[0])
-
-    app.connect("source-read", on_read)
+    app.connect("source-read", _on_read)
+    app.connect("env-get-outdated", _generated_pages)
     return {"parallel_read_safe": True}
+
+
+def _on_read(_: Any, __: str, source: list[str]) -> None:
+    source[0] = replaced(source[0])
+
+
+def _generated_pages(_: Any, env: Any, *__: set[str]) -> list[str]:
+    """The pages to build although their files have not changed: the code behind them may have."""
+    return [name for name in env.found_docs if MARK.search(Path(env.doc2path(name)).read_text())]

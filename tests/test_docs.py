@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from deployments.docstrings import LIBRARIES
 from docs import reference_tables
-from flows.cli.main import parser
+from flows.cli.main import main, parser
 from flows.reports.tables import verdict_lines
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Work
@@ -120,6 +120,12 @@ def test_every_command_that_is_shown_is_one_that_there_is() -> None:
         parser().parse_args(shlex.split(command, comments=True))
 
 
+def test_the_mistakes_that_are_shown_are_those_that_the_command_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    command, *messages = [line.removeprefix("    ") for line in block("mistakes").strip("\n").splitlines()]
+    assert main(shlex.split(command.removeprefix("$ finetune "))) == 2
+    assert capsys.readouterr().err.splitlines() == messages
+
+
 def test_the_tree_names_what_is_there_and_misses_no_room() -> None:
     tree = re.search(r"<!-- tree -->\n```\n(.*?)```", README, re.DOTALL)
     assert tree
@@ -157,7 +163,7 @@ def test_every_generated_part_of_a_page_can_be_made_and_is_shown_on_one() -> Non
 
 def test_every_field_of_the_recipe_is_on_its_page_with_type_default_and_description() -> None:
     page = reference_tables.recipe()
-    entries = re.findall(r"^`([\w.]+)`\n: (.+); (?:required|default .+)\.\n\n  (\S.+)$", page, re.MULTILINE)
+    entries = re.findall(r"^`([\w.]+)`\n: (.+); (?:required|optional|default .+)\.\n\n  (\S.+)$", page, re.MULTILINE)
     fields = set(_fields(Recipe, ""))
     assert {path for path, _, _ in entries} == fields and len(fields) > 100
     assert not [path for path, kind, _ in entries if "any value" in kind and path not in ANY_VALUE]
