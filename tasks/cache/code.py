@@ -46,8 +46,7 @@ NOT_INPUTS = (
     *(f"training.recipe.{name}" for name in ("accelerate_file", "code_fields", "deepspeed_file", "error_messages")),
     *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "lora", "overrides", "reference")),
     *(f"training.recipe.{name}" for name in ("referenced_files", "rules", "section", "validation")),
-    "training.recipe.tables.optimizers",
-    "training.recipe.tables.task_types",
+    *(f"training.recipe.tables.{name}" for name in ("engines", "formats", "optimizers", "strategies", "task_types")),
 )
 # The package itself, whose other modules count.
 _ALONE = ("training.recipe",)

@@ -21,12 +21,14 @@ from tasks.jobs.launch import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.machines import gather, machines_of
 from training import distributed, task_types
 from training.engine import checkpoints
-from training.engine.training_task import ENGINES, needs_own_checkpoint
+from training.engine.training_task import needs_own_checkpoint
 from training.jobs.protocol import sha256
 from training.problems import Problem, UserError
 from training.recipe import Recipe
 from training.recipe.lora import packages_of
+from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS
+from training.recipe.tables.strategies import STRATEGIES
 
 # Decide when something is written or shown, not what is learnt.
 NOT_LEARNT_FROM: dict[str, Any] = {
@@ -66,14 +68,14 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
         code=[
             "training.programs.fit",
             *task_types.code_modules(recipe.task),
-            distributed.STRATEGIES[strategy],
+            STRATEGIES[strategy].module,
             *_engine_code(recipe),
         ],
         named=_named(recipe),
         libraries=(
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
             *([package] if package else []),
-            *(["deepspeed"] if strategy.startswith("deepspeed") else []),
+            *([needed] if (needed := STRATEGIES[strategy].package) else []),
             *packages_of(recipe.training.lora),
         ),
     )
@@ -104,7 +106,7 @@ def _are_seen(recipe: Recipe) -> bool:
 
 
 def _engine_code(recipe: Recipe) -> list[str]:
-    return [ENGINES[name]] if (name := recipe.training.engine) in ENGINES else []
+    return [ENGINES[name].module] if (name := recipe.training.engine) in ENGINES else []
 
 
 def _compute(recipe: Recipe, lock: Lock) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.subject import BATCH_ROWS, Subject, run, training_argv
 from tests.benchmarks.table import Row
-from training.engine.training_task import ENGINES
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
+from training.recipe.tables.engines import ENGINES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

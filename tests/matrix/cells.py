@@ -14,11 +14,11 @@ from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import accelerate_argv, accelerate_environment, run_job
 from tests import task_types as tiny
 from tests.training import forks
-from training.distributed import STRATEGIES
-from training.engine.training_task import ENGINES
 from training.jobs.protocol import OUTPUT, Failure, Job, Outcome
 from training.problems import UserError
 from training.recipe import parse
+from training.recipe.tables.engines import ENGINES
+from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 
 OF_ENGINES = "sequence-classification"

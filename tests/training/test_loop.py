@@ -36,8 +36,11 @@ from training.problems import UserError
 from training.programs import fit
 from training.recipe import Training, parse
 from training.recipe.extra_arguments import ACCEPTED, arguments, fits
-from training.recipe.rules.engine_rules import EXTRA, OPTIMIZERS, TRAINING
-from training.recipe.tables.optimizers import OPTIMIZERS as ALL_OPTIMIZERS
+from training.recipe.tables.engines import ENGINES
+from training.recipe.tables.optimizers import OPTIMIZERS
+
+LIMITS = ENGINES["accelerate"].limits
+assert LIMITS is not None
 
 # Dropout is on. 150 rows: 6 full steps an epoch, and one of 6 rows that makes fewer and unequal micro-batches.
 ASKED: dict[str, Any] = {
@@ -272,7 +275,7 @@ def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_pat
         "trust_checkpoint",
         "inexact_resume",
     }  # or where there is a checkpoint
-    assert read | before == set(TRAINING)
+    assert read | before == set(LIMITS.training)
 
 
 def made(job_dir: str, asked: list[dict[str, Any]], answers: Any) -> None:
@@ -297,7 +300,7 @@ def test_each_of_the_extra_settings_acts(world: Path, tmp_path: Path) -> None:
     cycles = {"lr_scheduler_type": "cosine_with_restarts", "extra": {"lr_scheduler_kwargs": {"num_cycles": 5}}}
     momentum = {"optim": "sgd", "extra": {"optim_args": "momentum=0.9", "full_determinism": True}}
     asked = [{"extra": adam}, cycles, {"lr_scheduler_type": "cosine_with_restarts"}, momentum]
-    assert {name for one in asked for name in one.get("extra", {})} == set(EXTRA) <= ACCEPTED.keys()
+    assert {name for one in asked for name in one.get("extra", {})} == set(LIMITS.extra) <= ACCEPTED.keys()
     answers = FORKS.Queue()
     maker = FORKS.Process(target=made, args=(str(tiny.fit_job(world, tmp_path / "made")), asked, answers))
     maker.start()
@@ -327,17 +330,16 @@ def refused(**training: Any) -> dict[str, str]:
 def test_what_it_does_not_have_is_refused_by_name_and_the_trainer_has_it() -> None:
     assert not refused(extra={"adam_beta1": 0.8, "full_determinism": True}, lr_scheduler_type="cosine")
     other = {"callbacks": ["mine:Mine"], "trainer": "mine:Mine", "report_to": ["tensorboard"]}
-    assert Training.model_fields.keys() == {*TRAINING, *other}
+    assert Training.model_fields.keys() == {*LIMITS.training, *other}
     for name, value in other.items():
-        assert refused(**{name: value})[f"training.{name}"].endswith("or use `engine: trainer`, which has it.")
-    for name in ACCEPTED.keys() - set(EXTRA):
+        assert refused(**{name: value})[f"training.{name}"].endswith("leave it out, or use `engine: trainer`.")
+    for name in ACCEPTED.keys() - set(LIMITS.extra):
         value = next(value for value in (True, 1, 1.0, "no", {}) if fits(value, arguments()[name]))
-        assert "plain loop without it" in refused(extra={name: value})[f"training.extra.{name}"]
-    for name in ALL_OPTIMIZERS.keys() - set(OPTIMIZERS):
+        assert "`engine: accelerate` does not read it" in refused(extra={name: value})[f"training.extra.{name}"]
+    for name in OPTIMIZERS.keys() - set(LIMITS.optimizers):
         assert "training.optim" in refused(optim=name)
-    assert (
-        "use ddp, or `engine: trainer`" in refused(compute={"strategy": "fsdp", "num_processes": 2})["compute.strategy"]
-    )
+    sharded = refused(compute={"strategy": "fsdp", "num_processes": 2})
+    assert "choose from ddp, or use `engine: trainer`" in sharded["compute.strategy"]
     assert not refused(engine="trainer", callbacks=["mine:Mine"], extra={"neftune_noise_alpha": 1.0})
     assert refused(extra={"adam_beta": 1.0, "neftune_noise_alpha": 1.0}).keys() == {"training.extra.adam_beta"}
     assert "choose from trainer, accelerate, or name" in refused(engine="acelerate")["training.engine"]

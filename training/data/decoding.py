@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from training.data.file_systems import PIECE_BYTES, is_url, name_of, open_url, shown, told
-from training.data.sources import EXPORT, PACKED, SPREADSHEETS
+from training.data.sources import EXPORT, SPREADSHEETS
 from training.problems import Problem, UserError
+from training.recipe.tables.formats import PACKED
 
 if TYPE_CHECKING:
     from training.recipe import Data

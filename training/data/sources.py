@@ -15,28 +15,13 @@ from training.data.file_systems import shown as shown  # what a source is called
 from training.data.listing import Found, Listing, joined
 from training.jobs.user_code import Place
 from training.problems import Problem, UserError, nearest
+from training.recipe.tables.formats import FORMATS, PACKED
 
 if TYPE_CHECKING:
     from training.recipe import Data
 
-PACKED = {".gz": "gzip", ".zst": "zstd"}
-"""Suffixes of packed files, and what packed them."""
-
-
-def _also_packed(*suffixes: str) -> tuple[str, ...]:
-    return tuple(suffix + packed for packed in ("", *PACKED) for suffix in suffixes)
-
-
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 EXPORT = "save it as CSV (in Excel 'CSV UTF-8', in LibreOffice 'Text CSV')"
-
-SUFFIXES = {
-    "csv": _also_packed(".csv", ".tsv"),
-    "json": _also_packed(".jsonl", ".ndjson", ".json"),
-    "parquet": (".parquet", ".pq"),
-    "arrow": (".arrow", ".feather", ".ipc"),
-}
-"""How the files of each source are called."""
 
 FILE_NAMES = {"train": ["train"], "validation": ["validation", "valid", "val", "dev"], "test": ["test"]}
 """What a split's file is called where the recipe does not say."""
@@ -67,7 +52,7 @@ def find(data: Data) -> dict[str, list[Found]]:
     all are train. Shards as the Hub writes them (`train-00000-of-00002.parquet`) belong to their name. Raises
     UserError with what was looked for and what is there.
     """
-    listing, suffixes = Listing(), SUFFIXES[data.source]
+    listing, suffixes = Listing(), FORMATS[data.source].suffixes
     if data.splits is not None and is_web(data.path):
         search = _Search(data, listing, data.path.rstrip("/"), [])
     else:
@@ -85,7 +70,7 @@ class _Search:
     """For the files of each split, with all that is wrong on the way."""
 
     def __init__(self, data: Data, listing: Listing, folder: str, there: list[Found]) -> None:
-        self._suffixes, self._listing = SUFFIXES[data.source], listing
+        self._suffixes, self._listing = FORMATS[data.source].suffixes, listing
         self._folder, self.there = folder, there
         self.problems: list[Problem] = []
 
@@ -184,7 +169,7 @@ class _Search:
 
 def _stem(name: str) -> str:
     """`train` of `train.csv.gz`."""
-    known = sorted((suffix for suffixes in SUFFIXES.values() for suffix in suffixes), key=len, reverse=True)
+    known = sorted((suffix for form in FORMATS.values() for suffix in form.suffixes), key=len, reverse=True)
     return next((name.removesuffix(suffix) for suffix in known if name.endswith(suffix)), name)
 
 

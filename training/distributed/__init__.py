@@ -1,5 +1,5 @@
-"""How several processes share the work, each strategy one file. A new one is a new line here and a file with the
-same names in it:
+"""How several processes share the work, each strategy one file. A new one is a new line in
+training/recipe/tables/strategies.py and a file with these names in it:
 
     DISTRIBUTED_TYPE   what accelerate calls it, on the CPU and on GPUs
     ONE_FILE           whether rank 0 alone writes the model and the optimizer's state into a checkpoint
@@ -18,19 +18,12 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from training.recipe.tables.strategies import STRATEGIES
+
 FROM_THE_MODEL = "from the model"
 """Stands in a configuration for what is known once the model is there."""
-
-STRATEGIES: dict[str, str] = {
-    "ddp": "training.distributed.ddp",
-    "fsdp": "training.distributed.fsdp",
-    "deepspeed-zero2": "training.distributed.zero",
-    "deepspeed-zero3": "training.distributed.zero",
-}
-"""A strategy's name in the recipe and the module that says what it is. The modules are imported by `load` only,
-so that a change to one leaves the artifacts of others valid."""
 
 
 def load(name: str) -> ModuleType:
     """The module of a strategy."""
-    return importlib.import_module(STRATEGIES[name])
+    return importlib.import_module(STRATEGIES[name].module)

@@ -31,6 +31,7 @@ from training.engine import checkpoints, environment
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
 from training.jobs.user_code import Place
+from training.recipe.tables.engines import ENGINES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,13 +43,6 @@ if TYPE_CHECKING:
     from training.engine.collation import Collate
     from training.task_types.losses import Loss
     from training.task_types.task_type import TaskType
-
-ENGINES: dict[str, str] = {
-    "trainer": "training.engine.trainer",
-    "accelerate": "training.engine.loop",
-}
-"""An engine's name in the recipe and the module whose `train` it is. The modules are imported by `load` only, so that
-a change to one leaves the artifacts of others valid."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +179,7 @@ def load(name: str) -> Callable[[Task], Trained]:
     The author's raises UserError where it gives no Trained.
     """
     if name in ENGINES:
-        train: Callable[[Task], Trained] = importlib.import_module(ENGINES[name]).train
+        train: Callable[[Task], Trained] = importlib.import_module(ENGINES[name].module).train
         return train
     theirs = _PLACE.load(name)
 

@@ -20,10 +20,10 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.engine.training_task import ENGINES
 from training.jobs import resources
 from training.jobs.program import run_program, short_of_memory
 from training.jobs.protocol import EVENTS, Events, Job, rank, read_events
+from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from training.recipe.section import (
     BalancedOrWeights,
     CodeName,
     ColumnType,
+    NameIn,
     NameOrNames,
     NamesOrFile,
     PathOrMapping,
@@ -22,6 +23,9 @@ from training.recipe.section import (
     Word,
 )
 from training.recipe.tables.checks import Level
+from training.recipe.tables.formats import SOURCES
+from training.recipe.tables.optimizers import OPTIMIZERS
+from training.recipe.tables.strategies import STRATEGIES
 
 MOST = 1_000_000_000
 """Of steps, and of seconds: far above any use, and below what libraries can count."""
@@ -30,7 +34,7 @@ MOST = 1_000_000_000
 class Data(Section):
     """Where the rows come from and which columns count."""
 
-    source: Literal["hub", "csv", "json", "parquet", "arrow", "python"]
+    source: Annotated[str, NameIn(SOURCES)]
     """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
     objects), parquet, arrow: files; csv and json also packed by gzip or zstd. python: a function or object that
     gives the rows."""
@@ -154,35 +158,7 @@ class Training(Section):
         "greedy",
     ] = "linear"
     """How the learning rate changes after the warm-up; its own settings: `extra.lr_scheduler_kwargs`."""
-    optim: Literal[
-        "adamw_torch_fused",
-        "adamw_torch",
-        "adafactor",
-        "sgd",
-        "adagrad",
-        "rmsprop",
-        "schedule_free_adamw",
-        "schedule_free_sgd",
-        "schedule_free_radam",
-        "stable_adamw",
-        "lion_32bit",
-        "lion_8bit",
-        "paged_lion_32bit",
-        "paged_lion_8bit",
-        "adamw_8bit",
-        "adamw_bnb_8bit",
-        "paged_adamw_32bit",
-        "paged_adamw_8bit",
-        "ademamix",
-        "ademamix_8bit",
-        "paged_ademamix_32bit",
-        "paged_ademamix_8bit",
-        "rmsprop_bnb",
-        "rmsprop_bnb_8bit",
-        "rmsprop_bnb_32bit",
-        "adamw_torch_4bit",
-        "adamw_torch_8bit",
-    ] = "adamw_torch_fused"
+    optim: Annotated[str, NameIn(OPTIMIZERS)] = "adamw_torch_fused"
     """The optimizer. The first six need no package beyond torch; for the others, their package is named where it is
     missing."""
     max_grad_norm: float = Field(default=1.0, ge=0)
@@ -251,7 +227,7 @@ class Training(Section):
 class Compute(Section):
     """On what the model is trained."""
 
-    strategy: Literal["ddp", "fsdp", "deepspeed-zero2", "deepspeed-zero3"] = "ddp"
+    strategy: Annotated[str, NameIn(STRATEGIES)] = "ddp"
     """How several processes share the work. ddp: each holds the whole model. fsdp: each holds a share of it (FSDP2).
     deepspeed-zero2: each holds the model, and a share of gradients and optimizer state; deepspeed-zero3: a share of
     the model, too."""

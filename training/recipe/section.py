@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic_core import core_schema
 
 from training.recipe.error_messages import LIST, MAPPING, NUMBER, WORD
 
@@ -17,6 +19,16 @@ AutoOrCount = Annotated[
     Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
 ]
 Text = Annotated[str, Field(min_length=1)]
+
+
+class NameIn:
+    """Marks a text that is one of a table's names; pydantic treats it as a Literal of these names."""
+
+    def __init__(self, table: Iterable[str]) -> None:
+        self.names = list(table)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(self.names)
 
 
 @dataclass(frozen=True)

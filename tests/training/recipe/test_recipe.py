@@ -114,9 +114,10 @@ def test_choices_of_scheduler_and_optimizer_are_those_of_the_installed_transform
         "from transformers.trainer_utils import SchedulerType\n"
         "from transformers.training_args import OptimizerNames\n"
         "from training.recipe import Training\n"
+        "from training.recipe.tables.optimizers import OPTIMIZERS\n"
         "fields = Training.model_fields\n"
         "assert set(get_args(fields['lr_scheduler_type'].annotation)) == {s.value for s in SchedulerType}\n"
-        "assert set(get_args(fields['optim'].annotation)) <= {o.value for o in OptimizerNames}\n"
+        "assert set(OPTIMIZERS) <= {o.value for o in OptimizerNames}\n"
     )
     child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
@@ -394,7 +395,7 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
         ("compute.fsdp_reshard_after_forward", "ddp", {"compute.fsdp_reshard_after_forward": False},
          "is for `strategy: fsdp` only; with ddp, leave it out."),
         ("compute.deepspeed", "fsdp", {"compute.deepspeed": {"zero_optimization": {"overlap_comm": False}}},
-         "is for the strategies of DeepSpeed only; with fsdp, leave it out."),
+         "is for `strategy: deepspeed-zero2` or `deepspeed-zero3` only; with fsdp, leave it out."),
         ("compute.deepspeed.zero_optimization.stage", "deepspeed-zero2",
          {"compute.deepspeed": {"zero_optimization": {"stage": 3}}},
          "3 contradicts compute.strategy, which is 'deepspeed-zero2': set that, and leave this out."),
@@ -414,8 +415,8 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
         ("compute.rendezvous", "ddp", {"compute.rendezvous": "10.0.0.1"},
          "'10.0.0.1' is not a name for it: use host:port of machine 0, such as 10.0.0.1:29500."),
         ("training.optim", "deepspeed-zero2", {"training.optim": "adafactor"},
-         "'adafactor' takes means over the rows and columns of whole weights, which deepspeed-zero2 cuts up: choose "
-         "another, or use fsdp."),
+         "'adafactor' takes means over rows and columns of whole weights, which DeepSpeed cuts up: choose another, or "
+         "of compute.strategy one of ddp, fsdp."),
     ],
 )  # fmt: skip
 def test_what_a_strategy_cannot_do_is_told(where: str, strategy: str, values: dict[str, Any], message: str) -> None:

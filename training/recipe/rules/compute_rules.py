@@ -8,6 +8,7 @@ from typing import Any
 from training.problems import nearest
 from training.recipe.deepspeed_file import unknown_names
 from training.recipe.rules.rule import Rule, WrittenRecipe
+from training.recipe.tables.strategies import STRATEGIES
 
 _FOLLOWS = {
     "zero_optimization.stage": "compute.strategy",
@@ -29,14 +30,18 @@ _FOLLOWS = {
 
 def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, processes = written["compute.strategy"], written["compute.num_processes"]
-    if strategy != "ddp" and processes == 1:
-        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: give more, or use ddp."
-        yield "compute.strategy", message
-    if strategy.startswith("deepspeed") and written["training.optim"] == "adafactor":
-        message = (
-            f"'adafactor' takes means over the rows and columns of whole weights, which {strategy} cuts up: choose"
-        )
-        yield "training.optim", f"{message} another, or use fsdp."
+    if not STRATEGIES[strategy].replicates and processes == 1:
+        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: give more, or use"
+        yield "compute.strategy", f"{message} {_replicating()}."
+    if reason := STRATEGIES[strategy].refused_optimizers.get(optimizer := written["training.optim"]):
+        able = [name for name, other in STRATEGIES.items() if optimizer not in other.refused_optimizers]
+        message = f"{optimizer!r} {reason}: choose another, or of compute.strategy one of {', '.join(able)}."
+        yield "training.optim", message
+    for field in sorted({field for other in STRATEGIES.values() for field in other.fields}):
+        default = written.fields("compute")[field].get_default(call_default_factory=True)
+        if field not in STRATEGIES[strategy].fields and written[f"compute.{field}"] != default:
+            names = "` or `".join(name for name, other in STRATEGIES.items() if field in other.fields)
+            yield f"compute.{field}", f"is for `strategy: {names}` only; with {strategy}, leave it out."
 
 
 def _machines(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -51,22 +56,13 @@ def _machines(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _offload(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, offload = written["compute.strategy"], written["compute.offload"]
-    choices = {"ddp": [], "fsdp": ["all"], "deepspeed-zero2": ["optimizer"]}.get(strategy, ["optimizer", "all"])
-    if offload not in ("no", False, *choices):  # YAML reads a bare `no` as false
-        yield "compute.offload", f"{offload!r} is not for {strategy}: choose from {', '.join(['no', *choices])}."
-
-
-def _fsdp(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    strategy = written["compute.strategy"]
-    for name, default in (("fsdp_reshard_after_forward", True), ("fsdp_wrap", None)):
-        if strategy != "fsdp" and written[f"compute.{name}"] != default:
-            yield f"compute.{name}", f"is for `strategy: fsdp` only; with {strategy}, leave it out."
+    choices = ("no", *STRATEGIES[strategy].offloads)
+    if offload not in (False, *choices):  # YAML reads a bare `no` as false
+        yield "compute.offload", f"{offload!r} is not for {strategy}: choose from {', '.join(choices)}."
 
 
 def _deepspeed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    strategy, given = written["compute.strategy"], written["compute.deepspeed"]
-    if given and not strategy.startswith("deepspeed"):
-        yield "compute.deepspeed", f"is for the strategies of DeepSpeed only; with {strategy}, leave it out."
+    given = written["compute.deepspeed"]
     for name, known in unknown_names(given):
         where = f"compute.deepspeed.{name}"
         yield where, f"no such field of DeepSpeed's configuration.{nearest(name.rpartition('.')[2], known)}"
@@ -117,12 +113,16 @@ def _lora(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["training.lora"] is None:
         return
     quantization, strategy = written["training.lora.quantization"], written["compute.strategy"]
-    if quantization is not None and strategy != "ddp":
-        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use ddp, or set"
-        yield "training.lora.quantization", f"{message} it to null."
+    if quantization is not None and not STRATEGIES[strategy].replicates:
+        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use {_replicating()}"
+        yield "training.lora.quantization", f"{message}, or set it to null."
     if written["release.hub"] is not None and written["release.hub.checkpoints"] == "every_save":
         message = "'every_save' publishes whole weights, and with training.lora checkpoints hold only what is trained:"
         yield "release.hub.checkpoints", f"{message} choose checkpoint, all_checkpoints or no."
 
 
-COMPUTE_RULES: tuple[Rule, ...] = (_strategy, _machines, _offload, _fsdp, _deepspeed, _lora)
+def _replicating() -> str:
+    return " or ".join(name for name, strategy in STRATEGIES.items() if strategy.replicates)
+
+
+COMPUTE_RULES: tuple[Rule, ...] = (_strategy, _machines, _offload, _deepspeed, _lora)

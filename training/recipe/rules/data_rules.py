@@ -12,6 +12,7 @@ from training.recipe.filters import parse_filter
 from training.recipe.rules.column_rules import columns_of, labels_are_named, named_columns, one_use_each, task_type_of
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.tables.checks import ALWAYS_ERRORS, LEVELS
+from training.recipe.tables.formats import FORMATS
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Form
@@ -25,7 +26,6 @@ _ENCODINGS = (
 )
 # Codecs of Python that no file is written in.
 _NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
-_FILES = ("csv", "json", "parquet", "arrow")
 
 
 def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -91,7 +91,7 @@ def _splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if "train" not in splits and not any("'train'" in hint for hint in hints.values()):
         yield "data.splits.train", "is missing: training needs a train split."
     for name, value in splits.items():
-        if name not in hints and isinstance(value, list) and source not in _FILES:
+        if name not in hints and isinstance(value, list) and source not in FORMATS:
             yield f"data.splits.{name}", f"{value} is for files only; with `source: {source}`, name one split."
 
 
@@ -104,11 +104,12 @@ def _held_out(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     source, delimiter, encoding = written["data.source"], written["data.delimiter"], written["data.encoding"]
-    unset = {"delimiter": None, "quoting": "standard", "header": None}
-    for name, default in unset.items() if source != "csv" else ():
-        if (value := written[f"data.{name}"]) != default:
+    read = FORMATS[source].fields if source in FORMATS else ()
+    for name in dict.fromkeys(field for other in FORMATS.values() for field in other.fields if field not in read):
+        default = written.fields("data")[name].get_default()
+        if name != "encoding" and (value := written[f"data.{name}"]) != default:
             shown = "null" if default is None else default
-            yield f"data.{name}", f"{value!r} is for `source: csv` only; with {source}, set it to {shown}."
+            yield f"data.{name}", f"{value!r} is for {_formats_with(name)} only; with {source}, set it to {shown}."
     names = written["data.header"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield "data.header", f"{name!r} is there twice; each column has a name of its own."
@@ -123,8 +124,15 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         message = f"{encoding!r} is no encoding of text: use one such as {example}.{nearest(encoding, _ENCODINGS)}"
         yield "data.encoding", message
         return
-    if codec != "utf-8" and source not in ("csv", "json"):
-        yield "data.encoding", f"{encoding!r} is for `source: csv` and `json` only; with {source}, leave it out."
+    if codec != "utf-8" and "encoding" not in read:
+        message = f"{encoding!r} is for {_formats_with('encoding')} only; with {source}, leave it out."
+        yield "data.encoding", message
+
+
+def _formats_with(field: str) -> str:
+    """`source: csv` and `json`"""
+    first, *others = (f"`{name}`" for name, form in FORMATS.items() if field in form.fields)
+    return " and ".join([f"`source: {first[1:]}", *others])
 
 
 def _renamed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

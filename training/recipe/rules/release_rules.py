@@ -18,6 +18,7 @@ from training.recipe.tables.metrics import (
     most_of,
     refusal_of_numbers,
 )
+from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
 
@@ -197,7 +198,7 @@ def _hub(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if which == "every_save" and engine != "trainer":
         message = f"'every_save' needs weights that transformers can load, and checkpoints of {engine!r} are its own"
         yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `engine: trainer`."
-    elif which == "every_save" and strategy != "ddp":
+    elif which == "every_save" and not STRATEGIES[strategy].replicates:
         message = f"'every_save' needs whole weights, and with {strategy} each process saves its share of them"
         yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `strategy: ddp`."
 

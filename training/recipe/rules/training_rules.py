@@ -10,9 +10,9 @@ from typing import Any
 from training.problems import nearest
 from training.recipe.extra_arguments import arguments, fits, out_of_scope, set_by_project
 from training.recipe.rules.column_rules import task_type_of
-from training.recipe.rules.engine_rules import engine_has, engine_name
 from training.recipe.rules.release_rules import figures_of
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
+from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 
 _LOSSES = ("cross_entropy", "focal")
@@ -126,6 +126,32 @@ def _own_classes(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"training.callbacks[{index}]", f"{name!r} is listed twice."
 
 
+def _engine(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    engine = written["training.engine"]
+    if engine not in ENGINES and not MODULE_AND_NAME.fullmatch(engine):
+        choices = f"choose from {', '.join(ENGINES)}, or name a function of yours as module:function"
+        yield "training.engine", f"{engine!r} is unknown: {choices}.{nearest(engine, ENGINES)}"
+
+
+def _settings_of_engine(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """The settings that the engine does not read. A user's own engine may read any of them."""
+    name = written["training.engine"]
+    if name not in ENGINES or (limits := ENGINES[name].limits) is None:
+        return
+    able = " or ".join(f"`engine: {other}`" for other, engine in ENGINES.items() if engine.limits is None)
+    unread = f"`engine: {name}` does not read it: leave it out, or use {able}."
+    for field, info in written.fields("training").items():
+        default = info.get_default(call_default_factory=True)
+        if field not in limits.training and written[f"training.{field}"] != default:
+            yield f"training.{field}", unread
+    for where, choices in (("training.optim", limits.optimizers), ("compute.strategy", limits.strategies)):
+        if (value := written[where]) not in choices:
+            yield where, f"{value!r} is not for `engine: {name}`: choose from {', '.join(choices)}, or use {able}."
+    for field in written["training.extra"]:
+        if field in arguments() and field not in limits.extra:
+            yield f"training.extra.{field}", unread
+
+
 def _scheduler_settings(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     needed = {
         "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
@@ -235,12 +261,12 @@ TRAINING_RULES: tuple[Rule, ...] = (
     _metric_while_training,
     _loss_of_the_task_type,
     _loss,
-    engine_name,
+    _engine,
     _class_weights,
     _own_classes,
     _scheduler_settings,
     _extra,
-    engine_has,
+    _settings_of_engine,
     _extra_without_effect,
     _optimizer,
     _reporters,
