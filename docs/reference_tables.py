@@ -20,14 +20,14 @@ from flows.pipeline import STAGES
 from tasks.cache.stage import Stage
 from training import task_types
 from training.data import checks
-from training.data.sources import SUFFIXES
-from training.distributed import STRATEGIES
 from training.evaluation.metrics import METRICS, OF_TAGS
 from training.recipe import Recipe, Training
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
 from training.recipe.tables import checks as levels
+from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.metrics import LESS_IS_BETTER
 from training.recipe.tables.optimizers import OPTIMIZERS, REFUSED
+from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 
 SECTION = "a section"
@@ -221,9 +221,8 @@ def _metrics(of: Mapping[str, type]) -> str:
 
 def formats() -> str:
     """The file sources, and the suffixes of their files."""
-    return table(
-        ("`data.source`", "suffixes"), ((f"`{name}`", ", ".join(f"`{s}`" for s in of)) for name, of in SUFFIXES.items())
-    )
+    rows = ((f"`{name}`", ", ".join(f"`{suffix}`" for suffix in one.suffixes)) for name, one in FORMATS.items())
+    return table(("`data.source`", "suffixes"), rows)
 
 
 def optimizers() -> str:
@@ -239,8 +238,8 @@ def optimizers() -> str:
 def strategies() -> str:
     """The strategies, and the type of accelerate behind each, on CPUs and on GPUs."""
     rows = []
-    for name, module in STRATEGIES.items():
-        strategy = importlib.import_module(module)
+    for name, one in STRATEGIES.items():
+        strategy = importlib.import_module(one.module)
         types = " / ".join(dict.fromkeys(strategy.DISTRIBUTED_TYPE.values()))
         rows.append((f"`{name}`", types, "yes" if strategy.UNPICKLES else "no"))
     return table(("`compute.strategy`", "type in accelerate", "checkpoints can run code"), rows)

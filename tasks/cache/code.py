@@ -44,7 +44,7 @@ NOT_INPUTS = (
     "training.problems",
     "training.programs.estimate",
     *(f"training.recipe.{name}" for name in ("accelerate_file", "code_fields", "deepspeed_file", "error_messages")),
-    *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "lora", "overrides", "reference")),
+    *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "lora", "overrides")),
     *(f"training.recipe.{name}" for name in ("referenced_files", "rules", "section", "validation")),
     *(f"training.recipe.tables.{name}" for name in ("engines", "formats", "optimizers", "strategies", "task_types")),
 )
