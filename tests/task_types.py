@@ -151,11 +151,11 @@ def make_world(task: str, home: Path) -> Path:
     from training.data.load_rows import load
     from training.programs import create_model
     from training.recipe import parse
-    from training.recipe.rules.column_rules import asked_of
+    from training.recipe.rules.column_rules import source_columns
     from training.tokenization.token_files import tokenize
 
     recipe = parse(recipe_of(task, rows := write_rows(task, home / "rows")))
-    asked = asked_of(recipe)
+    asked = source_columns(recipe)
     load(recipe.data, asked.task_type, {split: [str(rows / f"{split}.jsonl")] for split in ROWS}, home / "data")
     settings = {
         "config": recipe.model.config,

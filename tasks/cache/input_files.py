@@ -9,14 +9,14 @@ from pathlib import Path
 from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.refs import PinnedFile
-from training.data.file_systems import is_url, pieces, shown, told
-from training.data.listing import Found, asked
+from training.data.file_systems import as_user_error, display_name, is_url, pieces
+from training.data.listing import SourceFile, stat_url
 from training.problems import Problem, UserError
 
 Progress = Callable[[int, int], None]
 
 
-def digests_of(files: Iterable[Found], progress: Progress = lambda done, total: None) -> dict[str, str]:
+def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, total: None) -> dict[str, str]:
     """The sha256 of each file, hex. `progress` hears of the bytes of files elsewhere, as far as they must be read.
 
     Raises UserError for a file that cannot be read.
@@ -26,7 +26,7 @@ def digests_of(files: Iterable[Found], progress: Progress = lambda done, total: 
     try:
         found = dict(zip(map(str, here), Digests(settings.home()).of_many(here), strict=True))
     except OSError as error:
-        with told(str(error.filename)):
+        with as_user_error(str(error.filename)):
             raise
     return found | _digests_elsewhere([file for file in files if is_url(file.file)], progress)
 
@@ -35,10 +35,10 @@ def need_unchanged(lock: Iterable[PinnedFile]) -> None:
     """Raises UserError where a file has not the content any more that it was pinned with: what was read of it would
     be stored under the name of something else."""
     pinned = {pin.path: pin.sha256 for pin in lock}
-    there = [asked(path) if is_url(path) else Found(path) for path in pinned]
+    there = [stat_url(path) if is_url(path) else SourceFile(path) for path in pinned]
     now = digests_of(found for found in there if found is not None)
     problems = [
-        Problem(kind="data", where=shown(path), message="has changed since this run began: start another one.")
+        Problem(kind="data", where=display_name(path), message="has changed since this run began: start another one.")
         for path, digest in pinned.items()
         if now.get(path) != digest
     ]
@@ -46,7 +46,7 @@ def need_unchanged(lock: Iterable[PinnedFile]) -> None:
         raise UserError(problems)
 
 
-def _digests_elsewhere(files: list[Found], progress: Progress) -> dict[str, str]:
+def _digests_elsewhere(files: list[SourceFile], progress: Progress) -> dict[str, str]:
     """The sha256 of each URL's bytes; those that their file system says are unchanged are not read."""
     memory = Digests(settings.home())
     known = {file.file: memory.recalled(file.file, file.state) for file in files if file.state}
@@ -60,7 +60,7 @@ def _digests_elsewhere(files: list[Found], progress: Progress) -> dict[str, str]
             done += len(piece)
             progress(done, max(done, total))
         digests[file.file] = digest.hexdigest()
-        after = asked(file.file)
+        after = stat_url(file.file)
         if file.state and after and after.state == file.state:
             memory.remember(file.file, file.state, digests[file.file])
     return digests

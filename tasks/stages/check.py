@@ -22,7 +22,7 @@ from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe
-from training.recipe.rules.column_rules import asked_of
+from training.recipe.rules.column_rules import source_columns
 from training.tokenization.chat_templates import need_template
 
 PREFIX = ".check-"
@@ -120,7 +120,7 @@ def _with_template(tokenizer: Path, template: Path, out: Path) -> Path:
 def _learnt(recipe: Recipe, rows: Path, out: Path) -> Path:
     from training.programs.create_model import SPECIAL, learner, texts
 
-    asked = asked_of(recipe)
+    asked = source_columns(recipe)
     learn, size = learner(writes=asked.task_type.generates_text), (recipe.model.config or {})["vocab_size"]
     learnt = learn(lambda: texts(rows / "train.arrow", asked.texts), size)
     out.mkdir()

@@ -13,7 +13,7 @@ from tasks.hub.client import told
 from tasks.tracking.reports import need_report, tell_warnings
 from training.data.sources import delimiter_of, split_names
 from training.recipe import Recipe
-from training.recipe.rules.column_rules import asked_of, code_for_rows
+from training.recipe.rules.column_rules import code_for_rows, source_columns
 
 # What a reader of this source imports, beside pyarrow.
 LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
@@ -23,7 +23,7 @@ NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
 
 def inputs(recipe: Recipe, lock: Lock) -> Inputs:
     """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
-    data, asked = recipe.data, asked_of(recipe)
+    data, asked = recipe.data, source_columns(recipe)
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in asked.columns}
     code, named, options = code_for_rows(recipe)
     read = data.model_dump(exclude=NOT_READ)
@@ -75,7 +75,7 @@ def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapp
     """
     from training.data.load_rows import load
 
-    task_type, evaluated = asked_of(recipe).task_type, recipe.evaluation.splits
+    task_type, evaluated = source_columns(recipe).task_type, recipe.evaluation.splits
     if lock.data_hub is None:
         files = {split: [pin.path for pin in pinned] for split, pinned in lock.data_files.items()}
         figures = load(recipe.data, task_type, files, out, progress, evaluated)

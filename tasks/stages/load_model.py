@@ -24,7 +24,7 @@ from training.models.repository_files import (
 )
 from training.problems import Problem, UserError
 from training.recipe import Recipe
-from training.recipe.rules.column_rules import asked_of
+from training.recipe.rules.column_rules import source_columns
 
 
 def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
@@ -41,7 +41,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
         names["model.champion"] = "the model of the champion that training starts from"
         return Inputs({"model": {"champion": champion.model}, **laid_over}, names=names)
     if data is not None:
-        asked = asked_of(recipe)
+        asked = source_columns(recipe)
         return Inputs(
             {
                 "model": model.model_dump(include={"config", "seed"}),
@@ -81,7 +81,7 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
 
 
 def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
-    asked = asked_of(recipe)
+    asked = source_columns(recipe)
     return run_child(
         work,
         "training.programs.create_model",

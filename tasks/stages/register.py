@@ -49,7 +49,7 @@ from tasks.tracking.connection import (
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 from training.recipe.column_types import EXAMPLES
-from training.recipe.rules.column_rules import asked_of
+from training.recipe.rules.column_rules import source_columns
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
 MADE_WITH = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "pyarrow", "mlflow", "prefect")
@@ -232,11 +232,11 @@ def _origin(recipe: Recipe, lock: Lock, run: str, artifacts: Mapping[str, Ref]) 
 
 def _judged(recipe: Recipe, verdict: Verdict, artifacts: Mapping[str, Ref]) -> dict[str, str]:
     """How the model is asked, and what was found of it, as tags: a later run may find more, and ask otherwise."""
-    inputs = asked_of(recipe).inputs
+    inputs = source_columns(recipe).inputs
     tags = {
         MAX_LENGTH_TAG: str(recipe.tokens.max_length),
         TASK_TAG: json.dumps(recipe.task_and_options, ensure_ascii=False),
-        COLUMNS_TAG: json.dumps({column.name: column.of for column in inputs}, ensure_ascii=False),
+        COLUMNS_TAG: json.dumps({column.name: column.source_name for column in inputs}, ensure_ascii=False),
         VERDICT_TAG: verdict.decision,
         REASON_TAG: verdict.reason,
         SPLIT_TAG: recipe.judged_split,
@@ -277,7 +277,7 @@ def _log_model(
             "run_id": run_id,
             "registry": recipe.release.registry,
             **recipe.task_and_options,
-            "inputs": [column.name for column in asked_of(recipe).inputs],
+            "inputs": [column.name for column in source_columns(recipe).inputs],
             "labels": json.loads((artifacts["load_data"].path / "labels.json").read_text()),
             "requirements": [f"{k}=={v}" for k, v in library_versions(SERVED_WITH).items() if k != "python"],
             "max_length": recipe.tokens.max_length,
@@ -306,5 +306,8 @@ def _registered(client: Any, name: str, trained: Ref, champion: object) -> str |
 def asking(recipe: Recipe) -> str:
     """What `finetune predict` is given behind the model's name: `"some text"`, and whatever else a row of it has."""
     own = f" --task {recipe.task}" if ":" in recipe.task else ""
-    columns = asked_of(recipe).inputs
-    return " ".join(f"'{EXAMPLES[one.form]}'" if one.form in EXAMPLES else f'"some {one.of}"' for one in columns) + own
+    columns = source_columns(recipe).inputs
+    return (
+        " ".join(f"'{EXAMPLES[one.form]}'" if one.form in EXAMPLES else f'"some {one.source_name}"' for one in columns)
+        + own
+    )

@@ -20,7 +20,7 @@ from tasks.registry.champions import PARTS, folders_of
 from tasks.registry.garbage_collection import in_use
 from tasks.stages.fit import fits_of
 from tasks.stages.resolve import pin
-from training.data.file_systems import shown
+from training.data.file_systems import display_name
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError
 from training.recipe import Recipe, parse
@@ -115,7 +115,7 @@ def as_pinned(recipe: Recipe, record: Mapping[str, Any]) -> Lock:
     there = {f.path: f.sha256 for split in now.data_files.values() for f in split}
     there |= {f.path: f.sha256 for f in now.model_files.values()}
     problems = [
-        Problem(kind=kind, where=shown(file.path), message=_why_not(file.sha256, there.get(file.path)))
+        Problem(kind=kind, where=display_name(file.path), message=_why_not(file.sha256, there.get(file.path)))
         for kind, pinned in zip(("data", "model"), files, strict=True)
         for file in pinned
         if there.get(file.path) != file.sha256

@@ -24,7 +24,7 @@ from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.machines import machines_of
 from tasks.registry.champions import rows_digest, started_from
 from training.data.file_systems import is_url
-from training.data.listing import Found
+from training.data.listing import SourceFile
 from training.data.sources import find, fingerprint, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetched
 from training.jobs.protocol import write_atomically
@@ -230,7 +230,7 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
     }
 
 
-def _size(file: Found) -> int | None:
+def _size(file: SourceFile) -> int | None:
     return file.size_bytes if is_url(file.file) else Path(file.file).stat().st_size
 
 

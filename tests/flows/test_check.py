@@ -264,7 +264,7 @@ def test_rows_of_a_kind_without_labels_are_shown_without_a_table_of_them(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path / "model")
-    asked = ["task=tests.training.rows.task_types:Lines", "data.label=null"]
+    asked = ["task=tests.training.data.task_types:Lines", "data.label=null"]
     asked += [f"model={{source: folder, path: {tmp_path / 'model'}}}"]
     assert check(file, *(word for one in asked for word in ("--set", one))) == 0
     head, train, validation, blank, note, *_ = capsys.readouterr().out.splitlines()

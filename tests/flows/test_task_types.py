@@ -12,7 +12,7 @@ from tests.flows.small import finetune
 from tests.task_types import ROWS, TINY, recipe_of, write_project
 from training import task_types
 from training.recipe import parse
-from training.recipe.rules.column_rules import asked_of
+from training.recipe.rules.column_rules import source_columns
 
 
 @pytest.mark.drill
@@ -29,7 +29,7 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
     result = json.loads(told.read_text())
     assert result["model"]["registered"] == f"{task}/1" and result["verdict"]["decision"] == "promote"
 
-    shown = [column.of for column in asked_of(parse(recipe_of(task, tmp_path / "rows"))).inputs]
+    shown = [column.source_name for column in source_columns(parse(recipe_of(task, tmp_path / "rows"))).inputs]
     rows, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
     whole = map(json.loads, (tmp_path / "rows/validation.jsonl").read_text().splitlines())
     rows.write_text("\n".join(json.dumps({name: row[name] for name in shown}) for row in whole))

@@ -47,7 +47,7 @@ ALLOWED_WHOLE = (*(name for name in code.NOT_INPUTS if name.startswith("tasks.")
 ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Level", "Recipe", "parse"},
     "training.recipe.code_fields": {"named_code"},
-    "training.recipe.rules.column_rules": {"asked_of", "code_for_rows"},
+    "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
     "training.recipe.lora": {"Lora", "packages_of"},
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
     "training.recipe.overrides": {"merge"},

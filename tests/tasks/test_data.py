@@ -21,15 +21,15 @@ def inputs(task: str, **data: Any) -> dict[str, Any]:
 
 
 def test_rows_are_named_by_the_columns_that_their_kind_has_of_them() -> None:
-    task = "tests.training.rows.task_types:Tagging"
+    task = "tests.training.data.task_types:Tagging"
     plain, named = inputs(task), inputs(task, columns={"tags": "ner"})
     assert {name: named[name] for name in named if plain.get(name) != named[name]} == {"data.columns.tags": "ner"}
     assert (plain["task.columns.words"], plain["task.checks.uneven"]) == ("texts", "error")
 
 
 def test_code_of_a_kind_names_rows_only_where_it_looks_at_them() -> None:
-    looks = inputs("tests.training.rows.task_types:Tagging")
-    blind = inputs("tests.training.rows.task_types:Lines", text=["text"])
+    looks = inputs("tests.training.data.task_types:Tagging")
+    blind = inputs("tests.training.data.task_types:Lines", text=["text"])
     usual = inputs("sequence-classification", text=["text"], label="label")
     assert [name for name in looks if "task_types" in name and name.startswith("code.")] != []
     assert [name for one in (blind, usual) for name in one if "task_types" in name or "batching" in name] == []

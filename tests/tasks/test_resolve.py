@@ -26,7 +26,7 @@ from tests.hub.server import Hub
 from tests.s3 import BUCKET, KEYS, S3, server
 from training.data import listing
 from training.data.decoding import opened
-from training.data.listing import asked
+from training.data.listing import stat_url
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
@@ -256,7 +256,7 @@ def test_a_file_system_that_tells_nothing_of_changes_is_read_each_time(
     for settled_s, remembered in ((3.0, False), (0.0, True)):  # by its time alone, which has only just passed
         monkeypatch.setattr(listing, "SETTLED_S", settled_s)
         found = pin(recipe).data_files["train"][0]
-        state = asked(url)
+        state = stat_url(url)
         assert found.sha256 == hashlib.sha256(ROWS).hexdigest() and state is not None
         assert (state.state is not None and digests.recalled(url, state.state) == found.sha256) == remembered
     memory.pipe(url, ROWS * 2)

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tests.training import tiny
+from tests.training.data.test_forms import told
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
-from tests.training.rows.test_forms import told
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
 from training.engine.serving import Asker

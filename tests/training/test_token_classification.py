@@ -20,8 +20,8 @@ from seqeval.metrics.sequence_labeling import get_entities
 from tokenizers import models, normalizers, pre_tokenizers
 
 from tests.training import tiny, vocabularies
+from tests.training.data.test_forms import json_lines, run, told
 from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
-from tests.training.rows.test_forms import json_lines, run, told
 from tests.training.test_exact_tokens import python_pieces
 from tests.training.vocabularies import ROBERTA, WORD_PIECES, save_repository
 from training.batching.batches import IGNORED, LengthGroupedBatches, TokenRows
@@ -199,8 +199,8 @@ def test_batches_are_padded_as_the_librarys_collator_pads(tmp_path: Path, side: 
 
 def test_a_batch_without_any_target_costs_nothing_and_is_still_a_number(tmp_path: Path, pieces: Path) -> None:
     rows = tokenized(save_rows(tmp_path / "data"), pieces, tmp_path / "out")
-    asked = {"loss": "cross_entropy", "class_weights": None, "label_smoothing_factor": 0.0}
-    loss = KIND.loss(asked, TAGS, rows, outside=False)
+    wanted = {"loss": "cross_entropy", "class_weights": None, "label_smoothing_factor": 0.0}
+    loss = KIND.loss(wanted, TAGS, rows, outside=False)
     empty = KIND.collator(load_tokenizer(pieces), 1)([rows[1]])
     logits = torch.randn(1, 2, 5, requires_grad=True)
     loss(logits, empty["labels"]).backward()
@@ -322,8 +322,8 @@ def fit_job(world: Path, tags: Path, job_dir: Path, **training: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(world: Path, tags: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    asked = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
-    job_dir = fit_job(world, tags, tmp_path_factory.mktemp("jobs") / "undisturbed", **asked)
+    wanted = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
+    job_dir = fit_job(world, tags, tmp_path_factory.mktemp("jobs") / "undisturbed", **wanted)
     assert finish(job_dir).state == "finished"
     return job_dir
 
@@ -331,8 +331,8 @@ def fitted(world: Path, tags: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_training_killed_at_many_instants_ends_with_the_same_weights_and_curve(
     world: Path, tags: Path, fitted: Path, tmp_path: Path
 ) -> None:
-    asked = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
-    job_dir = fit_job(world, tags, tmp_path / "killed", **asked)
+    wanted = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
+    job_dir = fit_job(world, tags, tmp_path / "killed", **wanted)
     kills = [kill_when(job_dir, lambda count=count: checkpoints_written(job_dir) >= count) for count in (1, 7, 14)]
     assert finish(job_dir).state == "finished" and sum(kills) >= 2
     assert_same(job_dir, fitted)
@@ -383,9 +383,9 @@ def test_each_word_that_was_not_cut_has_the_tag_that_the_model_gives_its_first_t
 def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as_spans(
     tags: Path, predicted: Path, tmp_path: Path
 ) -> None:
-    asked = {"slices": ["length_bucket"], "each": [], "named": {}, "fewest_rows": 10, "most_groups": 50}
+    wanted = {"slices": ["length_bucket"], "each": [], "named": {}, "fewest_rows": 10, "most_groups": 50}
     inputs = {"predictions": predicted, "data": tags / "data", "tokens": tags / "tokens", "model": tags / "base"}
-    output = run_program(score, tmp_path / "score", inputs, metrics=NAMES, labels=NAMED, **asked)
+    output = run_program(score, tmp_path / "score", inputs, metrics=NAMES, labels=NAMED, **wanted)
     table = pq.read_table(predicted / "validation.parquet")
     given = [[NAMED[tag or 0] for tag in row] for row in table["prediction"].to_pylist()]
     true = [[NAMED[tag] for tag in row] for row in table["label"].to_pylist()]
@@ -400,9 +400,9 @@ def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as
     ]
     assert (output / "log/spans_validation.png").read_bytes()[:4] == b"\x89PNG"
     with open(output / "log/predictions_sample.csv", newline="", encoding="utf-8") as file:
-        shown = list(csv.DictReader(file))
+        display_name = list(csv.DictReader(file))
     text = sentences(60, 2)["text"]
-    for one in shown:
+    for one in display_name:
         words, row = text[int(one["row"])], int(one["row"])
         assert one["text"] == str(words)
         for name, tags_of_row in (("label", true[row]), ("prediction", given[row])):
@@ -425,9 +425,9 @@ def test_a_champion_with_tags_in_another_order_is_compared_by_their_names(
     nothing = pa.array([[0] * len(row) for row in swapped], pa.list_(pa.int64()))
     pq.write_table(own.set_column(column, "prediction", nothing), tmp_path / "champion/validation.parquet")
     inputs = {"predictions": predicted, "champion": tmp_path / "champion", "data": tags / "data"}
-    asked = {"metrics": ["accuracy", "f1"], "less_is_better": [], "margin": 0.0, "confidence": 0.95}
+    wanted = {"metrics": ["accuracy", "f1"], "less_is_better": [], "margin": 0.0, "confidence": 0.95}
     about = {"split": "validation", "labels": NAMED, "champion": "tags/1", "warnings": []}
-    output = run_program(compare, tmp_path / "compare", inputs, figure="accuracy", **asked, **about)
+    output = run_program(compare, tmp_path / "compare", inputs, figure="accuracy", **wanted, **about)
     found = json.loads((output / "comparison.json").read_text())
     words = sum(map(len, swapped))
     outside = sum(row.count(0) for row in own["label"].to_pylist())

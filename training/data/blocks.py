@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from training.problems import Problem, UserError, nearest
-from training.recipe.filters import parse_filter
 from training.recipe.source_columns import OWN_FIELDS
 
 if TYPE_CHECKING:
     from training.recipe import Data
-    from training.recipe.source_columns import Asked
+    from training.recipe.source_columns import SourceColumns
 
 SPLITS = ("train", "validation", "test")
 
@@ -33,7 +32,7 @@ class Fault:
     row: int
     check: str
     """The check that it falls under, as `data.checks` names it."""
-    what: str
+    description: str
     value: str = ""
     """What the row holds, told of the first row with this fault; follows `what`."""
 
@@ -69,18 +68,12 @@ class Block:
         return replace(self, rows=self.rows.filter(rows), numbers=numbers, faults=(), remarks=(), slices=slices)
 
 
-def wanted(asked: Asked) -> list[str]:
-    """The columns that are read, under the recipe's names: those of the task type, and what the filter asks for."""
-    of_filter = parse_filter(asked.data.filter).columns if asked.data.filter else ()
-    return list(dict.fromkeys([*asked.by_source, *of_filter]))
-
-
-def stored_names(asked: Asked, there: Sequence[str], where: str) -> dict[str, str]:
+def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> dict[str, str]:
     """The recipe's name of each wanted column, and what the source calls it.
 
     Raises UserError for the columns that the recipe names and the source lacks, or has twice.
     """
-    data = asked.data
+    data = wanted.data
     renamed = [data.rename.get(name, name) for name in there]
     found = dict(zip(renamed, there, strict=True))
     problems = []
@@ -89,28 +82,28 @@ def stored_names(asked: Asked, there: Sequence[str], where: str) -> dict[str, st
             message = f"{where} has no column {old!r}: it has {', '.join(there)}.{nearest(old, there)}"
             problems.append(Problem(kind="data", where="data.rename", message=message))
     new = {name for old, name in data.rename.items() if old not in there}
-    for name in wanted(asked):
-        field = asked.by_source[name].field if name in asked.by_source else "data.filter"
+    for name in wanted.names:
+        field = wanted.by_source[name].field if name in wanted.by_source else "data.filter"
         if renamed.count(name) > 1:
             message = f"{where} has {renamed.count(name)} columns called {name!r}: rename all but one."
             problems.append(Problem(kind="data", where=field, message=message))
         elif name not in found and name not in new:
             message = f"{where} has no column {name!r}: it has {', '.join(renamed)}.{nearest(name, renamed)}"
-            problems.append(Problem(kind="data", where=field, message=f"{message}{_other_way(asked, renamed)}"))
-    for name in asked.unasked(renamed):
+            problems.append(Problem(kind="data", where=field, message=f"{message}{_other_way(wanted, renamed)}"))
+    for name in wanted.unnamed(renamed):
         message = f"{where} has a column {name!r}, and the recipe does not say that it is to be taken: set this to "
         message += f"{name}, or, where it is something else, data.rename to {{{name}: another_name}}."
         problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
     problems += _cast_to_nothing(data, renamed, where)
     if problems:
         raise UserError(problems)
-    return {name: found[name] for name in wanted(asked)}
+    return {name: found[name] for name in wanted.names}
 
 
-def _other_way(asked: Asked, there: Collection[str]) -> str:
+def _other_way(wanted: SourceColumns, there: Collection[str]) -> str:
     """What to set where the columns of another of the task type's ways to have rows are there; else nothing."""
     has = {*there} - OWN_FIELDS.keys()
-    for one in asked.task_type.column_sets():
+    for one in wanted.task_type.column_sets():
         way = [name for name, column in one.items() if not column.optional]
         if has.issuperset(way):
             # Columns that may be left out are named, too: the recipe has to say whether they are taken.
@@ -132,13 +125,13 @@ def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Probl
     ]
 
 
-def refused(where: str, message: str) -> UserError:
+def source_error(where: str, message: str) -> UserError:
     """That a source cannot be read as a whole."""
     ended = message if message.endswith((".", "?")) else f"{message}."
     return UserError([Problem(kind="data", where=where, message=ended)])
 
 
-def shortly(value: object) -> str:
+def shortened(value: object) -> str:
     """A value in a message, cut to what fits there."""
     try:
         text = repr(value)

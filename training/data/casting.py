@@ -11,19 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.blocks import Block, Fault, shortly
+from training.data.blocks import Block, Fault, shortened
 from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character, split_at
 from training.data.mappings import NUMBERS
-from training.data.plain_types import is_list, plain, with_names
+from training.data.plain_types import is_list, plain, with_label_names
 from training.problems import Problem, UserError
 from training.recipe.column_types import Form
 from training.recipe.filters import Filter, parse_filter
-from training.recipe.source_columns import Asked, Stored
+from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-AS_WRITTEN: Mapping[Form, pa.DataType] = {
+UNCODED_TYPES: Mapping[Form, pa.DataType] = {
     "text": pa.string(),
     "texts": pa.list_(pa.string()),
     "label": pa.string(),
@@ -38,7 +38,7 @@ _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
 
 @dataclass(frozen=True)
-class Shaped:
+class CastBlock:
     """A block whose rows are the task type's columns, in the types of AS_WRITTEN, null where missing."""
 
     block: Block
@@ -46,17 +46,17 @@ class Shaped:
     """Rows that the filter took away."""
 
 
-def shaped(blocks: Iterable[Block], asked: Asked) -> Iterator[Shaped]:
+def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[CastBlock]:
     """The blocks as the recipe wants them, up to its limit.
 
     Raises UserError for columns whose type is none that the task type wants, and for a filter that compares what
     cannot be compared.
     """
-    data = asked.data
-    wish = parse_filter(data.filter) if data.filter else None
+    data = wanted.data
+    row_filter = parse_filter(data.filter) if data.filter else None
     left = data.limit
     for block in blocks:
-        made = _shape(block, asked, wish, left)
+        made = _cast_block(block, wanted, row_filter, left)
         if left is not None:
             left -= made.block.rows.num_rows
         yield made
@@ -64,22 +64,22 @@ def shaped(blocks: Iterable[Block], asked: Asked) -> Iterator[Shaped]:
             return
 
 
-def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) -> Shaped:
+def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, left: int | None) -> CastBlock:
     plain_columns = [plain(column) for column in block.rows.columns]
     rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
     numbers, faults, remarks = block.numbers, list(block.faults), block.remarks
-    _need_casts(rows.schema, asked, block.where)
+    _need_casts(rows.schema, wanted, block.where)
     for name in rows.schema.names:
         for convert in (_decoded, _cast, _nested):
-            column, wrong = convert(name, rows.column(name), asked, block)
-            faults += [Fault(int(numbers[place]), *what) for place, what in wrong.items()]
+            column, wrong = convert(name, rows.column(name), wanted, block)
+            faults += [Fault(int(numbers[place]), *description) for place, description in wrong.items()]
             rows = rows.set_column(rows.schema.names.index(name), name, column)
             if wrong:
                 good = np.ones(rows.num_rows, bool)
                 good[list(wrong)] = False
                 rows, numbers = rows.filter(pa.array(good)), numbers[good]
-    _need_types(rows.schema, asked, block.where)
-    mask = np.ones(rows.num_rows, bool) if wish is None else _wished(wish, rows, block.where)
+    _need_types(rows.schema, wanted, block.where)
+    mask = np.ones(rows.num_rows, bool) if row_filter is None else _mask_of(row_filter, rows, block.where)
     places = np.flatnonzero(mask)
     if left is not None and len(places) >= left:
         # What stands behind the last row that is kept counts for nothing.
@@ -89,8 +89,8 @@ def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) ->
     if len(places) < rows.num_rows:
         rows, numbers = rows.take(pa.array(places)), numbers[places]
     # A cast value is a label of its own, not the place of a name.
-    names = () if asked.labels is None or asked.labels.of in asked.data.cast else block.label_names
-    arrays = {column.name: _stored(rows.column(column.of), column, names) for column in asked.columns}
+    names = () if wanted.labels is None or wanted.labels.source_name in wanted.data.cast else block.label_names
+    arrays = {column.name: _stored(rows.column(column.source_name), column, names) for column in wanted.columns}
     slices = block.slices
     if slices and len(numbers) < len(block.numbers):
         there = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
@@ -99,31 +99,31 @@ def _shape(block: Block, asked: Asked, wish: Filter | None, left: int | None) ->
     block = replace(
         block, rows=rows, numbers=numbers, faults=tuple(faults), remarks=remarks, slices=slices, label_names=names
     )
-    return Shaped(block, len(mask) - len(places))
+    return CastBlock(block, len(mask) - len(places))
 
 
-def _wished(wish: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
     try:
-        mask: np.ndarray[Any, np.dtype[np.bool_]] = wish.mask(rows).to_numpy(zero_copy_only=False)
+        mask: np.ndarray[Any, np.dtype[np.bool_]] = row_filter.mask(rows).to_numpy(zero_copy_only=False)
     except ValueError as error:
         raise UserError([Problem(kind="data", where="data.filter", message=f"{where}: {error}")]) from error
     return mask
 
 
-def _decoded(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+def _decoded(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
     """Bytes as text."""
     if not any(check(column.type) for check in _BYTES):
         return column, {}
     decoded, bad = _converted(column, pa.string(), _undecodable)
-    if block.spelt and asked.data.source != "csv":  # texts of Python's by now, so their bytes were decoded
+    if block.spelt and wanted.data.source != "csv":  # texts of Python's by now, so their bytes were decoded
         return decoded, dict.fromkeys(bad, half_character(name))
     return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
 
 
-def _cast(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
     """The column in the type that the recipe or the task type wants, if any. An empty text is no number but no
     value."""
-    if name not in asked.casts or not _is_cast(column.type, to := ARROW[asked.casts[name]]):
+    if name not in wanted.casts or not _is_cast(column.type, to := ARROW[wanted.casts[name]]):
         return column, {}
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), to), {}
@@ -137,18 +137,18 @@ def _cast(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.A
     if pa.types.is_temporal(given.type) and to == pa.string():  # where Arrow does not raise but writes that it failed
         failed = pc.starts_with(cast, "<value out of range").fill_null(False)
         bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
-    if asked.form_of(name) == "number":
+    if wanted.form_of(name) == "number":
         bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
-    what = f"holds no {asked.cast_to(name)} in column {name!r}"
-    return cast, {place: ("type", what, f": {_told(column[place])}") for place in bad}
+    description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
+    return cast, {place: ("type", description, f": {_told(column[place])}") for place in bad}
 
 
-def _nested(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa.Array, Wrong]:
+def _nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
     """Lists as such, and values as their JSON."""
-    if (form := asked.form_of(name)) is None or form not in NESTED:
+    if (form := wanted.form_of(name)) is None or form not in NESTED:
         return column, {}
-    separator = asked.data.label_separator if form == "labels" else None
-    is_json = block.spelt and asked.data.source != "csv"
+    separator = wanted.data.label_separator if form == "labels" else None
+    is_json = block.spelt and wanted.data.source != "csv"
     if separator is not None and not is_json and any(check(column.type) for check in _TEXT):
         return split_at(separator, column), {}
     if block.spelt:
@@ -158,7 +158,7 @@ def _nested(name: str, column: pa.Array, asked: Asked, block: Block) -> tuple[pa
 
 def _told(value: pa.Scalar) -> str:
     try:
-        return shortly(value.as_py())
+        return shortened(value.as_py())
     except (ValueError, OverflowError, LookupError):  # a time or zone that Python has no object for
         return f"a {value.type} out of range"
 
@@ -209,10 +209,10 @@ def _is_cast(task_type: pa.DataType, to: pa.DataType) -> bool:
     return True
 
 
-def _need_casts(schema: pa.Schema, asked: Asked, where: str) -> None:
+def _need_casts(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
     """Raises UserError for columns that cannot be cast as the recipe wants."""
     problems = []
-    for name, to in asked.data.cast.items():
+    for name, to in wanted.data.cast.items():
         if name in schema.names and to not in (possible := _casts(schema.field(name).type)):
             instead = f"choose {' or '.join(possible)}, or" if possible else "take another column, or"
             message = (
@@ -224,27 +224,29 @@ def _need_casts(schema: pa.Schema, asked: Asked, where: str) -> None:
         raise UserError(problems)
 
 
-def _stored(values: pa.Array, column: Stored, names: tuple[str, ...]) -> pa.Array:
+def _stored(values: pa.Array, column: StoredColumn, names: tuple[str, ...]) -> pa.Array:
     """The column as written; whole-number labels become the names that the source has for them."""
     if column.form == "label":
-        values = with_names(values, names)
-    values = values.cast(AS_WRITTEN[column.form], safe=False)
+        values = with_label_names(values, names)
+    values = values.cast(UNCODED_TYPES[column.form], safe=False)
     if column.may_be_empty and values.null_count and column.form in ("text", "texts"):
         values = pc.coalesce(values, pa.scalar("" if column.form == "text" else [], values.type))
     return values
 
 
-def _need_types(schema: pa.Schema, asked: Asked, where: str) -> None:
+def _need_types(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
     """Raises UserError for columns whose type is none that the task type wants."""
     problems = []
-    for column in asked.columns:
-        task_type = schema.field(column.of).type
+    for column in wanted.columns:
+        task_type = schema.field(column.source_name).type
         if not _fits(task_type, column.form):
-            message = f"column {column.of!r} of {where} is of type {task_type}: it must hold {_NEEDED[column.form]}"
+            message = (
+                f"column {column.source_name!r} of {where} is of type {task_type}: it must hold {_NEEDED[column.form]}"
+            )
             number = pa.types.is_floating(task_type) or pa.types.is_decimal(task_type)
             best = "int64" if column.form == "label" and number else "string"
             if column.form in ("text", "label") and best in _casts(task_type):
-                message += f"; to convert it, set data.cast.{column.of}: {best}"
+                message += f"; to convert it, set data.cast.{column.source_name}: {best}"
             problems.append(Problem(kind="data", where=column.field, message=f"{message}."))
     if problems:
         raise UserError(problems)

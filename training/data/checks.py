@@ -15,65 +15,68 @@ from training.recipe.tables.checks import LEVELS, Level
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from training.data.duplicates import Twins
-    from training.data.row_statistics import Survey
+    from training.data.duplicates import DuplicateTexts
+    from training.data.row_statistics import SplitStatistics
     from training.recipe.column_types import Mask
-    from training.recipe.source_columns import Asked, Stored
+    from training.recipe.source_columns import SourceColumns, StoredColumn
 
 # A missing value as programs spell it: where such a word stands in a file, it is a text like any other.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
 
-MOST_LABELS_TOLD = 5
+MAX_LABELS_NAMED = 5
 LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers take hours for a word as long
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """What a check of a whole split found."""
 
     where: str
     message: str
 
 
-def blank_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
+def blank_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
     """Texts that are empty or white space, and other values that are missing: the model would learn from nothing."""
-    for column in asked.contents:
+    for column in wanted.contents:
         if not column.may_be_empty:
-            yield f"has no {_WORDS.get(column.form, 'value')} in column {column.of!r}", _missing(rows, column)
+            yield f"has no {_WORDS.get(column.form, 'value')} in column {column.source_name!r}", _missing(rows, column)
         if column.form == "texts":
-            yield f"has an empty text in column {column.of!r}", _with_blank(rows.column(column.name))
+            yield f"has an empty text in column {column.source_name!r}", _with_blank(rows.column(column.name))
 
 
-def long_text(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
+def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
     """Texts that are longer than any that somebody wrote: a whole file behind a quotation mark, or no text at all."""
     import pyarrow.compute as pc
 
-    from training.data.lists import each, sums
+    from training.data.lists import flat_values, row_sums
 
-    what = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column"
-    for column in asked.contents:
+    description = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column"
+    for column in wanted.contents:
         values = rows.column(column.name)
         if column.form == "texts":
-            long = sums(values, pc.binary_length(each(values))) > LONGEST_TEXT_BYTES
-            yield f"has texts of more than {LONGEST_TEXT_BYTES:,} bytes together in column {column.of!r}", long
+            long = row_sums(values, pc.binary_length(flat_values(values))) > LONGEST_TEXT_BYTES
+            yield f"has texts of more than {LONGEST_TEXT_BYTES:,} bytes together in column {column.source_name!r}", long
         elif column.form != "number":
             too_long = pc.greater(pc.binary_length(values), LONGEST_TEXT_BYTES).fill_null(False)
-            yield f"{what} {column.of!r} (is a quotation mark never closed?)", too_long.to_numpy(zero_copy_only=False)
+            yield (
+                f"{description} {column.source_name!r} (is a quotation mark never closed?)",
+                too_long.to_numpy(zero_copy_only=False),
+            )
 
 
-def missing_label(rows: pa.RecordBatch, asked: Asked) -> Iterator[tuple[str, Mask]]:
+def missing_label(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
     """Labels that are null, empty or white space. A list of none is a value like others."""
-    for column in asked.columns:
+    for column in wanted.columns:
         if column.is_label and not column.target:
-            yield f"has no label in column {column.of!r}", _missing(rows, column)
+            yield f"has no label in column {column.source_name!r}", _missing(rows, column)
         if column.form == "labels":
-            yield f"has an empty label in column {column.of!r}", _with_blank(rows.column(column.name))
+            yield f"has an empty label in column {column.source_name!r}", _with_blank(rows.column(column.name))
 
 
 _WORDS = {"text": "text", "texts": "texts"}
 
 
-def _missing(rows: pa.RecordBatch, column: Stored) -> Mask:
+def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
     """The rows that have nothing in a column."""
     import pyarrow.compute as pc
 
@@ -90,9 +93,9 @@ def _missing(rows: pa.RecordBatch, column: Stored) -> Mask:
 
 def _with_blank(lists: pa.Array) -> Mask:
     """The rows one of whose texts is empty or white space."""
-    from training.data.lists import any_of, each
+    from training.data.lists import flat_values, rows_with_any
 
-    return any_of(lists, _blank(each(lists)))
+    return rows_with_any(lists, _blank(flat_values(lists)))
 
 
 def _blank(column: pa.Array) -> pa.Array:
@@ -101,149 +104,173 @@ def _blank(column: pa.Array) -> pa.Array:
     return pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
 
 
-def no_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def no_rows(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """A split without rows: nothing to learn from, or nothing to judge by."""
-    if survey.corrected and survey.held_out is not None:
+    if statistics.corrected and statistics.held_out is not None:
         return  # rows that were left out may have belonged here
-    known = " of a known label" if survey.labels else ""
-    if not survey.rows and survey.held_out is not None:
+    known = " of a known label" if statistics.labels else ""
+    if not statistics.rows and statistics.held_out is not None:
         message = (
-            f"no row of train{known} fell into the {survey.held_out:g} of them that are held out: give more rows, or "
-            f"raise data.{survey.split}_size."
+            f"no row of train{known} fell into the {statistics.held_out:g} of them that are held out: give more "
+            f"rows, or raise data.{statistics.split}_size."
         )
-        yield Found(f"data.{survey.split}_size", message)
-    elif not survey.rows:
-        gone = " once it is filtered" if survey.filtered else ""
-        message = f"the {survey.split} split has no rows{known}{gone}: choose another or, for test, leave it out."
-        yield Found(f"data.splits.{survey.split}", message)
+        yield Finding(f"data.{statistics.split}_size", message)
+    elif not statistics.rows:
+        removed = " once it is filtered" if statistics.filtered else ""
+        message = (
+            f"the {statistics.split} split has no rows{known}{removed}: choose another or, for test, leave it out."
+        )
+        yield Finding(f"data.splits.{statistics.split}", message)
 
 
-def unknown_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def unknown_label(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Labels that the model has no output for."""
-    unknown = [label for label in survey.labels if label not in places]
-    for label in unknown[:MOST_LABELS_TOLD]:
-        if count := survey.labels[label]:
+    unknown = [label for label in statistics.labels if label not in places]
+    for label in unknown[:MAX_LABELS_NAMED]:
+        if count := statistics.labels[label]:
             rows = "1 row" if count == 1 else f"{count:,} rows"
             known = ", ".join(list(places)[:20]) + (", …" if len(places) > 20 else "")
             hidden = " At the Hub -1 stands for a label kept back: leave this split out." if label == "-1" else ""
-            message = f"label {label!r} ({rows} of {survey.split}) is unknown: choose from {known}.{hidden}"
-            yield Found(survey.first[label], message)
-    if (more := len(unknown) - MOST_LABELS_TOLD) > 0:
-        yield Found(f"data.splits.{survey.split}", f"{more:,} more labels of {survey.split} are unknown.")
+            message = f"label {label!r} ({rows} of {statistics.split}) is unknown: choose from {known}.{hidden}"
+            yield Finding(statistics.first[label], message)
+    if (more := len(unknown) - MAX_LABELS_NAMED) > 0:
+        yield Finding(f"data.splits.{statistics.split}", f"{more:,} more labels of {statistics.split} are unknown.")
 
 
-def single_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def single_label(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Training rows that all have one label, or one number to predict, teach nothing."""
-    for column, value in survey.only_number.items():
-        left_out = survey.corrected and survey.left_out  # rows that may have other numbers
-        if survey.split == "train" and survey.rows and value is not None and not left_out:
+    for column, value in statistics.only_number.items():
+        left_out = statistics.corrected and statistics.left_out  # rows that may have other numbers
+        if statistics.split == "train" and statistics.rows and value is not None and not left_out:
             message = f"the train split has only the number {value:g}: it needs rows of at least two different numbers."
-            yield Found(column.field, message)
-    labels = [label for label in survey.labels if label in places]
-    if survey.asked.labels and survey.split == "train" and survey.rows and len(labels) < 2:
+            yield Finding(column.field, message)
+    labels = [label for label in statistics.labels if label in places]
+    if statistics.wanted.labels and statistics.split == "train" and statistics.rows and len(labels) < 2:
         has = f"only the label {labels[0]!r}" if labels else "no known label"
         message = f"the train split has {has}: it needs rows of at least two labels."
-        yield Found(survey.asked.labels.field, message)
+        yield Finding(statistics.wanted.labels.field, message)
 
 
-def absent_label(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def absent_label(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Labels of the model that a split has no row of: nothing is learnt of them, or no figure speaks of them."""
-    absent = _absent(survey, places)
-    misspelt = any(label not in places for label in survey.labels)  # they may be the absent ones
-    if survey.rows and absent and not misspelt:
-        effect = "the model cannot learn them" if survey.split == "train" else "its figures say nothing of them"
-        message = f"the {survey.split} split has no row of {_listed(absent)}: {effect}; add rows, or name other labels."
-        yield Found(f"data.splits.{survey.split}", message)
+    absent = _absent(statistics, places)
+    misspelt = any(label not in places for label in statistics.labels)  # they may be the absent ones
+    if statistics.rows and absent and not misspelt:
+        effect = "the model cannot learn them" if statistics.split == "train" else "its figures say nothing of them"
+        message = (
+            f"the {statistics.split} split has no row of {_listed(absent)}: {effect}; add rows, or name other labels."
+        )
+        yield Finding(f"data.splits.{statistics.split}", message)
 
 
-def mixed_labels(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def mixed_labels(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Labels that are whole numbers in some rows and words in others: mostly two files that were joined."""
-    numbers = [label for label in survey.labels if label.lstrip("-").isdecimal()]
-    words = [label for label in survey.labels if label not in numbers]
-    if numbers and words and survey.split == "train" and not survey.named:
-        word, number = min(words, key=survey.labels.__getitem__), min(numbers, key=survey.labels.__getitem__)
-        odd = min(word, number, key=survey.labels.__getitem__)
+    numbers = [label for label in statistics.labels if label.lstrip("-").isdecimal()]
+    words = [label for label in statistics.labels if label not in numbers]
+    if numbers and words and statistics.split == "train" and not statistics.named:
+        word, number = min(words, key=statistics.labels.__getitem__), min(numbers, key=statistics.labels.__getitem__)
+        odd = min(word, number, key=statistics.labels.__getitem__)
         message = (
             f"the labels of train are numbers in some rows ({number!r}) and words in others ({word!r}), each a label "
             "of its own: write them all in one way."
         )
-        yield Found(survey.first[odd], message)
+        yield Finding(statistics.first[odd], message)
 
 
-def similar_labels(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def similar_labels(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Labels that differ only by case or spaces, such as `pos` and `Pos `: the model learns each as its own label."""
-    if survey.split != "train":
+    if statistics.split != "train":
         return
     groups: dict[str, list[str]] = {}
-    for label in filter(places.__contains__, survey.labels):
+    for label in filter(places.__contains__, statistics.labels):
         groups.setdefault("".join(label.split()).casefold(), []).append(label)
     for labels in groups.values():
         if len(labels) > 1:
-            rarest = min(labels, key=survey.labels.__getitem__)
-            spelt = ", ".join(f"{label!r} ({_rows(survey.labels[label])})" for label in labels)
+            rarest = min(labels, key=statistics.labels.__getitem__)
+            spelt = ", ".join(f"{label!r} ({_rows(statistics.labels[label])})" for label in labels)
             message = (
                 f"labels of train differ only by case or spaces: {spelt}; if they mean the same, write them alike."
             )
-            yield Found(survey.first[rarest], message)
+            yield Finding(statistics.first[rarest], message)
 
 
-def missing_word(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def missing_word(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Words such as NA for a missing value: here they are texts and labels like others."""
-    for label in survey.labels:
+    for label in statistics.labels:
         if label.strip().lower() in MISSING_WORDS:
             message = (
-                f"the word {label!r} stands as a label in {_rows(survey.labels[label])} of {survey.split}, and counts "
-                f"as one: if it means a missing value, take these rows out, such as by data.filter."
+                f"the word {label!r} stands as a label in {_rows(statistics.labels[label])} of {statistics.split}, and "
+                f"counts as one: if it means a missing value, take these rows out, such as by data.filter."
             )
-            yield Found(survey.first[label], message)
-    for (name, word), (count, first) in survey.missing_words.items():
+            yield Finding(statistics.first[label], message)
+    for (name, word), (count, first) in statistics.missing_words.items():
         message = (
-            f"the word {word!r} is all the text of {_rows(count)} of {survey.split} (column {name!r}), and counts as "
-            "one: if it means a missing value, take these rows out, such as by data.filter."
+            f"the word {word!r} is all the text of {_rows(count)} of {statistics.split} (column {name!r}), and counts "
+            "as one: if it means a missing value, take these rows out, such as by data.filter."
         )
-        yield Found(first, message)
+        yield Finding(first, message)
 
 
-def duplicates(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def duplicates(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Rows whose text stands in an earlier row of the split: they count more than others."""
-    if found := twins.within(survey.split):
+    if found := duplicate_texts.within(statistics.split):
         later, earlier = found.first
         repeat = "1 row repeats" if found.count == 1 else f"{found.count:,} rows repeat"
         message = (
-            f"{repeat} a text of {survey.split} that stands in an earlier row (this one {earlier.told(later)}: "
+            f"{repeat} a text of {statistics.split} that stands in an earlier row (this one {earlier.told(later)}: "
             f"{found.text}): remove what was not meant to count more than once."
         )
-        yield Found(str(later), message)
+        yield Finding(str(later), message)
 
 
-def conflicting_labels(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def conflicting_labels(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Equal texts with different labels: one of them is wrong, or the text does not tell."""
-    if found := twins.conflicts(survey.split):
+    if found := duplicate_texts.conflicts(statistics.split):
         later, earlier = found.first
         texts = "1 text has" if found.count == 1 else f"{found.count:,} texts have"
         message = (
-            f"{texts} different labels in different rows of {survey.split} ({later.label} here, {earlier.label} in "
+            f"{texts} different labels in different rows of {statistics.split} ({later.label} here, {earlier.label} in "
             f"{earlier.told(later, 'row')}: {found.text}): correct the wrong ones."
         )
-        yield Found(str(later), message)
+        yield Finding(str(later), message)
 
 
-def shared_rows(survey: Survey, places: Mapping[str, int], twins: Twins) -> Iterator[Found]:
+def shared_rows(
+    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
+) -> Iterator[Finding]:
     """Rows whose text stands in another split, too: the figures would flatter a model that learnt them by heart."""
-    for other in twins.before(survey.split):
-        if found := twins.shared(other, survey.split):
+    for other in duplicate_texts.before(statistics.split):
+        if found := duplicate_texts.shared(other, statistics.split):
             later, earlier = found.first
             stand = "1 row of {} stands" if found.count == 1 else f"{found.count:,} rows of {{}} stand"
             message = (
-                f"{stand.format(survey.split)} in {other}, too (this one {earlier.told(later)}: {found.text}): "
+                f"{stand.format(statistics.split)} in {other}, too (this one {earlier.told(later)}: {found.text}): "
                 f"figures on them flatter the model; take them out of {other}."
             )
-            yield Found(str(later), message)
+            yield Finding(str(later), message)
 
 
-def _absent(survey: Survey, places: Mapping[str, int]) -> list[str]:
+def _absent(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
     """The labels of the model, as rows write them, of which the split has no row."""
-    there = {places[label] for label in survey.labels if label in places}
+    there = {places[label] for label in statistics.labels if label in places}
     spelt = {place: label for label, place in places.items() if place not in there}
     return [spelt[place] for place in sorted(spelt)]
 
@@ -256,8 +283,8 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-RowCheck = Callable[["pa.RecordBatch", "Asked"], Iterator[tuple[str, "Mask"]]]
-SplitCheck = Callable[["Survey", Mapping[str, int], "Twins"], Iterator[Found]]
+RowCheck = Callable[["pa.RecordBatch", "SourceColumns"], Iterator[tuple[str, "Mask"]]]
+SplitCheck = Callable[["SplitStatistics", Mapping[str, int], "DuplicateTexts"], Iterator[Finding]]
 
 ROW_CHECKS: dict[str, RowCheck] = {
     "blank_text": blank_text,
@@ -284,10 +311,10 @@ LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_l
 """The checks whose rows cannot be used: where they are no error, their rows are left out."""
 
 
-def level_of(check: str, asked: Asked) -> Level:
+def level_of(check: str, wanted: SourceColumns) -> Level:
     """What becomes of what the check finds."""
-    known = {**LEVELS, **asked.task_type.checks}
+    known = {**LEVELS, **wanted.task_type.checks}
     if check not in known:
-        message = f"`faults` of {type(asked.task_type).__name__} tells of a check {check!r}: name it in its `checks`."
+        message = f"`faults` of {type(wanted.task_type).__name__} tells of a check {check!r}: name it in its `checks`."
         raise UserError([Problem(kind="recipe", where="task", message=message)])
-    return asked.data.checks.get(check) or known[check]
+    return wanted.data.checks.get(check) or known[check]

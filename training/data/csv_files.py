@@ -24,24 +24,23 @@ from training.data.blocks import (
     Block,
     Fault,
     Numbers,
-    refused,
-    shortly,
-    stored_names,
-    wanted,
+    match_columns,
+    shortened,
+    source_error,
 )
+from training.data.csv_quotes import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
-from training.data.file_systems import shown
-from training.data.quoting import QuotedFields
+from training.data.file_systems import display_name
 from training.data.sources import delimiter_of
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
-    from training.data.slice_columns import Slices
+    from training.data.slice_columns import SliceColumns
     from training.recipe import Data
     from training.recipe.column_types import Mask
-    from training.recipe.source_columns import Asked
+    from training.recipe.source_columns import SourceColumns
 
-MOST_RAGGED = 10_000  # With more misfitting rows than this, the delimiter is probably wrong.
+MAX_RAGGED = 10_000  # With more misfitting rows than this, the delimiter is probably wrong.
 LONGEST_NAME = 100  # characters; questions of surveys are shorter column names than most texts are texts
 WORDS_OF_TEXT = 3  # a name of this many words may be a text
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
@@ -49,31 +48,31 @@ _YEAR = re.compile(r"(19|20)\d\d")
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
 
-def read_csv(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_csv(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
     """CSV; every value stays the text it is: `NA`, `1.0`, quoted line breaks. Empty rows do not count."""
     for file in pinned[split]:
-        yield from _CsvFile(file, asked, slices).blocks()
+        yield from _CsvFile(file, wanted, slices).blocks()
 
 
 class _CsvFile:
     """One file."""
 
-    def __init__(self, file: str, asked: Asked, slices: Slices) -> None:
-        self._file, self._where, self._asked, self._slices = file, shown(file), asked, slices
-        self._quoted = asked.data.quoting == "standard"
-        self._head = _head(file, asked.data)
-        self._named = _columns_of(self._head, asked, self._where)
+    def __init__(self, file: str, wanted: SourceColumns, slices: SliceColumns) -> None:
+        self._file, self._where, self._wanted, self._slices = file, display_name(file), wanted, slices
+        self._quoted = wanted.data.quoting == "standard"
+        self._head = _head(file, wanted.data)
+        self._named = _columns_of(self._head, wanted, self._where)
         self._others = slices.of_file(self._head.names)
         self._read = list(dict.fromkeys([*self._named.values(), *self._others.values()]))
         self._header_read: int | None = None  # the number of a header that is read as a row, despite data.header
-        self._ragged = _Ragged(self._where, self._head, asked.data, list(self._named.values()))
+        self._ragged = _Ragged(self._where, self._head, wanted.data, list(self._named.values()))
 
     def blocks(self) -> Iterator[Block]:
         """Its rows."""
         header_checked = False
         ragged = self._ragged
-        with opened(self._file, self._asked.data) as raw:
-            has_header = self._asked.data.header is None
+        with opened(self._file, self._wanted.data) as raw:
+            has_header = self._wanted.data.header is None
             head = self._head
             fields = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
             source: QuotedFields | Opened = fields if self._quoted else raw
@@ -88,7 +87,7 @@ class _CsvFile:
                                 yield self._remarks(self._header_remarks(batch, rows, numbers))
                             yield from self._in_blocks(rows, numbers, fields, raw.share)
             except pa.ArrowInvalid as error:
-                raise refused(self._where, _csv_trouble(error, ragged.last)) from error
+                raise source_error(self._where, _csv_trouble(error, ragged.last)) from error
             none = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in self._read})
             rows, numbers = ragged.with_short(none, ragged.numbers(0), at_end=True)
             yield from self._in_blocks(rows, numbers, fields, 1.0)
@@ -101,7 +100,7 @@ class _CsvFile:
                 use_threads=False,
                 block_size=LONGEST_ROW_BYTES,
                 skip_rows=self._head.skipped,
-                column_names=self._asked.data.header,
+                column_names=self._wanted.data.header,
             ),
             # A blank line becomes a row of empty fields, so that rows are numbered as the file has them.
             "parse_options": pyarrow.csv.ParseOptions(
@@ -147,7 +146,7 @@ class _CsvFile:
 
         `rows` are the first of the file, with their `numbers`; `batch` holds as many as pyarrow reads at once.
         """
-        if self._asked.data.header is not None:
+        if self._wanted.data.header is not None:
             filled = np.flatnonzero(~_empty(rows))[:1]
             if len(filled) == 0 or not self._is_header(batch, rows.take(pa.array(filled))):
                 return ()
@@ -185,8 +184,8 @@ class _CsvFile:
 
     def _label_column(self) -> str | None:
         """The file's name of the column with one label a row."""
-        column = self._asked.labels
-        return self._named[column.of] if column and column.form == "label" else None
+        column = self._wanted.labels
+        return self._named[column.source_name] if column and column.form == "label" else None
 
     def _equal_the_header(self, rows: pa.RecordBatch) -> Mask:
         """The rows that hold the names of the columns. One column of several is not enough to say so."""
@@ -219,12 +218,12 @@ class _Head:
 
 
 def _head(file: str, data: Data) -> _Head:
-    where = shown(file)
+    where = display_name(file)
 
     def lines(text: io.TextIOWrapper) -> Iterator[str]:
         while line := text.readline(LONGEST_ROW_BYTES):
             if len(line) == LONGEST_ROW_BYTES:
-                raise refused(where, f"has a header of more than {LONGEST_ROW_BYTES:,} characters")
+                raise source_error(where, f"has a header of more than {LONGEST_ROW_BYTES:,} characters")
             yield line
 
     with opened(file, data) as raw:
@@ -243,10 +242,10 @@ def _head(file: str, data: Data) -> _Head:
                 if row:
                     return _Head(row, delimiter, skipped + blank, first=skipped + blank + 2)
         except csv.Error as error:
-            raise refused(
+            raise source_error(
                 where, f"has no header that can be read ({error}): is a quotation mark never closed?"
             ) from error
-    raise refused(where, "is empty: its first row must name the columns")
+    raise source_error(where, "is empty: its first row must name the columns")
 
 
 def _parsed(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[str]]:
@@ -265,7 +264,7 @@ def _no_names(names: Iterable[str], header: list[str]) -> str | None:
         if name in numbers and not numbered and not (years and _YEAR.fullmatch(name)):
             return f"{name!r} is a number"
         if len(name) > LONGEST_NAME:
-            return f"{shortly(name)} has {len(name):,} characters"
+            return f"{shortened(name)} has {len(name):,} characters"
     return None
 
 
@@ -293,12 +292,12 @@ class _Ragged:
                 self._short.append((row.number, fields))
                 return "skip"
         self._left_out += 1
-        if self._left_out < MOST_RAGGED:
+        if self._left_out < MAX_RAGGED:
             quoted = self._data.quoting == "standard" and row.text.count('"') % 2
             unclosed = " (is a quotation mark never closed? If it is text, set data.quoting: none)" if quoted else ""
             names = "the header has" if self._data.header is None else "data.header names"
-            what = f"has {row.actual_columns} fields where {names} {row.expected_columns}{unclosed}"
-            self._new.append(Fault(row.number, "ragged", what))
+            description = f"has {row.actual_columns} fields where {names} {row.expected_columns}{unclosed}"
+            self._new.append(Fault(row.number, "ragged", description))
         return "skip"
 
     def with_short(
@@ -326,13 +325,13 @@ class _Ragged:
 
     def faults(self) -> tuple[Fault, ...]:
         """Those found since the last call. Raises UserError where there are too many."""
-        if self._left_out >= MOST_RAGGED:
+        if self._left_out >= MAX_RAGGED:
             delimiter = DELIMITERS.get(self._head.delimiter, self._head.delimiter)
             message = (
-                f"has {MOST_RAGGED:,} rows and more that do not fit its header: is {delimiter} what separates its "
+                f"has {MAX_RAGGED:,} rows and more that do not fit its header: is {delimiter} what separates its "
                 "columns (data.delimiter)?"
             )
-            raise refused(self._where, message)
+            raise source_error(self._where, message)
         new, self._new = tuple(self._new), []
         return new
 
@@ -349,36 +348,37 @@ class _Ragged:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _columns_of(head: _Head, asked: Asked, where: str) -> dict[str, str]:
+def _columns_of(head: _Head, wanted: SourceColumns, where: str) -> dict[str, str]:
     """`stored_names`, with the cause where the header is one column that holds another delimiter, or a row of data."""
     header = head.names
     try:
-        return stored_names(asked, header, where)
+        return match_columns(wanted, header, where)
     except UserError as error:
-        if asked.data.header is not None:
+        if wanted.data.header is not None:
             raise
         for other, spelt in DELIMITERS.items():
             if len(header) == 1 and other in header[0]:
                 message = f"the header of {where} is one column, {header[0]!r}: set data.delimiter: {spelt}."
                 raise UserError([Problem(kind="data", where="data.delimiter", message=message)]) from error
-        renamed = {asked.data.rename.get(name, name) for name in header}
-        if renamed.issuperset(wanted(asked)):
+        renamed = {wanted.data.rename.get(name, name) for name in header}
+        if renamed.issuperset(wanted.names):
             raise
         twice = next((f"{name!r} is there twice" for name in header if header.count(name) > 1), None)
         why = _no_names(header, header) or twice
-        if why or (renamed.isdisjoint(wanted(asked)) and "Did you mean" not in str(error)):
+        if why or (renamed.isdisjoint(wanted.names) and "Did you mean" not in str(error)):
             said = f"looks like data, not like names ({why})" if why else "names none of the recipe's columns"
+            shown, example = ", ".join(map(shortened, header[:20])), ", ".join(_example(wanted, len(header)))
             message = (
-                f"the first row of {where} {said}: {', '.join(map(shortly, header[:20]))}. If the table has no header, "
-                f"name its {len(header)} columns, such as data.header: [{', '.join(_example(asked, len(header)))}]."
+                f"the first row of {where} {said}: {shown}. If the table has no header, name its {len(header)} "
+                f"columns, such as data.header: [{example}]."
             )
             problems = [Problem(kind="data", where="data.header", message=message)]
             raise UserError(problems if why else [*error.problems, *problems]) from error
         raise
 
 
-def _example(asked: Asked, count: int) -> list[str]:
-    names = [*wanted(asked), *(f"column_{number}" for number in range(1, count + 1))]
+def _example(wanted: SourceColumns, count: int) -> list[str]:
+    names = [*wanted.names, *(f"column_{number}" for number in range(1, count + 1))]
     return names[:count]
 
 

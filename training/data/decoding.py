@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from training.data.file_systems import PIECE_BYTES, is_url, name_of, open_url, shown, told
+from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, name_of, open_url
 from training.data.sources import EXPORT, SPREADSHEETS
 from training.problems import Problem, UserError
 from training.recipe.tables.formats import PACKED
@@ -131,7 +131,7 @@ def opened(file: str, data: Data) -> Iterator[Opened]:
 def seekable(file: str) -> Iterator[pa.NativeFile]:
     """A local path or URL as it lies, for formats that are read by place (Parquet, Arrow). Raises as `opened` does."""
     if not is_url(file):
-        with told(file):
+        with as_user_error(file):
             local = pa.OSFile(file, "rb")  # no memory map: a file that is cut while it is read would kill the process
         with local:
             yield local
@@ -151,7 +151,7 @@ class _Stored:
         self.file, self.done = file, 0
         self.closed = False
         self.size: int | None
-        with told(file):
+        with as_user_error(file):
             if is_url(file):
                 self._bytes, self.size = open_url(file, by_place=by_place)
             else:
@@ -161,7 +161,7 @@ class _Stored:
     def read(self, size: int = PIECE_BYTES) -> bytes:
         """So many bytes, fewer at the end only: a network gives what has come."""
         parts, missing = [], size
-        with told(self.file):
+        with as_user_error(self.file):
             while missing and (part := self._bytes.read(missing)):
                 parts.append(part)
                 missing -= len(part)
@@ -171,7 +171,7 @@ class _Stored:
     def seekable(self) -> bool:
         """Whether it may be read by place. The last byte is read to see it."""
         try:
-            with told(self.file):
+            with as_user_error(self.file):
                 self._bytes.seek(max(0, (self.size or 0) - 1))
                 self._bytes.read(1)
                 self._bytes.seek(0)
@@ -180,7 +180,7 @@ class _Stored:
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        with told(self.file):
+        with as_user_error(self.file):
             place: int = self._bytes.seek(offset, whence)
         return place
 
@@ -243,10 +243,10 @@ def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str |
 
 def _need_text(start: bytes, file: str) -> None:
     """Raises UserError where a file's first bytes show that it is of another format."""
-    for mark, what in _NO_TEXT.items():
+    for mark, description in _NO_TEXT.items():
         if start.startswith(mark):
             is_sheet = name_of(file).lower().endswith(SPREADSHEETS)
-            message = f"is a spreadsheet: {EXPORT}, and name that file" if is_sheet else f"is no text but {what}"
+            message = f"is a spreadsheet: {EXPORT}, and name that file" if is_sheet else f"is no text but {description}"
             raise _problem(file, f"{message}.")
 
 
@@ -281,4 +281,4 @@ def _measured(count: int) -> str:
 
 
 def _problem(file: str, message: str) -> UserError:
-    return UserError([Problem(kind="data", where=shown(file), message=message)])
+    return UserError([Problem(kind="data", where=display_name(file), message=message)])

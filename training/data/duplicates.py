@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import ipc_reader
-from training.data.blocks import Block, Numbers, shortly
+from training.data.blocks import Block, Numbers, shortened
 from training.data.lists import as_json
-from training.recipe.source_columns import Asked, Stored
+from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def hashes_of(rows: pa.RecordBatch, inputs: Sequence[Stored]) -> Hashes:
+def hashes_of(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
     """A hash of what each row has in these columns, the same on every machine."""
     *before, texts = (_spelt(rows.column(column.name)) for column in inputs)
     if before:
@@ -76,11 +76,11 @@ class _Rows:
     count: int = 0
 
 
-class Twins:
+class DuplicateTexts:
     """The texts of all splits, as hashes. `kept` is where the rows of each split lie, as Arrow, for a look."""
 
-    def __init__(self, asked: Asked, kept: Path) -> None:
-        self._inputs, self._labels, self._kept = asked.inputs, asked.labels, kept
+    def __init__(self, wanted: SourceColumns, kept: Path) -> None:
+        self._inputs, self._labels, self._kept = wanted.inputs, wanted.labels, kept
         self._splits: dict[str, _Rows] = {}
         self._sorted: dict[str, tuple[Hashes, Numbers]] = {}
 
@@ -147,21 +147,21 @@ class Twins:
 
     def _equal(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
         places = self._place(split, int(position)), self._place(other, int(other_position))
-        return Equal(count, places, self._shown(split, int(position), self._inputs[0]))
+        return Equal(count, places, self._value_at(split, int(position), self._inputs[0]))
 
     def _place(self, split: str, position: int) -> Place:
         rows = self._splits[split]
         where = next(name for start, name in reversed(rows.files) if start <= position)
-        label = self._shown(split, position, self._labels) if self._labels else ""
+        label = self._value_at(split, position, self._labels) if self._labels else ""
         return Place(where, int(_at(rows.numbers, position)), label)
 
-    def _shown(self, split: str, position: int, column: Stored) -> str:
+    def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
         with ipc_reader(self._kept / split) as reader:
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 if position < batch.num_rows:
                     value = batch.column(column.name)[position].as_py()
-                    return repr(value) if column.form == "label" else shortly(value)
+                    return repr(value) if column.form == "label" else shortened(value)
                 position -= batch.num_rows
         raise IndexError(position)
 

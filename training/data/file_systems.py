@@ -52,7 +52,7 @@ def name_of(file: str) -> str:
     return (file.partition("?")[0] if is_web(file) else file).rpartition("/")[2]
 
 
-def shown(file: Path | str) -> str:
+def display_name(file: Path | str) -> str:
     """A file as a message names it: a URL without what is secret in it, a path from the working directory where it
     lies below, else in full."""
     if is_url(str(file)):
@@ -73,7 +73,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     from fsspec.core import url_to_fs
 
     try:
-        with told(url):
+        with as_user_error(url):
             found: tuple[AbstractFileSystem, str] = url_to_fs(url, **_patience(url))
         return found
     except ImportError as error:
@@ -100,7 +100,7 @@ def _patience(url: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def told(file: str) -> Iterator[None]:
+def as_user_error(file: str) -> Iterator[None]:
     """Makes one UserError, with the next step, of whatever reading a file or asking its file system raises in the
     block."""
     try:
@@ -135,8 +135,8 @@ def _remote(url: str, error: Exception) -> UserError | None:
     )
     if status in (404, 410) or (status is None and missing):
         return _problem(url, "does not exist: check the URL in data.path or data.splits.")
-    refused = isinstance(error, PermissionError) or status in (401, 403)
-    if refused or type(error).__name__ in _NO_CREDENTIALS:
+    source_error = isinstance(error, PermissionError) or status in (401, 403)
+    if source_error or type(error).__name__ in _NO_CREDENTIALS:
         message = f"access is refused ({_why(error)}): set credentials that may read it in the environment: "
         return _problem(url, f"{message}{variables_for(url)}.")
     mend = "check the network, then run the same command again."
@@ -173,10 +173,10 @@ def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
 
 def pieces(url: str) -> Iterator[bytes]:
     """The bytes of a URL, as they lie there. Raises UserError where they cannot be read."""
-    with told(url), contextlib.closing(open_url(url)[0]) as file:
+    with as_user_error(url), contextlib.closing(open_url(url)[0]) as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
 
 
 def _problem(file: str, message: str, kind: str = "data") -> UserError:
-    return UserError([Problem(kind=kind, where=shown(file), message=message)])
+    return UserError([Problem(kind=kind, where=display_name(file), message=message)])

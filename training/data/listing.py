@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from training.data.file_systems import filesystem, is_url, is_web, local, name_of, shown, told
+from training.data.file_systems import as_user_error, display_name, filesystem, is_url, is_web, local, name_of
 from training.problems import Problem, UserError, nearest
 
 # What file systems call a value that changes with a file's content; the first that one tells is taken.
@@ -25,7 +25,7 @@ SETTLED_S = 3.0
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceFile:
     """One file."""
 
     file: str
@@ -46,9 +46,9 @@ class Listing:
     """Looks for files; each folder elsewhere is asked for once, and anew for each listing."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, list[Found]] = {}
+        self._folders: dict[str, list[SourceFile]] = {}
 
-    def covered(self, path: str, suffixes: Sequence[str]) -> tuple[str, list[Found]]:
+    def covered(self, path: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         """The folder that names are seen from, and the files that a path stands for: a file, the files of a folder
         that have one of the suffixes, or what a glob matches. Raises UserError where there is no such file or folder.
         """
@@ -57,47 +57,47 @@ class Listing:
             return self._covered_there(path, suffixes)
         path = os.path.abspath(os.path.expanduser(path))
         if os.path.isdir(path):
-            with told(path):
+            with as_user_error(path):
                 files = [file.path for file in os.scandir(path) if file.is_file()]
-            return path, _of(suffixes, map(Found, files))
+            return path, _of(suffixes, map(SourceFile, files))
         if os.path.isfile(path):
-            return os.path.dirname(path), [Found(path)]
+            return os.path.dirname(path), [SourceFile(path)]
         if not glob.has_magic(path):
             folder = os.path.dirname(path)
-            with told(folder):
+            with as_user_error(folder):
                 near = nearest(os.path.basename(path), os.listdir(folder) if os.path.isdir(folder) else [])
-            message = f"{shown(path)!r} does not exist ({path}): name a file, a folder or a glob.{near}"
+            message = f"{display_name(path)!r} does not exist ({path}): name a file, a folder or a glob.{near}"
             raise UserError([Problem(kind="data", where="data.path", message=message)])
         return _fixed_part(path), _of(suffixes if path.endswith("*") else (), self.matching(path))
 
-    def matching(self, pattern: str) -> list[Found]:
+    def matching(self, pattern: str) -> list[SourceFile]:
         """The files that a path, a URL or a glob of either stands for, by name; none where there are none."""
         if not is_url(pattern):
-            return _sorted(Found(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
+            return _sorted(SourceFile(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
         if is_web(pattern) and not _has_magic(pattern):
-            return _some(asked(pattern))  # such a server lists nothing
+            return _some(stat_url(pattern))  # such a server lists nothing
         folder, _, last = pattern.rpartition("/")
         if _has_magic(folder) or "**" in last or is_web(pattern):
             return _globbed(pattern)
         return [found for found in self._folder(folder) if fnmatchcase(found.name, last)]
 
-    def _covered_there(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[Found]]:
+    def _covered_there(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         parent = url.rpartition("/")[0]
         if _has_magic(url):
             return _fixed_part(url), _of(suffixes if url.endswith("*") else (), self.matching(url))
         if is_web(url):
-            return parent, _some(asked(url))
+            return parent, _some(stat_url(url))
         if re.search(r"\.\w+$", url):  # most likely a file: one question, where a folder of many would be several
-            file = asked(url)
+            file = stat_url(url)
             if file is not None:
                 return parent, [file]
         return url.rstrip("/"), _of(suffixes, self._folder(url.rstrip("/"), needed=True))
 
-    def _folder(self, url: str, *, needed: bool = False) -> list[Found]:
+    def _folder(self, url: str, *, needed: bool = False) -> list[SourceFile]:
         """The files of a folder. Where that is missing there are none, or UserError if it is needed."""
         if url not in self._folders:
             system, path = filesystem(url)
-            with told(url):
+            with as_user_error(url):
                 system.invalidate_cache()
                 try:
                     listed = system.ls(path, detail=True)
@@ -113,21 +113,21 @@ class Listing:
         return self._folders[url]
 
 
-def asked(url: str) -> Found | None:
+def stat_url(url: str) -> SourceFile | None:
     """What a file system says now of the file at a URL; None where there is a folder. Raises UserError where there is
     neither, or no answer."""
     system, path = filesystem(url)
-    with told(url):
+    with as_user_error(url):
         system.invalidate_cache()
         info = system.info(path)
     return None if info["type"] == "directory" else _found(url, info)
 
 
-def _found(url: str, info: Mapping[str, Any]) -> Found:
-    return Found(url, state_of(info), info.get("size"))
+def _found(url: str, info: Mapping[str, Any]) -> SourceFile:
+    return SourceFile(url, state_of(info), info.get("size"))
 
 
-def _some(found: Found | None) -> list[Found]:
+def _some(found: SourceFile | None) -> list[SourceFile]:
     return [] if found is None else [found]
 
 
@@ -167,11 +167,11 @@ def joined(folder: str, name: str) -> str:
     return os.path.join(glob.escape(folder), name)
 
 
-def _globbed(url: str) -> list[Found]:
+def _globbed(url: str) -> list[SourceFile]:
     system, path = filesystem(url)
     start = _fixed_part(url)
     below = len(filesystem(start)[1].rstrip("/"))
-    with told(url):
+    with as_user_error(url):
         system.invalidate_cache()
         found = system.glob(path, detail=True)
     infos = [info for info in found.values() if info["type"] == "file"]
@@ -192,11 +192,11 @@ def _has_magic(pattern: str) -> bool:
     return "*" in pattern if is_web(pattern) else glob.has_magic(pattern)
 
 
-def _of(suffixes: Sequence[str], found: Iterable[Found]) -> list[Found]:
+def _of(suffixes: Sequence[str], found: Iterable[SourceFile]) -> list[SourceFile]:
     """Those with one of the suffixes (all, if there are none), in the order of their names; hidden ones never."""
     visible = (file for file in found if not file.name.startswith("."))
     return _sorted(file for file in visible if not suffixes or file.name.endswith(tuple(suffixes)))
 
 
-def _sorted(found: Iterable[Found]) -> list[Found]:
+def _sorted(found: Iterable[SourceFile]) -> list[SourceFile]:
     return sorted(found, key=lambda file: file.file)

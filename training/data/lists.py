@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from training.data.blocks import shortly
-from training.data.plain_types import is_list, plain, with_names
+from training.data.blocks import shortened
+from training.data.plain_types import is_list, plain, with_label_names
 from training.recipe.column_types import EXAMPLES, Form
 
 NESTED = ("texts", "labels", "value")
@@ -33,26 +33,26 @@ class _Misfit(ValueError):
     """Which check a value fails, and how."""
 
 
-def each(column: pa.Array) -> pa.Array:
+def flat_values(column: pa.Array) -> pa.Array:
     """The values of all lists one after another; of a column without lists, its own."""
     return pc.list_flatten(column) if is_list(column.type) else column
 
 
-def any_of(lists: pa.Array, mask: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def rows_with_any(lists: pa.Array, mask: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """The rows of which one value at least is meant by a mask of `each` value."""
     found = np.zeros(len(lists), bool)
     found[pc.list_parent_indices(lists).filter(mask).to_numpy()] = True
     return found
 
 
-def sums(lists: pa.Array, numbers: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+def row_sums(lists: pa.Array, numbers: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     """For each row the sum of a number of `each` of its values."""
     found = np.zeros(len(lists), np.int64)
     np.add.at(found, pc.list_parent_indices(lists).to_numpy(), numbers.to_numpy(zero_copy_only=False))
     return found
 
 
-def lists_of(lists: pa.Array, values: pa.Array) -> pa.Array:
+def lists_like(lists: pa.Array, values: pa.Array) -> pa.Array:
     """Lists of these values, as long as the lists given, and missing where they are."""
     ends = np.cumsum(pc.list_value_length(lists).fill_null(0).to_numpy(), dtype=np.int32)
     offsets = pa.array(np.concatenate([np.zeros(1, np.int32), ends]))
@@ -78,7 +78,7 @@ def split_at(separator: str, column: pa.Array) -> pa.Array:
     texts = column.cast(pa.string())
     texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), None, texts)
     parts = pc.split_pattern(texts, separator)
-    return lists_of(parts, pc.utf8_trim_whitespace(each(parts)))
+    return lists_like(parts, pc.utf8_trim_whitespace(flat_values(parts)))
 
 
 def from_json(column: pa.Array, name: str, form: Form, separator: str | None = None) -> tuple[pa.Array, Wrong]:
@@ -93,8 +93,8 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
                 return value
             return split_at(separator, pa.array([value]))[0].as_py()
         except (ValueError, RecursionError) as error:
-            what = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
-            raise _Misfit("malformed", what, f": {shortly(text)}") from error
+            description = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
+            raise _Misfit("malformed", description, f": {shortened(text)}") from error
 
     return _each_made(column.to_pylist(), lambda text: _fitted(parsed(text), name, form), form)
 
@@ -108,7 +108,7 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
         return pa.nulls(len(column), pa.list_(pa.string())), {}
     if not is_list(column.type):
         return column, {}
-    values = with_names(plain(each(column)), names if form == "labels" else ())
+    values = with_label_names(plain(flat_values(column)), names if form == "labels" else ())
     fits = [types.is_binary, types.is_large_binary, types.is_string, types.is_null]
     if form == "labels":
         fits += [types.is_integer, types.is_boolean]
@@ -119,9 +119,9 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
         values = values.cast(pa.string())
     except pa.ArrowInvalid:
         bad = pa.array([not _is_text(value) for value in values.to_pylist()], pa.bool_())
-        wrong = {place: _not_text(name) for place in np.flatnonzero(any_of(column, bad)).tolist()}
+        wrong = {place: _not_text(name) for place in np.flatnonzero(rows_with_any(column, bad)).tolist()}
         values = pc.if_else(bad, None, values).cast(pa.string())
-    return lists_of(column, values.fill_null("")), wrong
+    return lists_like(column, values.fill_null("")), wrong
 
 
 def _each_made(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
@@ -154,7 +154,7 @@ def _fitted(value: Any, name: str, form: Form) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f" ({error})") from error
     belongs = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
-    raise _Misfit("type", f"holds no list of {belongs} in column {name!r}", f": {shortly(value)}")
+    raise _Misfit("type", f"holds no list of {belongs} in column {name!r}", f": {shortened(value)}")
 
 
 def _text(value: str) -> str:

@@ -21,26 +21,26 @@ import pyarrow.compute as pc
 
 from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
 from training.data.blocks import SPLITS, Block, Numbers
-from training.data.casting import AS_WRITTEN, Shaped, shaped
+from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import SPLIT_CHECKS, level_of
-from training.data.duplicates import Twins, hashes_of
+from training.data.duplicates import DuplicateTexts, hashes_of
 from training.data.holdout import cut, held_out
-from training.data.hub_rows import hub_splits
-from training.data.lists import each, lists_of
+from training.data.hub_datasets import hub_splits
+from training.data.lists import flat_values, lists_like
 from training.data.plain_types import is_list
 from training.data.readers import READERS
-from training.data.row_statistics import Faults, Survey, has_unknown, without_faulty
-from training.data.slice_columns import Slices
+from training.data.row_statistics import Faults, SplitStatistics, has_unknown, without_faulty
+from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.problems import Problem, UserError, mistakes_told
-from training.recipe.source_columns import Asked
+from training.recipe.source_columns import SourceColumns
 
 if TYPE_CHECKING:
     from training.recipe import Data
     from training.recipe.column_types import RowSpecification
 
-MOST_LABELS = 10_000  # more distinct values than this are no labels but, most likely, the wrong column
-MOST_PROBLEMS = 200
+MAX_LABELS = 10_000  # more distinct values than this are no labels but, most likely, the wrong column
+MAX_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
 
@@ -71,31 +71,31 @@ def load(
     Raises UserError with every problem of all splits; what `out` holds then is of no use.
     """
     out.mkdir(parents=True, exist_ok=True)
-    asked = Asked(data, task_type, tuple(evaluated))
+    wanted = SourceColumns(data, task_type, tuple(evaluated))
     with mistakes_told(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
-        reading = _Reading(asked, sources, Path(kept), progress)
+        reading = _Reading(wanted, sources, Path(kept), progress)
         reading.read_all()
         names, places, problems = reading.judged()
         if any(problem.level == "error" for problem in problems):
             raise UserError(problems)
-        surveys = reading.surveys
-        for split in surveys:
-            gone = _place_labels(Path(kept, split), out / f"{split}.arrow", asked, places)
-            reading.slices.write(split, out / f"{split}.slices.arrow", gone)
+        statistics_by_split = reading.statistics_by_split
+        for split in statistics_by_split:
+            removed = _place_labels(Path(kept, split), out / f"{split}.arrow", wanted, places)
+            reading.slices.write(split, out / f"{split}.slices.arrow", removed)
     _write_json(out / "labels.json", names)
     _write_json(out / "slices.json", reading.slices.summary())
-    _write_json(out / "log" / "report.json", _report(surveys, names, places, problems))
-    rows = {f"{split}_rows": survey.rows for split, survey in surveys.items()}
+    _write_json(out / "log" / "report.json", _report(statistics_by_split, names, places, problems))
+    rows = {f"{split}_rows": statistics.rows for split, statistics in statistics_by_split.items()}
     return rows | {"labels": len(names), "warnings": len(problems)}
 
 
-def _splits(asked: Asked, sources: Mapping[str, Any]) -> dict[str, float]:
+def _splits(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, float]:
     """The splits that are read, in order, and which share of all that is read each is."""
-    data = asked.data
+    data = wanted.data
     if data.source == "hub":
-        named: Iterable[str] = hub_splits(asked, sources)
+        named: Iterable[str] = hub_splits(wanted, sources)
     else:
-        named = object_splits(data, asked.evaluated) if data.source == "python" else sources
+        named = object_splits(data, wanted.evaluated) if data.source == "python" else sources
     splits = [split for split in SPLITS if split in named]
     if "train" not in splits:
         message = f"there are no rows for train: {data.path} has {', '.join(named)}. Name them in data.splits.train."
@@ -113,69 +113,71 @@ def _bytes(file: str) -> int:
 class _Reading:
     """The first pass."""
 
-    asked: Asked
+    wanted: SourceColumns
     sources: Mapping[str, Any]
     kept: Path
     """Where the rows of each split are held as they are written."""
     progress: Progress
-    surveys: dict[str, Survey] = field(default_factory=dict)
+    statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     broken: list[Problem] = field(default_factory=list)
     """Why sources could not be read to their end."""
 
     def __post_init__(self) -> None:
-        self.twins = Twins(self.asked, self.kept)
-        self.slices = Slices(self.asked, self.kept)
+        self.duplicate_texts = DuplicateTexts(self.wanted, self.kept)
+        self.slices = SliceColumns(self.wanted, self.kept)
         self._rows, self._before = 0, 0.0
 
     def read_all(self) -> None:
         """Reads every split, checks its rows, and keeps them; what is to be held out goes to splits of its own."""
         try:
-            splits = _splits(self.asked, self.sources)
+            splits = _splits(self.wanted, self.sources)
         except UserError as error:
             self.broken += error.problems
             return
         for split, share in splits.items():
-            self._read(split, share, held_out(self.asked.data, splits) if split == "train" else {})
-        self.surveys = {split: self.surveys[split] for split in SPLITS if split in self.surveys}
+            self._read(split, share, held_out(self.wanted.data, splits) if split == "train" else {})
+        self.statistics_by_split = {
+            split: self.statistics_by_split[split] for split in SPLITS if split in self.statistics_by_split
+        }
 
     def _read(self, split: str, share: float, cuts: Mapping[str, float]) -> None:
-        into = {split: Survey(split, self.asked)}
-        into |= {other: Survey(other, self.asked, size) for other, size in cuts.items()}
-        schema = pa.schema([(column.name, AS_WRITTEN[column.form]) for column in self.asked.columns])
+        into = {split: SplitStatistics(split, self.wanted)}
+        into |= {other: SplitStatistics(other, self.wanted, size) for other, size in cuts.items()}
+        schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
         self.slices.begin(split, [name for name in into if name != "train"])
-        blocks = READERS[self.asked.data.source](self.asked, split, self.sources, self.slices)
+        blocks = READERS[self.wanted.data.source](self.wanted, split, self.sources, self.slices)
         try:
             with ExitStack() as stack:
                 writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
-                for made in shaped(blocks, self.asked):
+                for made in cast_blocks(blocks, self.wanted):
                     into[split].filtered += made.filtered
                     block = without_faulty(made.block, into[split], self.faults)
                     self._keep(block, into, cuts, writers)
                     self._tell(made, share)
-            self.surveys |= into
+            self.statistics_by_split |= into
         except UserError as error:
             self.broken += error.problems
         self._before += share
 
     def _keep(
-        self, block: Block, into: Mapping[str, Survey], cuts: Mapping[str, float], writers: Mapping[str, Any]
+        self, block: Block, into: Mapping[str, SplitStatistics], cuts: Mapping[str, float], writers: Mapping[str, Any]
     ) -> None:
-        hashes = hashes_of(block.rows, self.asked.inputs)
+        hashes = hashes_of(block.rows, self.wanted.inputs)
         for name, mask in cut(hashes, cuts, next(iter(into))).items():
             part = block if mask is None else block.taken(mask)
             into[name].add(part)
-            if (column := self.asked.labels) and len(into[name].labels) > MOST_LABELS:
+            if (column := self.wanted.labels) and len(into[name].labels) > MAX_LABELS:
                 message = (
-                    f"column {column.of!r} has more than {MOST_LABELS} different values in the {name} "
+                    f"column {column.source_name!r} has more than {MAX_LABELS} different values in the {name} "
                     "split: is it the column of labels?"
                 )
                 raise UserError([Problem(kind="data", where=column.field, message=message)])
-            self.twins.add(name, part, hashes if mask is None else hashes[mask])
+            self.duplicate_texts.add(name, part, hashes if mask is None else hashes[mask])
             self.slices.add(name, part)
             writers[name].write(part.rows)
 
-    def _tell(self, made: Shaped, share: float) -> None:
+    def _tell(self, made: CastBlock, share: float) -> None:
         self._rows += made.block.rows.num_rows + len(made.block.faults) + made.filtered
         if done := self._before + share * made.block.share:
             self.progress(self._rows, max(self._rows, round(self._rows / done)))
@@ -183,34 +185,38 @@ class _Reading:
     def judged(self) -> tuple[list[str], dict[str, int], list[Problem]]:
         """The label names in order; the place of each label as rows write it; and everything that was found, each
         once, but for what the recipe ignores."""
-        found = [*self.broken, *self.faults.problems(self.asked)]
+        found = [*self.broken, *self.faults.problems(self.wanted)]
         if any(problem.level == "error" for problem in found):
-            for survey in self.surveys.values():
-                survey.as_if_corrected()
-        train = self.surveys.get("train")
+            for statistics in self.statistics_by_split.values():
+                statistics.as_if_corrected()
+        train = self.statistics_by_split.get("train")
         if train is None:
             return [], {}, _told(found)
-        parts = [survey for survey in self.surveys.values() if survey is train or survey.held_out is not None]
-        seen = in_order({label for survey in parts for label in survey.labels})
-        stored = train.named or self.asked.task_type.label_order(seen) or ()
+        parts = [
+            statistics
+            for statistics in self.statistics_by_split.values()
+            if statistics is train or statistics.held_out is not None
+        ]
+        seen = in_order({label for statistics in parts for label in statistics.labels})
+        stored = train.named or self.wanted.task_type.label_order(seen) or ()
         try:
-            names, places = label_places(self.asked.data.label_names, stored, seen)
+            names, places = label_places(self.wanted.data.label_names, stored, seen)
         except UserError as error:
             return [], {}, _told([*found, *error.problems])
-        if (column := self.asked.labels) and (misfit := self.asked.task_type.incompatible_label(names)):
+        if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
             label, why = misfit
-            first = next((survey.first[label] for survey in parts if label in survey.first), column.field)
+            first = next((statistics.first[label] for statistics in parts if label in statistics.first), column.field)
             found.append(Problem(kind="data", where=first, message=f"label {label!r} {why}"))
-        if level_of("unknown_label", self.asked) != "error":
-            for split, survey in self.surveys.items():
-                survey.leave_out_unknown(places, _written(self.kept / split))
-        for survey in self.surveys.values():
+        if level_of("unknown_label", self.wanted) != "error":
+            for split, statistics in self.statistics_by_split.items():
+                statistics.leave_out_unknown(places, _written(self.kept / split))
+        for statistics in self.statistics_by_split.values():
             for name, check in SPLIT_CHECKS.items():
-                level = level_of(name, self.asked)
+                level = level_of(name, self.wanted)
                 if level != "ignore":
                     found += [
                         Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
-                        for one in check(survey, places, self.twins)
+                        for one in check(statistics, places, self.duplicate_texts)
                     ]
         return names, places, _told(found)
 
@@ -218,14 +224,14 @@ class _Reading:
 def _told(found: Iterable[Problem]) -> list[Problem]:
     """Each problem once, errors first, and no more than anybody reads."""
     once = sorted(dict.fromkeys(found), key=lambda problem: problem.level)
-    if more := once[MOST_PROBLEMS:]:
+    if more := once[MAX_PROBLEMS:]:
         message = f"… and {len(more):,} more problems: mend these, and check again."
-        once[MOST_PROBLEMS:] = [Problem(kind="data", where="data", message=message, level=more[0].level)]
+        once[MAX_PROBLEMS:] = [Problem(kind="data", where="data", message=message, level=more[0].level)]
     return once
 
 
 def label_places(
-    wanted: Sequence[str] | None, stored: Sequence[str], seen: Iterable[str]
+    chosen: Sequence[str] | None, stored: Sequence[str], seen: Iterable[str]
 ) -> tuple[list[str], dict[str, int]]:
     """The label names in order, and the place of each label as the rows write it.
 
@@ -235,9 +241,9 @@ def label_places(
     increasing order. Raises UserError where numbers are none of these.
     """
     natural = list(stored) or in_order(seen)
-    if wanted is None:
+    if chosen is None:
         return natural, {label: place for place, label in enumerate(natural)}
-    names = list(wanted)
+    names = list(chosen)
     if natural and all(map(_is_number, natural)) and not set(natural) <= set(names):
         numbers = sorted(natural, key=int)
         if "0" in numbers and all(0 <= int(label) < len(names) for label in numbers):
@@ -271,13 +277,13 @@ def _written(file: Path) -> Iterator[pa.RecordBatch]:
             yield reader.get_batch(number)
 
 
-def _place_labels(as_written: Path, final: Path, asked: Asked, places: Mapping[str, int]) -> Numbers:
+def _place_labels(as_written: Path, final: Path, wanted: SourceColumns, places: Mapping[str, int]) -> Numbers:
     """The same rows with each label's place in its stead; gives which rows were left out, for an unknown label."""
-    column = asked.labels.name if asked.labels else None
-    types = {one.name: _FINAL.get(one.form, AS_WRITTEN[one.form]) for one in asked.columns}
+    column = wanted.labels.name if wanted.labels else None
+    types = {one.name: _CODED_TYPES.get(one.form, UNCODED_TYPES[one.form]) for one in wanted.columns}
     schema = pa.schema(list(types.items()))
     spelt, values = pa.array(list(places), pa.string()), pa.array(list(places.values()), pa.int64())
-    gone = [np.zeros(0, np.int64)]
+    removed = [np.zeros(0, np.int64)]
     done = 0
 
     def placed() -> Iterator[pa.RecordBatch]:
@@ -286,7 +292,7 @@ def _place_labels(as_written: Path, final: Path, asked: Asked, places: Mapping[s
             rows = batch
             if column is not None:
                 bad = has_unknown(batch.column(column), spelt)
-                gone.append(done + np.flatnonzero(bad))
+                removed.append(done + np.flatnonzero(bad))
                 rows = batch.filter(pa.array(~bad)) if bad.any() else batch
                 labels = _placed(rows.column(column), spelt, values)
                 rows = rows.set_column(rows.schema.names.index(column), column, labels)
@@ -296,47 +302,51 @@ def _place_labels(as_written: Path, final: Path, asked: Asked, places: Mapping[s
     with ipc_writer(final, schema) as writer:
         for block in in_blocks(placed(), schema):
             writer.write(block)
-    return np.concatenate(gone)
+    return np.concatenate(removed)
 
 
-_FINAL: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.list_(pa.int64())}
+_CODED_TYPES: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.list_(pa.int64())}
 """The types of labels once their places are known."""
 
 
 def _placed(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
     """The place of each label, all of which are known."""
-    found = places.take(pc.index_in(each(labels), value_set=spelt))
-    return lists_of(labels, found) if is_list(labels.type) else found
+    found = places.take(pc.index_in(flat_values(labels), value_set=spelt))
+    return lists_like(labels, found) if is_list(labels.type) else found
 
 
-def _known(survey: Survey, places: Mapping[str, int]) -> dict[int, int]:
+def _known(statistics: SplitStatistics, places: Mapping[str, int]) -> dict[int, int]:
     """Rows, or of lists entries, by the place of their label; those with an unknown one are not there any more."""
     counts: dict[int, int] = {}
-    for label, count in survey.labels.items():
+    for label, count in statistics.labels.items():
         if label in places:
             counts[places[label]] = counts.get(places[label], 0) + count
     return counts
 
 
 def _report(
-    surveys: Mapping[str, Survey],
+    statistics_by_split: Mapping[str, SplitStatistics],
     names: Sequence[str],
     places: Mapping[str, int],
     problems: Sequence[Problem],
 ) -> dict[str, Any]:
-    counts = {split: _known(survey, places) for split, survey in surveys.items()}
+    counts = {split: _known(statistics, places) for split, statistics in statistics_by_split.items()}
     return {
-        "rows": {split: survey.rows for split, survey in surveys.items()},
+        "rows": {split: statistics.rows for split, statistics in statistics_by_split.items()},
         "labels": {
             split: {name: known.get(place, 0) for place, name in enumerate(names)} for split, known in counts.items()
         },
         "characters": {
-            split: survey.characters.summary() | {"histogram": survey.characters.histogram()}
-            for split, survey in surveys.items()
+            split: statistics.characters.summary() | {"histogram": statistics.characters.histogram()}
+            for split, statistics in statistics_by_split.items()
         },
-        "held_out": {split: survey.held_out for split, survey in surveys.items() if survey.held_out is not None},
-        "left_out": {split: survey.left_out for split, survey in surveys.items()},
-        "filtered": {split: survey.filtered for split, survey in surveys.items()},
+        "held_out": {
+            split: statistics.held_out
+            for split, statistics in statistics_by_split.items()
+            if statistics.held_out is not None
+        },
+        "left_out": {split: statistics.left_out for split, statistics in statistics_by_split.items()},
+        "filtered": {split: statistics.filtered for split, statistics in statistics_by_split.items()},
         "problems": [problem.model_dump() for problem in problems],
     }
 

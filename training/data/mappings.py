@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
-from training.data.blocks import Block, Fault, refused, shortly, stored_names, wanted
+from training.data.blocks import Block, Fault, match_columns, shortened, source_error
 from training.data.lists import NESTED, as_json
-from training.data.slice_columns import MIXED, MOST_BYTES, MOST_VALUES, NOT_READ, Slices, Unfit
+from training.data.slice_columns import MAX_BYTES, MAX_VALUES, MIXED, NOT_READ, SliceColumns, Unfit
 
 if TYPE_CHECKING:
     from training.recipe import Data
-    from training.recipe.source_columns import Asked
+    from training.recipe.source_columns import SourceColumns
 
 # The sorts of value that a column may hold; the first value of a column decides which of them it holds.
 SORTS: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
@@ -29,9 +29,9 @@ CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
 
 def from_mappings(
     rows: Iterable[tuple[int, Any]],
-    asked: Asked,
+    wanted: SourceColumns,
     where: str,
-    slices: Slices,
+    slices: SliceColumns,
     total: int | None = None,
     there: Sequence[str] = (),
 ) -> Iterator[Block]:
@@ -47,42 +47,42 @@ def from_mappings(
         first = next((row for _, row in held if isinstance(row, Mapping)), None)
         if not named and first is not None:
             there = there or list(map(str, first))
-            named = stored_names(asked, there, where)
+            named = match_columns(wanted, there, where)
             others, known = slices.of_file(there), set(first)
-        names = named or {name: name for name in wanted(asked)}
-        read = [_values(number, row, asked, names, sorts) for number, row in held]
+        names = named or {name: name for name in wanted.names}
+        read = [_values(number, row, wanted, names, sorts) for number, row in held]
         faults = tuple(found for found in read if isinstance(found, Fault))
         good = [place for place, found in enumerate(read) if not isinstance(found, Fault)]
         done += len(held)
         by_column = list(zip(*(read[place] for place in good), strict=True)) or [()] * len(names)
-        arrays = {name: _array(column, name, asked) for name, column in zip(names, by_column, strict=True)}
+        arrays = {name: _array(column, name, wanted) for name, column in zip(names, by_column, strict=True)}
         batch = pa.RecordBatch.from_pydict(arrays)
         share = done / total if total else 0.0
-        beside = _beside([held[place][1] for place in good], others, known, asked.data, slices)
+        with_slices = _slice_values([held[place][1] for place in good], others, known, wanted.data, slices)
         numbers = np.array([held[place][0] for place in good], np.int64)
-        yield Block(where, batch, numbers, (), faults, share, beside, spelt=True)
+        yield Block(where, batch, numbers, (), faults, share, with_slices, spelt=True)
 
 
-def from_columns(table: Mapping[str, Any], asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
+def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     """A mapping of columns to as many values each."""
-    named = stored_names(asked, list(table), where)
+    named = match_columns(wanted, list(table), where)
     lengths = {name: len(table[name]) if isinstance(table[name], Sized) else None for name in named.values()}
     if len(set(lengths.values())) > 1 or None in lengths.values():
         told = ", ".join(f"{name} {'no list' if n is None else n}" for name, n in lengths.items())
-        raise refused(where, f"has columns of unequal length ({told}): give each row a value in every column")
+        raise source_error(where, f"has columns of unequal length ({told}): give each row a value in every column")
     columns = [table[name] for name in named.values()]
     there = [name for name in table if isinstance(name, str)]
     others = [name for name in there if slices.reading and name not in named.values()]
     count = next(iter(lengths.values()))
-    beside = [_guarded(table, name, count, asked.data, slices) for name in others]
+    with_slices = [_guarded(table, name, count, wanted.data, slices) for name in others]
     rows = (
         dict(zip([*named.values(), *others], [*row, *more], strict=True))
-        for row, *more in zip(zip(*columns, strict=True), *beside, strict=False)
+        for row, *more in zip(zip(*columns, strict=True), *with_slices, strict=False)
     )
-    yield from from_mappings(enumerate(rows, 1), asked, where, slices, count, there)
+    yield from from_mappings(enumerate(rows, 1), wanted, where, slices, count, there)
 
 
-def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, slices: Slices) -> Iterator[Any]:
+def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, slices: SliceColumns) -> Iterator[Any]:
     """The values of a column that the recipe does not name, as long as they are wanted; None for those that are not
     there."""
     ours = data.rename.get(name, name)
@@ -110,12 +110,12 @@ def _need_in_order(column: Any, rows: int | None) -> None:
         raise Unfit(f"holds {held:,} value{'' if held == 1 else 's'} for {rows:,} row{'' if rows == 1 else 's'}")
 
 
-def _beside(
-    rows: Sequence[Mapping[Any, Any]], others: Mapping[str, str], known: set[Any], data: Data, slices: Slices
+def _slice_values(
+    rows: Sequence[Mapping[Any, Any]], others: Mapping[str, str], known: set[Any], data: Data, slices: SliceColumns
 ) -> dict[str, pa.ChunkedArray]:
     """What the rows have in other columns, of which the first row says what there is; `known` are all its columns."""
     for row in rows if slices.reading else ():
-        if not known.issuperset(row) and len(known) < MOST_VALUES:
+        if not known.issuperset(row) and len(known) < MAX_VALUES:
             for name in [name for name in row if name not in known and isinstance(name, str)]:
                 slices.leave_out(data.rename.get(name, name), "is not in the first row")
             known.update(row)
@@ -135,7 +135,7 @@ def _array_of(values: list[Any]) -> pa.Array:
         raise Unfit(MIXED)
     try:
         # Of a long text no more than shows that it is too long.
-        return pa.array([value[: MOST_BYTES + 1] if isinstance(value, str) else value for value in held])
+        return pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in held])
     except UnicodeEncodeError as error:
         raise Unfit("holds what is not UTF-8 text") from error
     except (OverflowError, pa.ArrowException) as error:
@@ -151,23 +151,27 @@ def _of_other_library(value: Any) -> str | int:
         raise Unfit(f"is of type {type(value).__name__}") from error
 
 
-def _values(number: int, row: Any, asked: Asked, named: Mapping[str, str], sorts: dict[str, str]) -> list[Any] | Fault:
+def _values(
+    number: int, row: Any, wanted: SourceColumns, named: Mapping[str, str], sorts: dict[str, str]
+) -> list[Any] | Fault:
     """The values of one row in the order of `named`; `sorts` learns what each column holds."""
     if isinstance(row, Fault):
         return row
     if not isinstance(row, Mapping):
         kind = type(row).__name__
-        return Fault(number, "malformed", f"is no mapping of columns to values but of type {kind}", f": {shortly(row)}")
+        return Fault(
+            number, "malformed", f"is no mapping of columns to values but of type {kind}", f": {shortened(row)}"
+        )
     values: list[Any] = []
     for name, theirs in named.items():
         value = row.get(theirs)
         if value is not None:
-            if asked.form_of(name) in NESTED:
+            if wanted.form_of(name) in NESTED:
                 value = _spelt(number, name, value)
-            elif name in asked.casts:
-                value = _cast(number, name, _plain(value), asked)
+            elif name in wanted.casts:
+                value = _cast(number, name, _plain(value), wanted)
             else:
-                value = _as_before(number, name, _plain(value), asked, sorts)
+                value = _as_before(number, name, _plain(value), wanted, sorts)
             if isinstance(value, Fault):
                 return value
         values.append(value)
@@ -188,12 +192,12 @@ def _spelt(number: int, name: str, value: Any) -> str | Fault:
     try:
         return as_json(value)
     except Exception as error:  # whatever the value's own code raises
-        what = f"holds what JSON cannot write in column {name!r}"
-        return Fault(number, "type", what, f": {type(error).__name__}: {error}")
+        description = f"holds what JSON cannot write in column {name!r}"
+        return Fault(number, "type", description, f": {type(error).__name__}: {error}")
 
 
-def _cast(number: int, name: str, value: Any, asked: Asked) -> Any:
-    to = asked.casts[name]
+def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
+    to = wanted.casts[name]
     if isinstance(value, str) and to != "string":
         # As Arrow reads it: an empty text is no value, and Python's 1_000 no number.
         if not value.strip():
@@ -211,14 +215,14 @@ def _cast(number: int, name: str, value: Any, asked: Asked) -> Any:
             return CASTS[to](value)
     except (ValueError, KeyError, OverflowError):
         pass
-    return Fault(number, "type", f"holds no {asked.cast_to(name)} in column {name!r}", f": {shortly(value)}")
+    return Fault(number, "type", f"holds no {wanted.cast_in_words(name)} in column {name!r}", f": {shortened(value)}")
 
 
-def _as_before(number: int, name: str, value: Any, asked: Asked, sorts: dict[str, str]) -> Any:
+def _as_before(number: int, name: str, value: Any, wanted: SourceColumns, sorts: dict[str, str]) -> Any:
     """The value, where it is of the sort that its column holds; texts belong in text columns."""
     sort = next((sort for sort, kinds in SORTS.items() if isinstance(value, kinds)), type(value).__name__)
-    what = f"holds {type(value).__name__} in column {name!r}"
-    form = asked.form_of(name)
+    description = f"holds {type(value).__name__} in column {name!r}"
+    form = wanted.form_of(name)
     if form == "text":
         good, belongs = sort == "text", "where a text belongs"
     elif form == "label":
@@ -230,14 +234,14 @@ def _as_before(number: int, name: str, value: Any, asked: Asked, sorts: dict[str
         held = sorts.setdefault(name, sort) if sort in SORTS else "text or a number"
         good = sort == held and not (isinstance(value, int) and abs(value) >= LARGEST)
         belongs = f"where a {held} belongs"
-    return value if good else Fault(number, "type", f"{what} {belongs}", f": {shortly(value)}")
+    return value if good else Fault(number, "type", f"{description} {belongs}", f": {shortened(value)}")
 
 
-def _array(values: tuple[Any, ...], name: str, asked: Asked) -> pa.Array:
+def _array(values: tuple[Any, ...], name: str, wanted: SourceColumns) -> pa.Array:
     if any(isinstance(value, str) for value in values):
         # Through bytes, because a Python string may hold half a surrogate pair, which is no text.
         return pa.array([None if v is None else v.encode("utf-8", "surrogatepass") for v in values], pa.binary())
-    if asked.form_of(name) in ("text", *NESTED) and name not in asked.casts:
+    if wanted.form_of(name) in ("text", *NESTED) and name not in wanted.casts:
         return pa.array(values, pa.string())
     if any(isinstance(value, float) for value in values):
         return pa.array([None if value is None else float(value) for value in values], pa.float64())

@@ -22,16 +22,16 @@ from pyarrow import types
 
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.arrow_streams import is_file, unpacked_bytes
-from training.data.blocks import Block, refused, stored_names
+from training.data.blocks import Block, match_columns, source_error
 from training.data.decoding import seekable
-from training.data.file_systems import PIECE_BYTES, shown
-from training.data.plain_types import as_bytes, decoded, plain, sizes_of, with_names
-from training.data.slice_columns import Slices, beside
+from training.data.file_systems import PIECE_BYTES, display_name
+from training.data.plain_types import as_bytes, decoded, plain, row_sizes, with_label_names
+from training.data.slice_columns import SliceColumns, with_slices
 from training.problems import UserError
 
 if TYPE_CHECKING:
     from training.recipe import Data
-    from training.recipe.source_columns import Asked
+    from training.recipe.source_columns import SourceColumns
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
@@ -39,11 +39,11 @@ LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 
 
-def read_parquet(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
     """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
-    data = asked.data
+    data = wanted.data
     for name in pinned[split]:
-        where = shown(name)
+        where = display_name(name)
         # The others are read from an opening of their own, so that reading ahead serves both.
         others_of = seekable(name) if slices.reading else nullcontext()
         with seekable(name) as source, others_of as aside:
@@ -53,15 +53,15 @@ def read_parquet(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Sl
                 groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
                 unpacked = sum(group.total_byte_size for group in groups)
             _need_room(unpacked, data, where)
-            named = stored_names(asked, names, where)
+            named = match_columns(wanted, names, where)
             batches = _parquet_batches(file, source, list(dict.fromkeys(named.values())))
-            blocks = _typed(batches, schema, named, asked, where, "Parquet", total)
+            blocks = _typed(batches, schema, named, wanted, where, "Parquet", total)
             others = slices.of_file(names, schema.types).items()
             of_others = {
                 ours: _sound(_alone(file, aside, theirs), _label_names(schema.metadata, theirs))
                 for ours, theirs in others
             }
-            yield from beside(blocks, of_others, slices)
+            yield from with_slices(blocks, of_others, slices)
 
 
 def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -120,27 +120,27 @@ def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaDa
     return size if "DELTA_BYTE_ARRAY" in chunk.encodings else average
 
 
-def read_arrow(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
     """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
-    data = asked.data
+    data = wanted.data
     for name in pinned[split]:
-        where = shown(name)
+        where = display_name(name)
         with seekable(name) as source:
             with _readable(where, "Arrow"):
                 unpacked = unpacked_bytes(source)
                 schema = _ipc(source).schema
                 names = schema.names
             _need_room(unpacked, data, where)
-            named = stored_names(asked, names, where)
+            named = match_columns(wanted, names, where)
             others = slices.of_file(names, schema.types)
             held: dict[str, deque[pa.Array]] = {ours: deque() for ours in others}
             batches = _ipc_batches(source, names, list(named.values()), others, held, slices)
-            blocks = _typed(batches, schema, named, asked, where, "Arrow", None)
+            blocks = _typed(batches, schema, named, wanted, where, "Arrow", None)
             of_others = {
                 ours: _sound(iter(held[ours].popleft, None), _label_names(schema.metadata, theirs))
                 for ours, theirs in others.items()
             }
-            yield from beside(blocks, of_others, slices)
+            yield from with_slices(blocks, of_others, slices)
 
 
 def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
@@ -152,26 +152,26 @@ def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa
 def _ipc_batches(
     source: pa.NativeFile,
     there: list[str],
-    wanted: list[str],
+    needed: list[str],
     others: Mapping[str, str],
     held: Mapping[str, deque[pa.Array]],
-    slices: Slices,
+    slices: SliceColumns,
 ) -> Iterator[pa.RecordBatch]:
     """The wanted columns. `held` gets the others, read with them, for streams are read as wholes."""
     done = 0
     if others:
         with suppress(*_DAMAGE):  # if it is one of the others that is damaged, the wanted ones can be read without
-            for batch in _included(source, there, list(dict.fromkeys([*wanted, *others.values()]))):
+            for batch in _included(source, there, list(dict.fromkeys([*needed, *others.values()]))):
                 for ours in filter(slices.reads, others):
                     held[ours].append(batch.column(others[ours]))
                 done += 1
                 yield batch
             return
-    yield from islice(_included(source, there, wanted), done, None)
+    yield from islice(_included(source, there, needed), done, None)
 
 
-def _included(source: pa.NativeFile, there: list[str], wanted: list[str]) -> Iterator[pa.RecordBatch]:
-    reader = _ipc(source, included_fields=[there.index(name) for name in wanted])
+def _included(source: pa.NativeFile, there: list[str], needed: list[str]) -> Iterator[pa.RecordBatch]:
+    reader = _ipc(source, included_fields=[there.index(name) for name in needed])
     if isinstance(reader, pa.RecordBatchFileReader):
         yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
     else:
@@ -182,12 +182,12 @@ def _typed(
     batches: Iterator[pa.RecordBatch],
     schema: pa.Schema,
     named: Mapping[str, str],
-    asked: Asked,
+    wanted: SourceColumns,
     where: str,
     form: str,
     total: int | None,
 ) -> Iterator[Block]:
-    names = _label_names(schema.metadata, named[asked.labels.of]) if asked.labels else ()
+    names = _label_names(schema.metadata, named[wanted.labels.source_name]) if wanted.labels else ()
     kinds = {ours: schema.field(theirs).type for ours, theirs in named.items()}
     rows = pa.RecordBatch.from_pydict({ours: plain(pa.nulls(0, kind)) for ours, kind in kinds.items()})
     empty = Block(where, rows, np.zeros(0, np.int64), names, (), 0.0)
@@ -198,7 +198,7 @@ def _typed(
         numbers = np.arange(done + 1, done + 1 + rows.num_rows, dtype=np.int64)
         done += rows.num_rows
         size += max(rows.nbytes, rows.num_rows)  # a row of nothing but nulls counts, too
-        _need_room(size, asked.data, where)
+        _need_room(size, wanted.data, where)
         yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
     if not done:
         yield empty  # its types count all the same
@@ -208,7 +208,7 @@ def _sound(column: Iterator[pa.Array], names: Sequence[str]) -> Iterator[pa.Arra
     """The same values, numbers that have names as these. Raises ArrowInvalid for those that only seem to be there."""
     for values in map(as_bytes, column):
         values.validate(full=True)
-        yield with_names(values, names)
+        yield with_label_names(values, names)
 
 
 def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ def _need_room(size: int, data: Data, where: str) -> None:
     """Raises UserError for a file that is larger than the recipe allows."""
     if size > data.max_file_gb * 1e9:
         message = f"unpacks to {size / 1e9:.3g} GB and more, but may hold {data.max_file_gb:g}: raise data.max_file_gb"
-        raise refused(where, f"{message} if that is meant")
+        raise source_error(where, f"{message} if that is meant")
 
 
 @contextmanager
@@ -245,7 +245,7 @@ def _readable(where: str, form: str) -> Iterator[None]:
         raise
     except _DAMAGE as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise refused(where, f"is not readable as {form}: {said[:300]}") from error
+        raise source_error(where, f"is not readable as {form}: {said[:300]}") from error
 
 
 def _each(batches: Iterator[pa.RecordBatch], where: str, form: str) -> Iterator[pa.RecordBatch]:
@@ -265,14 +265,14 @@ def _plain_slices(batches: Iterable[pa.RecordBatch], named: Mapping[str, str], w
         columns = [as_bytes(batch.column(theirs)) for theirs in named.values()]
         for column in columns:
             column.validate(full=True)
-        sums = np.cumsum(sum(sizes_of(column) for column in columns)) if batch.num_rows else np.zeros(0)
+        sums = np.cumsum(sum(row_sizes(column) for column in columns)) if batch.num_rows else np.zeros(0)
         start = 0
         while start < batch.num_rows:
             before = sums[start - 1] if start else 0
             stop = int(np.searchsorted(sums, before + BLOCK_BYTES, "right"))
             stop = min(max(stop, start + 1), start + BLOCK_ROWS, batch.num_rows)
             if sums[stop - 1] - before > LONGEST_ROW_BYTES:
-                raise refused(where, f"holds {sums[stop - 1] - before:,.0f} bytes in row {done + start + 1} alone")
+                raise source_error(where, f"holds {sums[stop - 1] - before:,.0f} bytes in row {done + start + 1} alone")
             arrays = [decoded(column.slice(start, stop - start)) for column in columns]
             yield pa.RecordBatch.from_arrays(arrays, names=list(named))
             start = stop

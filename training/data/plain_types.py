@@ -81,7 +81,7 @@ def is_list(kind: pa.DataType) -> bool:
     return types.is_fixed_size_list(kind) or any(is_list_of(kind) for is_list_of, _ in _LISTS)
 
 
-def with_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
+def with_label_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
     """The column with each whole number as the name whose place in `names` it is, or spelt where it is of none. As it
     is, where there are no names or no whole numbers."""
     if not names or not (types.is_integer(column.type) or types.is_boolean(column.type)):
@@ -90,12 +90,12 @@ def with_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
     return pc.coalesce(pa.array(names, pa.string()).take(pc.index_in(spelt, value_set=places)), spelt)
 
 
-def sizes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+def row_sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The bytes of each row once it is decoded, some for the place of each included."""
     sizes = np.full(len(column), 8.0)
     if types.is_dictionary(column.type):
         if len(column.dictionary):
-            of_values = pa.array(sizes_of(as_bytes(column.dictionary)))
+            of_values = pa.array(row_sizes(as_bytes(column.dictionary)))
             sizes += of_values.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False)
     elif types.is_binary(column.type) or types.is_large_binary(column.type):
         sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
@@ -104,9 +104,9 @@ def sizes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
         lengths = np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset : column.offset + len(column)]
         sizes += np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
     elif types.is_struct(column.type):
-        sizes += sum(map(sizes_of, column.flatten()))
+        sizes += sum(map(row_sizes, column.flatten()))
     elif is_list(column.type):
-        of_values, rows = sizes_of(pc.list_flatten(column)), pc.list_parent_indices(column)
+        of_values, rows = row_sizes(pc.list_flatten(column)), pc.list_parent_indices(column)
         sizes += np.bincount(rows.to_numpy(), of_values, len(column))
     elif len(column):
         sizes += column.nbytes / len(column)

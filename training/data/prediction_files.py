@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.data.file_systems import told
+from training.data.file_systems import as_user_error
 from training.data.lists import as_json, from_json
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import EXAMPLES, Form
@@ -69,7 +69,7 @@ def read(
     no rows; and for the first row that is not as the others.
     """
     needed, answers = [name for name in columns if name not in optional], None
-    with told(str(file)):
+    with as_user_error(str(file)):
         for numbers, rows in _READERS[file.suffix](file, needed):
             first = answers is None
             answers = answers or answer_names(_names(rows), added)

@@ -10,55 +10,57 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from training.data.blocks import Block, refused
-from training.data.file_systems import shown
-from training.data.hub_rows import from_dataset, from_table
+from training.data.blocks import Block, source_error
+from training.data.file_systems import display_name
+from training.data.hub_datasets import from_dataset, from_table
 from training.data.mappings import from_columns, from_mappings
 from training.data.sources import is_rows, is_splits, load_object, object_splits
 from training.problems import UserError
 
 if TYPE_CHECKING:
-    from training.data.slice_columns import Slices
-    from training.recipe.source_columns import Asked
+    from training.data.slice_columns import SliceColumns
+    from training.recipe.source_columns import SourceColumns
 
 _END = object()
 
 
-def read_object(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_object(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
     """The rows that the object `data.path` has for the split; a function is called once for each."""
-    data = asked.data
+    data = wanted.data
     found: Any = load_object(data.path)
-    name = object_splits(data, asked.evaluated).get(split, split)
+    name = object_splits(data, wanted.evaluated).get(split, split)
     if is_splits(found, data):
         where, rows = f"{data.path}[{name!r}]", found.get(name)
         if rows is None:
-            raise refused(f"data.splits.{split}", f"{data.path} has no {name!r}: it has {', '.join(map(str, found))}")
+            raise source_error(
+                f"data.splits.{split}", f"{data.path} has no {name!r}: it has {', '.join(map(str, found))}"
+            )
     elif is_rows(found) or isinstance(found, Mapping):
         where, rows = data.path, found
     else:
         where = f"{data.path}({name!r})"
         with _told(where):
             rows = found(name)
-    yield from _blocks(rows, asked, where, slices)
+    yield from _blocks(rows, wanted, where, slices)
 
 
-def _blocks(rows: Any, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
+def _blocks(rows: Any, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     library = type(rows).__module__.partition(".")[0]
     if library == "pandas" and hasattr(rows, "columns"):
         with _told(where):
             rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
-        yield from from_table(rows, asked, where, slices)
+        yield from from_table(rows, wanted, where, slices)
     elif library == "datasets" and hasattr(rows, "num_rows"):
-        yield from from_dataset(rows, asked, where, slices)
+        yield from from_dataset(rows, wanted, where, slices)
     elif isinstance(rows, Mapping):
-        yield from from_columns(rows, asked, where, slices)
+        yield from from_columns(rows, wanted, where, slices)
     elif isinstance(rows, Iterable) or is_rows(rows):
         with _told(where):
             total = len(rows) if isinstance(rows, Sized) else None
-        yield from from_mappings(_numbered(rows, where, total), asked, where, slices, total)
+        yield from from_mappings(_numbered(rows, where, total), wanted, where, slices, total)
     else:
-        raise refused(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
+        raise source_error(where, f"gave {type(rows).__name__}: it must give an iterable of mappings")
 
 
 def _numbered(rows: Any, where: str, total: int | None) -> Iterator[tuple[int, Any]]:
@@ -83,5 +85,5 @@ def _told(where: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        at = f"{shown(last.filename)} line {last.lineno}"
-        raise refused(where, f"failed in {at}: {type(error).__name__}: {error}") from error
+        at = f"{display_name(last.filename)} line {last.lineno}"
+        raise source_error(where, f"failed in {at}: {type(error).__name__}: {error}") from error

@@ -18,31 +18,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.data.blocks import Block, Fault, refused, shortly
+from training.data.blocks import Block, Fault, shortened, source_error
 from training.data.csv_files import read_csv
 from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
-from training.data.file_systems import shown
-from training.data.hub_rows import read_hub
+from training.data.file_systems import display_name
+from training.data.hub_datasets import read_hub
 from training.data.mappings import from_mappings
 from training.data.parquet_files import read_arrow, read_parquet
 from training.data.python_objects import read_object
 
 if TYPE_CHECKING:
-    from training.data.slice_columns import Slices
-    from training.recipe.source_columns import Asked
+    from training.data.slice_columns import SliceColumns
+    from training.recipe.source_columns import SourceColumns
 
-Reader = Callable[["Asked", str, Mapping[str, Any], "Slices"], Iterator[Block]]
+Reader = Callable[["SourceColumns", str, Mapping[str, Any], "SliceColumns"], Iterator[Block]]
 
 
-def read_json(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
     """JSON lines, one object a line, where blank lines do not count; or one array of objects."""
     for file in pinned[split]:
-        where = shown(file)
-        with opened(file, asked.data) as raw:
+        where = display_name(file)
+        with opened(file, wanted.data) as raw:
             lines = io.BufferedReader(raw, 2**20)
             array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
             rows = _elements(_Array(lines, where), where) if array else _lines(lines, where)
-            for block in from_mappings(rows, asked, where, slices):
+            for block in from_mappings(rows, wanted, where, slices):
                 yield replace(block, share=raw.share)
 
 
@@ -51,7 +51,7 @@ def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, 
     while line := lines.readline(LONGEST_ROW_BYTES + 1):
         number += 1
         if len(line) > LONGEST_ROW_BYTES:
-            raise refused(
+            raise source_error(
                 where, f"has a line of more than {LONGEST_ROW_BYTES:,} bytes (line {number}): one object a line"
             )
         if line.strip():
@@ -86,7 +86,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _twice(number: int, key: str) -> Fault:
-    return Fault(number, "malformed", "has an object with one key twice", f" ({shortly(key)})")
+    return Fault(number, "malformed", "has an object with one key twice", f" ({shortened(key)})")
 
 
 class _Array:
@@ -102,7 +102,7 @@ class _Array:
         self._of_row += size
         if self._of_row > LONGEST_ROW_BYTES:
             message = f"has an element of more than {LONGEST_ROW_BYTES:,} bytes after row {self.row}"
-            raise refused(self._where, message)
+            raise source_error(self._where, message)
         return self._file.read(size)
 
     def has_given(self, row: int) -> None:
@@ -144,7 +144,7 @@ def _elements(array: _Array, where: str) -> Iterator[tuple[int, Any]]:
             yield number, row if key is None else _twice(number, key)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
-        raise refused(where, f"is not a JSON array to its end: after row {number}, {said}") from error
+        raise source_error(where, f"is not a JSON array to its end: after row {number}, {said}") from error
 
 
 READERS: dict[str, Reader] = {

@@ -14,16 +14,16 @@ import pyarrow.compute as pc
 from training.data.arrow_files import Spread
 from training.data.blocks import HEADER_READ, REPEATED_HEADER, Block
 from training.data.checks import MISSING_WORDS, ROW_CHECKS, level_of
-from training.data.lists import any_of, each, sums
+from training.data.lists import flat_values, row_sums, rows_with_any
 from training.data.plain_types import is_list
 from training.problems import Problem
-from training.recipe.source_columns import Asked, Stored
+from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Mask
 
 ROWS_NAMED = 3  # of the rows with the same fault, as many are named in its message
-MENDS = {"encoding": "set data.encoding to what the file is written in, "}
+FIXES = {"encoding": "set data.encoding to what the file is written in, "}
 """What mends all rows of a file at once, by check."""
 ADVICE = {
     "stray_quotes": "if they do, set data.quoting: none; if not, data.checks.stray_quotes: ignore.",
@@ -54,7 +54,7 @@ class _Sort:
 
     where: str
     check: str
-    what: str
+    description: str
 
 
 class Faults:
@@ -65,10 +65,10 @@ class Faults:
         self._first: dict[_Sort, list[int]] = {}
         self._value: dict[_Sort, str] = {}
 
-    def add(self, where: str, check: str, what: str, rows: Sequence[int], value: str = "") -> None:
+    def add(self, where: str, check: str, description: str, rows: Sequence[int], value: str = "") -> None:
         """Adds rows with the same fault."""
         if rows:
-            sort = _Sort(where, check, what)
+            sort = _Sort(where, check, description)
             named = self._first.setdefault(sort, [])
             named += rows[: ROWS_NAMED - len(named)]
             self._counts[sort] += len(rows)
@@ -81,31 +81,33 @@ class Faults:
             rows = self._first[sort]
             more = ", …" if total > len(rows) else ""
             like = f" ({total:,} rows like this: {', '.join(map(str, rows))}{more})" if total > 1 else ""
-            what = f"{sort.what}{self._value[sort]}{like}"
-            yield sort, f"{sort.where} row {rows[0]}", what, "them" if total > 1 else "it"
+            description = f"{sort.description}{self._value[sort]}{like}"
+            yield sort, f"{sort.where} row {rows[0]}", description, "them" if total > 1 else "it"
 
-    def problems(self, asked: Asked) -> Iterator[Problem]:
+    def problems(self, wanted: SourceColumns) -> Iterator[Problem]:
         """One problem for each sort of fault in each file, none for what the recipe ignores."""
-        for sort, where, what, them in self.told():
-            level = level_of(sort.check, asked)
+        for sort, where, description, them in self.told():
+            level = level_of(sort.check, wanted)
             if level == "ignore":
                 continue
-            if advice := ADVICE.get(sort.what) or ADVICE.get(sort.check):
-                yield Problem(kind="data", where=where, message=f"{what}: {advice}", check=sort.check, level=level)
+            if advice := ADVICE.get(sort.description) or ADVICE.get(sort.check):
+                yield Problem(
+                    kind="data", where=where, message=f"{description}: {advice}", check=sort.check, level=level
+                )
                 continue
-            mend = MENDS.get(sort.check, "") if asked.data.source in ("csv", "json") else ""
+            mend = FIXES.get(sort.check, "") if wanted.data.source in ("csv", "json") else ""
             end = f"{mend}correct or remove {them}, or leave {them} out: data.checks.{sort.check}: warning."
             if level == "warning":
                 end = "left out."
-            yield Problem(kind="data", where=where, message=f"{what}: {end}", check=sort.check, level=level)
+            yield Problem(kind="data", where=where, message=f"{description}: {end}", check=sort.check, level=level)
 
 
 @dataclass
-class Survey:
+class SplitStatistics:
     """What the pass learns of one split."""
 
     split: str
-    asked: Asked
+    wanted: SourceColumns
     held_out: float | None = None
     """The share of train that this split is, where it is cut from it."""
     rows: int = 0
@@ -118,7 +120,7 @@ class Survey:
     """The first row of each label, as a message names it."""
     named: tuple[str, ...] = ()
     """All labels in order, where the source names them."""
-    only_number: dict[Stored, float | None] = field(default_factory=dict)
+    only_number: dict[StoredColumn, float | None] = field(default_factory=dict)
     """For each column of numbers to predict: the number that all rows have; None where they differ."""
     characters: Spread = field(default_factory=Spread)
     missing_words: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
@@ -128,20 +130,20 @@ class Survey:
         """Counts rows that will be kept."""
         self.rows += block.rows.num_rows
         self.named = self.named or block.label_names
-        self.characters.add(_lengths(block.rows, self.asked.inputs))
-        if self.asked.labels:
-            self._count_labels(block, block.rows.column(self.asked.labels.name))
-        for column in self.asked.columns:
-            if column.form == "number" and column.is_label and block.rows.num_rows:
+        self.characters.add(_lengths(block.rows, self.wanted.inputs))
+        if self.wanted.labels:
+            self._count_labels(block, block.rows.column(self.wanted.labels.name))
+        for column in self.wanted.columns:
+            if column.form == "number" and column.is_target and block.rows.num_rows:
                 least, most = pc.min_max(block.rows.column(column.name)).as_py().values()
                 same = least == most == self.only_number.get(column, least)
                 self.only_number[column] = least if same else None
-        for column in self.asked.contents:
+        for column in self.wanted.contents:
             if column.form == "text":
                 self._count_missing_words(block, column)
 
     def _count_labels(self, block: Block, column: pa.Array) -> None:
-        labels = each(column)
+        labels = flat_values(column)
         for value in pc.value_counts(labels).to_pylist():
             self.labels[value["values"]] += value["counts"]
             if value["values"] not in self.first:
@@ -160,68 +162,68 @@ class Survey:
     def leave_out_unknown(self, places: Mapping[str, int], written: Iterable[pa.RecordBatch]) -> None:
         """Counts rows with a label that is none of these as left out; `written` are the split's rows."""
         unknown = {label: count for label, count in self.labels.items() if label not in places}
-        if not unknown or self.asked.labels is None:
+        if not unknown or self.wanted.labels is None:
             return
-        gone = 0
+        removed = 0
         for batch in written:
-            labels = batch.column(self.asked.labels.name)
+            labels = batch.column(self.wanted.labels.name)
             bad = has_unknown(labels, pa.array(list(places), pa.string()))
-            gone += int(bad.sum())
-            for value in pc.value_counts(each(labels.filter(pa.array(bad)))).to_pylist():
+            removed += int(bad.sum())
+            for value in pc.value_counts(flat_values(labels.filter(pa.array(bad)))).to_pylist():
                 self.labels[value["values"]] -= value["counts"]
         self.labels.update(unknown)  # which are still to be told of
         self.labels = +self.labels  # without those that only such rows had
-        self.rows -= gone
-        self.left_out += gone
+        self.rows -= removed
+        self.left_out += removed
 
-    def _count_missing_words(self, block: Block, of: Stored) -> None:
-        column = block.rows.column(of.name)
-        short = pc.indices_nonzero(pc.less_equal(pc.utf8_length(column), max(map(len, MISSING_WORDS))))
-        spelt = pc.utf8_lower(pc.utf8_trim_whitespace(column.take(short)))
+    def _count_missing_words(self, block: Block, column: StoredColumn) -> None:
+        texts = block.rows.column(column.name)
+        short = pc.indices_nonzero(pc.less_equal(pc.utf8_length(texts), max(map(len, MISSING_WORDS))))
+        spelt = pc.utf8_lower(pc.utf8_trim_whitespace(texts.take(short)))
         for place in short.filter(pc.is_in(spelt, value_set=pa.array(MISSING_WORDS))).to_pylist():
-            word = column[place].as_py()
-            count, first = self.missing_words.get((of.of, word), (0, _named(block, place)))
-            self.missing_words[of.of, word] = count + 1, first
+            word = texts[place].as_py()
+            count, first = self.missing_words.get((column.source_name, word), (0, _named(block, place)))
+            self.missing_words[column.source_name, word] = count + 1, first
 
 
-def without_faulty(block: Block, survey: Survey, faults: Faults) -> Block:
+def without_faulty(block: Block, statistics: SplitStatistics, faults: Faults) -> Block:
     """The block without the rows that a check of single rows finds; `faults` learns of them, and of the reader's."""
     for fault in block.faults:
-        faults.add(block.where, fault.check, fault.what, [fault.row], fault.value)
-    survey.left_out += len(block.faults)
+        faults.add(block.where, fault.check, fault.description, [fault.row], fault.value)
+    statistics.left_out += len(block.faults)
     for remark in block.remarks:
-        faults.add(block.where, remark.check, remark.what, [remark.row], remark.value)
-    of_all = ((check, *found) for check, find in ROW_CHECKS.items() for found in find(block.rows, survey.asked))
-    block = _without(block, of_all, survey, faults)
-    return _without(block, survey.asked.task_type.faults(block.rows), survey, faults)
+        faults.add(block.where, remark.check, remark.description, [remark.row], remark.value)
+    of_all = ((check, *found) for check, find in ROW_CHECKS.items() for found in find(block.rows, statistics.wanted))
+    block = _without(block, of_all, statistics, faults)
+    return _without(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
 
 
 def _without(
     block: Block,
     found: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
-    survey: Survey,
+    statistics: SplitStatistics,
     faults: Faults,
 ) -> Block:
     bad = np.zeros(block.rows.num_rows, bool)
-    for check, what, wrong, *of_first in found:
-        faults.add(block.where, check, what, block.numbers[wrong].tolist(), *of_first)
+    for check, description, wrong, *of_first in found:
+        faults.add(block.where, check, description, block.numbers[wrong].tolist(), *of_first)
         bad |= wrong
     if not bad.any():
         return block
-    survey.left_out += int(bad.sum())
-    if survey.asked.labels:
-        labels = block.rows.column(survey.asked.labels.name).filter(pa.array(bad))
-        survey.labels_left_out.update(each(labels).drop_null().to_pylist())
+    statistics.left_out += int(bad.sum())
+    if statistics.wanted.labels:
+        labels = block.rows.column(statistics.wanted.labels.name).filter(pa.array(bad))
+        statistics.labels_left_out.update(flat_values(labels).drop_null().to_pylist())
     return block.taken(~bad)
 
 
 def has_unknown(labels: pa.Array, known: pa.Array) -> Mask:
     """The rows whose label, or one of whose labels, is none of these."""
-    unknown = pc.invert(pc.is_in(each(labels), value_set=known))
-    return any_of(labels, unknown) if is_list(labels.type) else unknown.to_numpy(zero_copy_only=False)
+    unknown = pc.invert(pc.is_in(flat_values(labels), value_set=known))
+    return rows_with_any(labels, unknown) if is_list(labels.type) else unknown.to_numpy(zero_copy_only=False)
 
 
-def _lengths(rows: pa.RecordBatch, columns: Iterable[Stored]) -> np.ndarray[Any, np.dtype[Any]]:
+def _lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.ndarray[Any, np.dtype[Any]]:
     """The characters of each row, those of all its texts together."""
     lengths = np.zeros(rows.num_rows, np.int64)
     for column in columns:
@@ -229,7 +231,7 @@ def _lengths(rows: pa.RecordBatch, columns: Iterable[Stored]) -> np.ndarray[Any,
         if column.form in ("text", "value"):
             lengths += pc.utf8_length(values).fill_null(0).to_numpy(zero_copy_only=False)
         elif column.form == "texts":
-            lengths += sums(values, pc.utf8_length(each(values)))
+            lengths += row_sums(values, pc.utf8_length(flat_values(values)))
     return lengths
 
 

@@ -23,15 +23,15 @@ from pyarrow import types
 
 from training.data.arrow_files import BLOCK_ROWS, in_blocks, ipc_writer
 from training.data.blocks import Block, Numbers
-from training.data.plain_types import as_bytes, decoded, sizes_of
+from training.data.plain_types import as_bytes, decoded, row_sizes
 from training.problems import NETWORK, UserError
 
 if TYPE_CHECKING:
-    from training.recipe.source_columns import Asked
+    from training.recipe.source_columns import SourceColumns
 
-MOST_VALUES = 1000
-MOST_BYTES = 256  # of a value
-MOST_COLUMNS = 100  # of those that can be kept by their type
+MAX_VALUES = 1000
+MAX_BYTES = 256  # of a value
+MAX_COLUMNS = 100  # of those that can be kept by their type
 
 Places = np.ndarray[Any, np.dtype[np.int32]]
 """Of each row's value among the different ones; -1 where there is none."""
@@ -46,14 +46,14 @@ class Unfit(Exception):
     """Why a column is left out, worded to follow its name."""
 
 
-class Slices:
+class SliceColumns:
     """What one load learns of these columns: readers ask it which of them to read, and tell it of those they cannot.
 
     A column that is left out of one split is left out of all.
     """
 
-    def __init__(self, asked: Asked, folder: Path) -> None:
-        self._asked, self._folder = asked, folder
+    def __init__(self, wanted: SourceColumns, folder: Path) -> None:
+        self._wanted, self._folder = wanted, folder
         self._source = ""
         self._splits: tuple[str, ...] = ()
         self._of_files: dict[str, str] | None = None
@@ -77,8 +77,8 @@ class Slices:
 
         To be asked once for each file; `there` is all its columns, `task types` their types where it knows them.
         """
-        renamed = [self._asked.data.rename.get(name, name) for name in there]
-        own = self._asked.by_source
+        renamed = [self._wanted.data.rename.get(name, name) for name in there]
+        own = self._wanted.by_source
         found = {ours: theirs for ours, theirs in zip(renamed, there, strict=True) if ours not in own}
         self._seen |= dict.fromkeys(found)
         for ours, task_type in zip(renamed, task_types, strict=False):
@@ -92,8 +92,8 @@ class Slices:
                 self.leave_out(ours, "has no name that is text")
         for ours in found.keys() ^ (found if self._of_files is None else self._of_files).keys():
             self.leave_out(ours, f"is in some files of {self._source} only")
-        for ours in list(filter(self.reads, found))[MOST_COLUMNS:]:
-            self.leave_out(ours, f"stands behind {MOST_COLUMNS} other columns")
+        for ours in list(filter(self.reads, found))[MAX_COLUMNS:]:
+            self.leave_out(ours, f"stands behind {MAX_COLUMNS} other columns")
         self._of_files = found
         return {ours: theirs for ours, theirs in found.items() if self.reads(ours)} if self.reading else {}
 
@@ -103,7 +103,7 @@ class Slices:
 
     def leave_out(self, name: str, why: str) -> None:
         """That the column is not kept."""
-        if self.reading and self.reads(name) and name not in self._asked.by_source:
+        if self.reading and self.reads(name) and name not in self._wanted.by_source:
             self._seen[name] = None
             self._left_out[name] = why
             for columns in self._found.values():
@@ -127,16 +127,16 @@ class Slices:
             with column.file.open("ab") as file:
                 file.write(places.tobytes())
 
-    def write(self, split: str, final: Path, gone: Numbers) -> None:
+    def write(self, split: str, final: Path, removed: Numbers) -> None:
         """Writes the columns of a split that are kept to the file `final`, if there are any, without the rows `gone`:
         their places among all that were added, in order."""
         kept = self.summary()["kept"]
         columns = {name: column for name, column in self._found.get(split, {}).items() if name in kept}
         if not columns:
             return
-        values = [column.values(gone) for column in columns.values()]
+        values = [column.values(removed) for column in columns.values()]
         batches = zip(
-            *(column.read(gone, of) for column, of in zip(columns.values(), values, strict=True)), strict=True
+            *(column.read(removed, of) for column, of in zip(columns.values(), values, strict=True)), strict=True
         )
         coded = pa.schema([(name, pa.int32()) for name in columns])
         blocks = in_blocks((pa.RecordBatch.from_arrays(list(arrays), schema=coded) for arrays in batches), coded)
@@ -182,33 +182,35 @@ class _Column:
                 raise Unfit(MIXED)
         spelt = map(_spelt, coded.dictionary.to_pylist())
         places = [-1 if text is None else self.places.setdefault(text, len(self.places)) for text in spelt]
-        if len(self.places) > MOST_VALUES:
-            raise Unfit(f"has more than {MOST_VALUES:,} different values")
+        if len(self.places) > MAX_VALUES:
+            raise Unfit(f"has more than {MAX_VALUES:,} different values")
         return np.array([*places, -1], np.int32)[coded.indices.fill_null(-1).to_numpy()]
 
-    def values(self, gone: Numbers) -> pa.Array:
+    def values(self, removed: Numbers) -> pa.Array:
         """The different values of the rows that are still there, in order."""
-        there = {place for places in self._without(gone) for place in np.unique(places).tolist()}
+        there = {place for places in self._without(removed) for place in np.unique(places).tolist()}
         return pa.array(sorted(text for text, place in self.places.items() if place in there), pa.string())
 
-    def read(self, gone: Numbers, values: pa.Array) -> Iterator[pa.Array]:
+    def read(self, removed: Numbers, values: pa.Array) -> Iterator[pa.Array]:
         """The place of each of these rows among `values`, null for none."""
         final = np.zeros(len(self.places) + 1, np.int32)
         final[[self.places[text] for text in values.to_pylist()]] = np.arange(len(values))
-        for places in self._without(gone):
+        for places in self._without(removed):
             yield pa.array(final[places], mask=places < 0)
 
-    def _without(self, gone: Numbers) -> Iterator[Places]:
+    def _without(self, removed: Numbers) -> Iterator[Places]:
         with self.file.open("rb") as file:
             for start in count(0, BLOCK_ROWS):
                 places = np.frombuffer(file.read(4 * BLOCK_ROWS), np.int32)
                 if not len(places):
                     return
-                first, last = np.searchsorted(gone, [start, start + BLOCK_ROWS])
-                yield np.delete(places, gone[first:last] - start)
+                first, last = np.searchsorted(removed, [start, start + BLOCK_ROWS])
+                yield np.delete(places, removed[first:last] - start)
 
 
-def beside(blocks: Iterable[Block], columns: Mapping[str, Iterator[pa.Array]], slices: Slices) -> Iterator[Block]:
+def with_slices(
+    blocks: Iterable[Block], columns: Mapping[str, Iterator[pa.Array]], slices: SliceColumns
+) -> Iterator[Block]:
     """The blocks with as many values of each column, which is read no further than it is wanted: what is wrong with one
     leaves out that one alone."""
     held = {name: _Held(values) for name, values in columns.items()}
@@ -252,8 +254,8 @@ def _filterable(values: pa.Array) -> pa.Array:
 
 def _need_short(column: pa.Array) -> None:
     """Raises Unfit where a value is too long: before it is unpacked, which may be many times over."""
-    if len(column) and sizes_of(column).max() > MOST_BYTES + 8:
-        raise Unfit(f"has values of more than {MOST_BYTES} bytes")
+    if len(column) and row_sizes(column).max() > MAX_BYTES + 8:
+        raise Unfit(f"has values of more than {MAX_BYTES} bytes")
 
 
 def _can_be(task_type: pa.DataType) -> bool:

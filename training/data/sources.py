@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from training.data.file_systems import is_url, is_web, local, name_of
-from training.data.file_systems import shown as shown  # what a source is called in messages, beside where it is found
-from training.data.listing import Found, Listing, joined
+from training.data.file_systems import display_name, is_url, is_web, local, name_of
+from training.data.listing import Listing, SourceFile, joined
 from training.jobs.user_code import Place
 from training.problems import Problem, UserError, nearest
 from training.recipe.tables.formats import FORMATS, PACKED
@@ -43,7 +42,7 @@ def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
     return {split: name for split, name in data.splits.items() if isinstance(name, str)}
 
 
-def find(data: Data) -> dict[str, list[Found]]:
+def find(data: Data) -> dict[str, list[SourceFile]]:
     """The files of each split in the order of their names; validation and test only where there are files for them.
 
     `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` gives each split's files: names with or
@@ -69,7 +68,7 @@ def find(data: Data) -> dict[str, list[Found]]:
 class _Search:
     """For the files of each split, with all that is wrong on the way."""
 
-    def __init__(self, data: Data, listing: Listing, folder: str, there: list[Found]) -> None:
+    def __init__(self, data: Data, listing: Listing, folder: str, there: list[SourceFile]) -> None:
         self._suffixes, self._listing = FORMATS[data.source].suffixes, listing
         self._folder, self.there = folder, there
         self.problems: list[Problem] = []
@@ -80,23 +79,25 @@ class _Search:
         file = path if is_url(path) else os.path.abspath(os.path.expanduser(path))
         return [found.file for found in self.there] == [file]
 
-    def as_named(self, splits: Mapping[str, str | list[str]]) -> dict[str, list[Found]]:
+    def as_named(self, splits: Mapping[str, str | list[str]]) -> dict[str, list[SourceFile]]:
         """Each split's files by the names that the recipe has for them; they may lie anywhere."""
-        found: dict[str, list[Found]] = {}
+        found: dict[str, list[SourceFile]] = {}
         for split, names in splits.items():
-            files: dict[Found, None] = {}
+            files: dict[SourceFile, None] = {}
             for index, name in enumerate([names] if isinstance(names, str) else names):
                 where = f"data.splits.{split}" + ("" if isinstance(names, str) else f"[{index}]")
                 files |= dict.fromkeys(self._chosen(split, [name], where))
             for other, taken in found.items():
                 for file in files.keys() & dict.fromkeys(taken).keys():
-                    self._tell(f"data.splits.{split}", f"{shown(file.file)} is in {other} as well: each file has one.")
+                    self._tell(
+                        f"data.splits.{split}", f"{display_name(file.file)} is in {other} as well: each file has one."
+                    )
             found[split] = list(files)
         return found
 
-    def by_name(self) -> dict[str, list[Found]]:
+    def by_name(self) -> dict[str, list[SourceFile]]:
         """Each split's files among those that are there, known by their names; or all as train, where no name tells."""
-        found: dict[str, list[Found]] = {}
+        found: dict[str, list[SourceFile]] = {}
         for split, names in FILE_NAMES.items():
             if files := self._chosen(split, names, "data.path", needed=False):
                 found[split] = files
@@ -112,7 +113,7 @@ class _Search:
             self._tell("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
         return found
 
-    def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[Found]:
+    def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[SourceFile]:
         """The files that one of a split's names stands for."""
         forms = self._forms(names, anywhere=needed)
         try:
@@ -121,7 +122,7 @@ class _Search:
             self.problems += error.problems
             return []
         if len(hits) > 1:
-            some = ", ".join(shown(file.file) for found in hits.values() for file in found[:2])
+            some = ", ".join(display_name(file.file) for found in hits.values() for file in found[:2])
             self._tell(where, f"the {split} split could be any of {some}: name its file in data.splits.{split}.")
         elif not hits and needed:
             self._tell(where, self._absent(split, names, anywhere=True))
@@ -137,7 +138,7 @@ class _Search:
                 forms += [f"{name}[-_][0-9]*{suffix}" for suffix in self._suffixes]
         return forms
 
-    def _matching(self, form: str, anywhere: bool) -> list[Found]:
+    def _matching(self, form: str, anywhere: bool) -> list[SourceFile]:
         if anywhere:
             return self._listing.matching(joined(self._folder, form))
         return [file for file in self.there if fnmatchcase(file.name, form)]
@@ -150,7 +151,7 @@ class _Search:
         have = ", ".join(file.name for file in self.there[:20]) or f"nothing of the kind{self._of_other_kinds()}"
         near = nearest(names[0], [text for file in self.there for text in (file.name, _stem(file.name))])
         return (
-            f"no {split} file in {shown(self._folder)}: looked for {looked}; there is {have}. "
+            f"no {split} file in {display_name(self._folder)}: looked for {looked}; there is {have}. "
             f"Name it in data.splits.{split}.{near}"
         )
 

@@ -36,7 +36,7 @@ class Column:
     may_be_empty: bool = False
     """Whether a row may have nothing in it: an empty text or list is stored then, and no number or value (null)."""
     target: bool = False
-    """Whether it is what the model shall say, as labels are, and as what is called `label` is."""
+    """Whether the model predicts it. Labels are targets anyway, and so is a column named `label`."""
 
 
 class RowSpecification:

@@ -1,4 +1,4 @@
-"""What a recipe asks of its source: which column is which to the task type."""
+"""The columns that a recipe takes from the source of its rows, and their roles for the task type."""
 
 from __future__ import annotations
 
@@ -8,41 +8,47 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from training.recipe.column_types import Column, Form, RowSpecification
+from training.recipe.filters import parse_filter
 
 if TYPE_CHECKING:
     from training.recipe.fields import Data
 
 TEXTS = ("text", "text_pair")
-"""What the columns of data.text are to the task type, in turn."""
+"""The roles of the columns in data.text, in order."""
 OWN_FIELDS = {"text": "data.text", "text_pair": "data.text", "label": "data.label"}
-"""The columns that have a field of their own in the recipe; data.columns has the others."""
+"""The roles with a recipe field of their own; data.columns names the columns of the others."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A column that is stored."""
+class StoredColumn:
+    """One column that load_data stores."""
 
     name: str
-    """What it is to the task type, and what it is called where it is stored."""
-    of: str
-    """What the recipe calls it: the name of the source's column, once it is renamed."""
+    """Its role for the task type, and its name in the stored file."""
+    source_name: str
+    """Its name in the source, after data.rename."""
     form: Form
     field: str
-    """The recipe's field for it."""
+    """The recipe field that names it."""
     may_be_empty: bool = False
-    """Whether rows may have nothing in it."""
+    """Whether rows may have no value in it."""
     target: bool = False
-    """Whether it is what the model shall say, though no label."""
+    """Whether it is a target that is no label, such as a text to generate."""
 
     @property
     def is_label(self) -> bool:
-        """Whether it is what the model shall say, rather than what it is shown."""
-        return self.target or self.name == "label" or self.form in ("label", "labels")
+        """Whether it holds labels, or numbers under that name."""
+        return self.name == "label" or self.form in ("label", "labels")
+
+    @property
+    def is_target(self) -> bool:
+        """Whether the model predicts it. All other columns are inputs."""
+        return self.target or self.is_label
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked of the source of rows."""
+class SourceColumns:
+    """The columns that a recipe takes from its source, with the rest of its data section."""
 
     data: Data
     task_type: RowSpecification
@@ -50,71 +56,76 @@ class Asked:
     """The splits that the recipe evaluates."""
 
     @cached_property
-    def columns(self) -> tuple[Stored, ...]:
-        """The columns that are stored, in order."""
-        return stored(self.task_type, named(self.data.text, self.data.label, self.data.columns))
+    def columns(self) -> tuple[StoredColumn, ...]:
+        """The stored columns, in order."""
+        return stored_columns(self.task_type, columns_by_role(self.data.text, self.data.label, self.data.columns))
 
     @property
-    def inputs(self) -> tuple[Stored, ...]:
-        """Those that the model is shown."""
-        return tuple(column for column in self.columns if not column.is_label)
+    def inputs(self) -> tuple[StoredColumn, ...]:
+        """The columns that the model reads."""
+        return tuple(column for column in self.columns if not column.is_target)
 
     @property
-    def contents(self) -> tuple[Stored, ...]:
-        """Those and the others that are no label."""
+    def contents(self) -> tuple[StoredColumn, ...]:
+        """All columns but labels."""
         return tuple(column for column in self.columns if column.target or not column.is_label)
 
     @property
     def texts(self) -> list[str]:
-        """What the columns are called that hold texts which the model is shown, or shall say."""
+        """The names of the columns of text."""
         return [column.name for column in self.contents if column.form != "number"]
 
     @property
-    def labels(self) -> Stored | None:
-        """That of labels' names; None for a task type without."""
+    def labels(self) -> StoredColumn | None:
+        """The column of label names; None for a task type without one."""
         return next((column for column in self.columns if column.form in ("label", "labels")), None)
 
     @cached_property
-    def by_source(self) -> dict[str, Stored]:
-        """The columns that are stored, by what the recipe calls them."""
-        return {column.of: column for column in self.columns}
+    def by_source(self) -> dict[str, StoredColumn]:
+        """The stored columns by their names in the source."""
+        return {column.source_name: column for column in self.columns}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The columns to read, by their names in the source: the stored ones and those of data.filter."""
+        of_filter = parse_filter(self.data.filter).columns if self.data.filter else ()
+        return list(dict.fromkeys([*self.by_source, *of_filter]))
 
     @cached_property
     def casts(self) -> dict[str, str]:
-        """The types of columns that are to be other than they are stored in the source, by the recipe's names."""
-        return {column.of: "float64" for column in self.columns if column.form == "number"} | self.data.cast
+        """The types to cast columns to, by their names in the source."""
+        return {column.source_name: "float64" for column in self.columns if column.form == "number"} | self.data.cast
 
-    def unasked(self, there: Collection[str]) -> list[str]:
-        """The columns that the task type would take and that are there under its own names, though the recipe does not
-        name them."""
-        given = named(self.data.text, self.data.label, self.data.columns)
-        wanted = chosen(self.task_type, given) or {}
-        return [name for name in wanted if name in there and name not in (*given, *OWN_FIELDS, *self.by_source)]
+    def unnamed(self, there: Collection[str]) -> list[str]:
+        """The optional roles that are column names of the source although the recipe names no column for them."""
+        given = columns_by_role(self.data.text, self.data.label, self.data.columns)
+        roles = matching_set(self.task_type, given) or {}
+        return [name for name in roles if name in there and name not in (*given, *OWN_FIELDS, *self.by_source)]
 
-    def cast_to(self, of: str) -> str:
-        """What a cast column is to hold, in words."""
-        return self.data.cast.get(of, "finite number")
+    def cast_in_words(self, source_name: str) -> str:
+        """The type that a column is cast to, for messages."""
+        return self.data.cast.get(source_name, "finite number")
 
-    def form_of(self, of: str) -> Form | None:
-        """The form of a column by the recipe's name; None for one that is read for the filter alone."""
-        return self.by_source[of].form if of in self.by_source else None
+    def form_of(self, source_name: str) -> Form | None:
+        """The form of a column; None for one that only data.filter reads."""
+        return self.by_source[source_name].form if source_name in self.by_source else None
 
 
-def named(text: Sequence[str] | None, label: str | None, columns: Mapping[str, str]) -> dict[str, str]:
-    """The columns that a recipe names, by what they are to the task type."""
+def columns_by_role(text: Sequence[str] | None, label: str | None, columns: Mapping[str, str]) -> dict[str, str]:
+    """The source's column of each role that a recipe names."""
     found = dict(zip(TEXTS, text or (), strict=False))
     return found | ({} if label is None else {"label": label}) | dict(columns)
 
 
-def chosen(task_type: RowSpecification, names: Collection[str]) -> Mapping[str, Column] | None:
-    """The first of the task type's sets of columns that has all of these; None where there is none."""
-    return next((one for one in task_type.column_sets() if one.keys() >= set(names)), None)
+def matching_set(task_type: RowSpecification, roles: Collection[str]) -> Mapping[str, Column] | None:
+    """The first of the task type's column sets that has all these roles; None if no set has."""
+    return next((one for one in task_type.column_sets() if one.keys() >= set(roles)), None)
 
 
-def stored(task_type: RowSpecification, given: Mapping[str, str]) -> tuple[Stored, ...]:
-    """The columns that are stored where the recipe names `given`, which go together."""
+def stored_columns(task_type: RowSpecification, given: Mapping[str, str]) -> tuple[StoredColumn, ...]:
+    """The stored columns of a recipe that names the columns `given` by role."""
     return tuple(
-        Stored(
+        StoredColumn(
             name,
             given.get(name, name),
             column.form,
@@ -122,6 +133,6 @@ def stored(task_type: RowSpecification, given: Mapping[str, str]) -> tuple[Store
             column.may_be_empty,
             column.target,
         )
-        for name, column in (chosen(task_type, given) or {}).items()
+        for name, column in (matching_set(task_type, given) or {}).items()
         if name in given or not column.optional
     )

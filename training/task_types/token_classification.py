@@ -106,7 +106,7 @@ class TokenClassification(TaskType):
         import numpy as np
         import pyarrow as pa
 
-        from training.data.lists import lists_of
+        from training.data.lists import lists_like
         from training.tokenization.features import Features, lists
 
         words = rows.column("text").to_pylist()
@@ -116,7 +116,7 @@ class TokenClassification(TaskType):
         columns = {
             "input_ids": lists(encoded, encoded.ids),
             "length": encoded.lengths,
-            "first": lists_of(rows.column("text"), pa.array(first)),
+            "first": lists_like(rows.column("text"), pa.array(first)),
             "targets": np.bincount(np.repeat(np.arange(len(words)), counts)[first >= 0], minlength=len(words)),
         }
         columns["targets"] = columns["targets"].astype(np.int32)
@@ -175,26 +175,26 @@ class TokenClassification(TaskType):
         import numpy as np
         import pyarrow as pa
 
-        from training.data.lists import each, lists_of
+        from training.data.lists import flat_values, lists_like
 
         first = rows.table["first"].combine_chunks()
-        there = each(first).to_numpy() >= 0
+        there = flat_values(first).to_numpy() >= 0
         place = pa.array(np.cumsum(there) - 1, mask=~there)
-        given = {name: each(answers[name].combine_chunks()) for name in answers.column_names}
-        return rows.labelled(pa.table({name: lists_of(first, values.take(place)) for name, values in given.items()}))
+        given = {name: flat_values(answers[name].combine_chunks()) for name in answers.column_names}
+        return rows.labelled(pa.table({name: lists_like(first, values.take(place)) for name, values in given.items()}))
 
     def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Tagged:
         import numpy as np
 
-        from training.data.lists import each
+        from training.data.lists import flat_values
         from training.evaluation.tagged_words import Tagged
 
         lists = {name: answers[name].combine_chunks() for name in ("label", "prediction", "probability")}
         none = labels.index(OUTSIDE) if OUTSIDE in labels else -1
         return Tagged(
-            references=each(lists["label"]).to_numpy(),
-            predictions=each(lists["prediction"]).fill_null(none).to_numpy(),
-            probabilities=each(lists["probability"]).fill_null(np.nan).to_numpy().astype(np.float64),
+            references=flat_values(lists["label"]).to_numpy(),
+            predictions=flat_values(lists["prediction"]).fill_null(none).to_numpy(),
+            probabilities=flat_values(lists["probability"]).fill_null(np.nan).to_numpy().astype(np.float64),
             starts=np.concatenate([[0], np.cumsum(_lengths(lists["label"]))]),
             labels=labels,
         )
@@ -215,12 +215,12 @@ class TokenClassification(TaskType):
 
         import numpy as np
 
-        from training.data.lists import each
+        from training.data.lists import flat_values
         from training.evaluation.constant_predictions import Baseline, Constant, column, evenly, most_frequent, smoothed
         from training.evaluation.tagged_words import Tagged
 
         tags = column(data / "train.arrow", "label").combine_chunks()
-        counts = np.bincount(each(tags).to_numpy(), minlength=len(labels))
+        counts = np.bincount(flat_values(tags).to_numpy(), minlength=len(labels))
         given = smoothed(counts)
 
         def answered(tag: int, rows: Tagged, split: str) -> Tagged:
@@ -228,7 +228,7 @@ class TokenClassification(TaskType):
             return replace(rows, predictions=np.full(words, tag), probabilities=np.full(words, given[tag]))
 
         some = tags.take(evenly(len(tags), CHOOSING_ROWS))
-        words, starts = each(some).to_numpy(), np.concatenate([[0], np.cumsum(_lengths(some))])
+        words, starts = flat_values(some).to_numpy(), np.concatenate([[0], np.cumsum(_lengths(some))])
         train = Tagged(words, words, np.ones(len(words)), starts, labels)
         return Baseline([Constant(repr(labels[tag]), partial(answered, tag)) for tag in most_frequent(counts)], train)
 
@@ -255,8 +255,8 @@ class TokenClassification(TaskType):
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
         """The spans: from which word to which, counted from 0, and the type."""
-        each = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in explained["spans"]]
-        return [f"{words:>7}  {task_type}" for words, task_type in each] or ["no span"]
+        flat_values = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in explained["spans"]]
+        return [f"{words:>7}  {task_type}" for words, task_type in flat_values] or ["no span"]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """By the probabilities alone: of two tags that are as likely, either may come first."""
@@ -266,21 +266,21 @@ class TokenClassification(TaskType):
         """By the tags' names. A tag that the model alone knows is no prediction."""
         import pyarrow as pa
 
-        from training.data.lists import each, lists_of
+        from training.data.lists import flat_values, lists_like
 
         given = answers["prediction"].combine_chunks()
         places = pa.array([labels.index(name) if name in labels else None for name in theirs], pa.int64())
         column = answers.column_names.index("prediction")
-        return answers.set_column(column, "prediction", lists_of(given, places.take(each(given))))
+        return answers.set_column(column, "prediction", lists_like(given, places.take(flat_values(given))))
 
 
 def _odd(words: pa.ListScalar, tags: pa.ListScalar) -> str:
     """What is too much in such a row."""
-    from training.data.blocks import shortly
+    from training.data.blocks import shortened
 
     if len(words) < len(tags):
         return f": {len(tags)} tags, {len(words)} words"
-    return f": {shortly(words[len(tags)].as_py())}, word {len(tags) + 1} of {len(words)}, has none"
+    return f": {shortened(words[len(tags)].as_py())}, word {len(tags) + 1} of {len(words)}, has none"
 
 
 def _broken(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
@@ -288,7 +288,7 @@ def _broken(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
     tags are of IOB2."""
     import numpy as np
 
-    from training.data.blocks import shortly
+    from training.data.blocks import shortened
     from training.evaluation.tags import flattened
 
     given, rows = flattened(tags.to_pylist())
@@ -305,7 +305,7 @@ def _broken(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
     place = inside[0]
     after = given[place - 1] if place and rows[place - 1] == rows[place] else "no other"
     word = words.flatten()[place].as_py()
-    return wrong, f": {shortly(word)} is {given[place]} after {after}"
+    return wrong, f": {shortened(word)} is {given[place]} after {after}"
 
 
 def _first_tokens(encoded: Encoded, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
@@ -325,9 +325,9 @@ def _first_tokens(encoded: Encoded, counts: npt.NDArray[np.int64]) -> npt.NDArra
 
 def _learnt(train: TokenRows) -> npt.NDArray[np.int64]:
     """(W,) the tags of all training words that have a token."""
-    from training.data.lists import each
+    from training.data.lists import flat_values
 
-    tags, first = (each(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
+    tags, first = (flat_values(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
     learnt: npt.NDArray[np.int64] = tags[first >= 0]
     return learnt
 

@@ -149,9 +149,9 @@ def fault_of(messages: Any, *, answered: bool) -> str | None:
 
 
 def _first_words(messages: Messages) -> str:
-    from training.data.blocks import shortly
+    from training.data.blocks import shortened
 
-    return f"the conversation {shortly(messages[0]['content'] if messages else '')}"
+    return f"the conversation {shortened(messages[0]['content'] if messages else '')}"
 
 
 def _refused(message: str) -> UserError:

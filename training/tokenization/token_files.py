@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS, ipc_reader, ipc_writer
-from training.data.plain_types import as_bytes, sizes_of
+from training.data.plain_types import as_bytes, row_sizes
 from training.problems import Problem, UserError, mistakes_told
 from training.tokenization.encoder import Encoder, load_encoder
 from training.tokenization.token_statistics import Tally, problems_of, write_report
@@ -131,7 +131,7 @@ def _tokens(task_type: Featurizer, encoder: Encoder, block: pa.RecordBatch, tall
 
 def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     """Stretches of rows, from one up to another, of about BYTES_AT_ONCE of text."""
-    sizes = sum(sizes_of(as_bytes(column)) for column in block.columns)
+    sizes = sum(row_sizes(as_bytes(column)) for column in block.columns)
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1
     bounds = [0, *ends.tolist(), block.num_rows]
     return pairwise(bounds)

@@ -9,7 +9,7 @@ import pytest
 from training.problems import UserError
 from training.recipe import parse
 
-TASK_TYPES = "tests.training.rows.task_types:"
+TASK_TYPES = "tests.training.data.task_types:"
 
 
 def told(task: str, data: dict[str, Any], **more: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from training.data.file_systems import shown
+from training.data.file_systems import display_name
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra_arguments import arguments
@@ -575,7 +575,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, wher
     said = f"holds {what}, and recipes are stored and shown: set credentials in the environment instead: "
     assert told == where and message.startswith(said) and "hush" not in message
     assert ("AWS_ACCESS_KEY_ID" if url.startswith("s3") else "FSSPEC_HTTPS=") in message
-    assert "hush" not in shown(url)
+    assert "hush" not in display_name(url)
 
 
 @pytest.mark.parametrize(

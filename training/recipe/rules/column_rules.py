@@ -8,16 +8,24 @@ from typing import TYPE_CHECKING, Any
 from training.problems import nearest
 from training.recipe.column_types import RowSpecification
 from training.recipe.rules.rule import WrittenRecipe
-from training.recipe.source_columns import OWN_FIELDS, TEXTS, Asked, Stored, chosen, named, stored
+from training.recipe.source_columns import (
+    OWN_FIELDS,
+    TEXTS,
+    SourceColumns,
+    StoredColumn,
+    columns_by_role,
+    matching_set,
+    stored_columns,
+)
 from training.recipe.task_specification import TaskSpecification, code_modules, specification, user_code
 
 if TYPE_CHECKING:
     from training.recipe.fields import Recipe
 
 
-def asked_of(recipe: Recipe) -> Asked:
-    """What the recipe asks of the source of its rows."""
-    return Asked(recipe.data, specification(**recipe.task_and_options), tuple(recipe.evaluation.splits))
+def source_columns(recipe: Recipe) -> SourceColumns:
+    """The columns that the recipe takes from the source of its rows."""
+    return SourceColumns(recipe.data, specification(**recipe.task_and_options), tuple(recipe.evaluation.splits))
 
 
 def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, Any]]:
@@ -37,13 +45,13 @@ def task_type_of(written: WrittenRecipe) -> TaskSpecification:
     return specification(written["task"], written["options"])
 
 
-def columns_of(written: WrittenRecipe) -> tuple[Stored, ...]:
+def columns_of(written: WrittenRecipe) -> tuple[StoredColumn, ...]:
     """The columns that are stored. Raises InvalidFieldError where task type and columns do not go together."""
-    return stored(task_type_of(written), _named(written))
+    return stored_columns(task_type_of(written), _named(written))
 
 
 def _named(written: WrittenRecipe) -> dict[str, str]:
-    return named(written["data.text"], written["data.label"], written["data.columns"])
+    return columns_by_role(written["data.text"], written["data.label"], written["data.columns"])
 
 
 def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -58,7 +66,7 @@ def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield _field(name), _unknown(name, given[name], written)
     if unknown:
         return
-    if (wanted := chosen(task_type, given)) is None:
+    if (wanted := matching_set(task_type, given)) is None:
         yield "data.columns", f"{_listed(given)} do not go together: {_wants(written)}."
         return
     for name, column in wanted.items():
@@ -79,9 +87,10 @@ def one_use_each(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.label", f"{written['data.label']!r} is also a text column; the label has a column of its own."
     before: dict[str, str] = {}
     for column in columns_of(written):
-        if column.of in before:
-            yield column.field, f"{column.of!r} is also {before[column.of]}: each column is one thing to the task type."
-        before[column.of] = column.field
+        name = column.source_name
+        if name in before:
+            yield column.field, f"{name!r} is also {before[name]}: each column is one thing to the task type."
+        before[name] = column.field
 
 
 def labels_are_named(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

@@ -141,7 +141,7 @@ def _renamed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for name in sorted({name for name in new if new.count(name) > 1}):
         old = " and ".join(repr(key) for key, value in rename.items() if value == name)
         yield "data.rename", f"{old} are both renamed to {name!r}: each column has a name of its own."
-    used = [(column.field, column.of) for column in columns_of(written)]
+    used = [(column.field, column.source_name) for column in columns_of(written)]
     used += [(f"data.cast.{name}", name) for name in written["data.cast"]]
     for where, name in used:
         if name in rename and name not in new:
@@ -151,7 +151,7 @@ def _renamed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _cast(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     cast = written["data.cast"]
     for column in columns_of(written):
-        to, where = cast.get(column.of), f"data.cast.{column.of}"
+        to, where = cast.get(column.source_name), f"data.cast.{column.source_name}"
         if to is None or to in _CASTS[column.form]:
             continue
         if column.form == "text":

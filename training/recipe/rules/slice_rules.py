@@ -74,7 +74,7 @@ def unknown_slices(
 
 def slices_of_any_rows(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     slices, label = written["evaluation.slices"], written["data.label"]
-    used = {column.of: column for column in columns_of(written)} if slices else {}
+    used = {column.source_name: column for column in columns_of(written)} if slices else {}
     for index, name in enumerate(slices):
         where = f"evaluation.slices[{index}]"
         if name in slices[:index]:

@@ -16,12 +16,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.rows.task_types import CLASSIFICATION
+from tests.training.data.task_types import CLASSIFICATION
 from training.data.load_rows import load
-from training.data.slice_columns import MOST_COLUMNS, Slices
+from training.data.slice_columns import MAX_COLUMNS, SliceColumns
 from training.problems import UserError
 from training.recipe import Data
-from training.recipe.source_columns import Asked
+from training.recipe.source_columns import SourceColumns
 
 TRAIN = {"text": ["good", "bad"], "label": ["a", "b"]}
 ROWS = 1200
@@ -463,11 +463,11 @@ def test_of_train_no_column_is_read_that_the_recipe_does_not_name(
     monkeypatch.setitem(sys.modules, "rows_of_slices", module)
     load(recipe("python", "rows_of_slices:splits"), CLASSIFICATION, {}, tmp_path / "out")
     assert summary(tmp_path / "out")["left_out"] == {"broken": "is in train only", **LEFT_OUT}
-    asked = Slices(Asked(recipe("csv", "-"), CLASSIFICATION), tmp_path)
-    asked.begin("train", [])
-    assert asked.of_file(["text", "label", "genre"]) == {}
-    asked.begin("train", ["validation"])
-    assert asked.of_file(["text", "label", "genre"]) == {"genre": "genre"}
+    wanted = SliceColumns(SourceColumns(recipe("csv", "-"), CLASSIFICATION), tmp_path)
+    wanted.begin("train", [])
+    assert wanted.of_file(["text", "label", "genre"]) == {}
+    wanted.begin("train", ["validation"])
+    assert wanted.of_file(["text", "label", "genre"]) == {"genre": "genre"}
 
 
 def test_a_column_of_too_many_values_is_read_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,8 +488,8 @@ def test_a_column_of_too_many_values_is_read_no_further(tmp_path: Path, monkeypa
 
 
 def test_of_very_many_columns_the_first_are_kept(tmp_path: Path) -> None:
-    columns = {f"column {n}": ["x", "y"] for n in range(MOST_COLUMNS + 5)}
+    columns = {f"column {n}": ["x", "y"] for n in range(MAX_COLUMNS + 5)}
     write_csv(tmp_path / "rows.csv", {**TRAIN, **columns})
     out = summary(read(tmp_path, "csv", tmp_path / "rows.csv"))
-    assert out["kept"] == list(columns)[:MOST_COLUMNS]
-    assert out["left_out"] == dict.fromkeys(list(columns)[MOST_COLUMNS:], "stands behind 100 other columns")
+    assert out["kept"] == list(columns)[:MAX_COLUMNS]
+    assert out["left_out"] == dict.fromkeys(list(columns)[MAX_COLUMNS:], "stands behind 100 other columns")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.training.rows.task_types import CLASSIFICATION, Chat, Rating, Tags
+from tests.training.data.task_types import CLASSIFICATION, Chat, Rating, Tags
 from training.data.load_rows import load
 from training.evaluation.plots import draw_rows
 from training.problems import Problem, UserError
@@ -277,9 +277,9 @@ def test_where_the_columns_of_another_way_are_there_the_recipe_is_told_how_to_as
 def test_what_is_advised_for_columns_of_another_way_is_accepted(tmp_path: Path) -> None:
     rows = [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "You"}]
     file = json_lines(tmp_path / "c.jsonl", rows)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as source_error:
         run(Chat(), file, tmp_path)
-    advised = yaml.safe_load(str(refused.value).rpartition("set data.columns: ")[2].rstrip("."))
+    advised = yaml.safe_load(str(source_error.value).rpartition("set data.columns: ")[2].rstrip("."))
     assert advised == {"instruction": "instruction", "input": "input"}
     run(Chat(), file, tmp_path, columns=advised)
 

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from typing import Protocol
 
-from training.data.blocks import Fault, shortly
+from training.data.blocks import Fault, shortened
 
 FEWEST_MERGED = 5
 """Whole lines within one field, nearly all with as many delimiters as a row has, that count as rows."""
@@ -90,8 +90,8 @@ class QuotedFields:
         lines, row = self._longest
         if self._lines <= 2 * rows:
             return ()
-        what = f"spans {lines:,} lines; the file has {self._lines:,} lines, and only {rows:,} rows"
-        return (Fault(row, "line_breaks", what),)
+        description = f"spans {lines:,} lines; the file has {self._lines:,} lines, and only {rows:,} rows"
+        return (Fault(row, "line_breaks", description),)
 
     def _look(self, data: bytes, end: bool) -> None:
         """Looks at all fields that are whole; `data` begins with a byte that was looked at before."""
@@ -169,10 +169,10 @@ class QuotedFields:
         self._row += 1
         self._held = b"\n"
 
-    def _add(self, check: str, what: str, field: bytes, breaks: int = 0) -> None:
+    def _add(self, check: str, description: str, field: bytes, breaks: int = 0) -> None:
         if self._last.get(check) == self._row:
             return
         self._last[check] = self._row
         lines = f"{breaks + 1:,} lines, " if breaks else ""
-        value = f": {lines}{shortly(field[:200].decode(errors='replace'))}"
-        self._found.append(Fault(self._row, check, what, value))
+        value = f": {lines}{shortened(field[:200].decode(errors='replace'))}"
+        self._found.append(Fault(self._row, check, description, value))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.training.rows.task_types import CLASSIFICATION
+from tests.training.data.task_types import CLASSIFICATION
 from training.data.checks import LEAVES_OUT, LEVELS, ROW_CHECKS, SPLIT_CHECKS
 from training.data.load_rows import load
 from training.problems import Problem, UserError

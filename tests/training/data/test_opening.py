@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 from training.data.decoding import opened, seekable
-from training.data.file_systems import told
+from training.data.file_systems import as_user_error
 from training.data.sources import EXPORT
 from training.problems import NETWORK, UserError
 from training.recipe import Data
@@ -236,7 +236,10 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path, folder: str) -> None:
 
 def test_a_file_that_may_not_be_read_is_told() -> None:
     # As root, who may read everything, no file gives this error.
-    with pytest.raises(UserError, match=r"may not be read by this user: change its permissions"), told("/rows.csv"):
+    with (
+        pytest.raises(UserError, match=r"may not be read by this user: change its permissions"),
+        as_user_error("/rows.csv"),
+    ):
         raise PermissionError(13, "Permission denied")
 
 

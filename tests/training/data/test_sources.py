@@ -11,7 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from training.data.sources import find, fingerprint, is_rows, load_object, shown
+from training.data.file_systems import display_name
+from training.data.sources import find, fingerprint, is_rows, load_object
 from training.problems import UserError
 from training.recipe import Data
 
@@ -264,9 +265,9 @@ def test_a_file_inside_another_is_refused(folder: str) -> None:
 
 
 def test_credentials_are_not_shown() -> None:
-    assert shown("s3://key:hush/hush@bucket/rows.csv") == "s3://bucket/rows.csv"
-    assert shown("https://host/rows.csv?sig=hush") == "https://host/rows.csv"
-    assert shown("https://host/rows.csv?version=2") == "https://host/rows.csv?version=2"
+    assert display_name("s3://key:hush/hush@bucket/rows.csv") == "s3://bucket/rows.csv"
+    assert display_name("https://host/rows.csv?sig=hush") == "https://host/rows.csv"
+    assert display_name("https://host/rows.csv?version=2") == "https://host/rows.csv?version=2"
 
 
 # Objects of Python

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.rows.task_types import CLASSIFICATION
-from training.data.casting import Shaped, shaped
+from tests.training.data.task_types import CLASSIFICATION
+from training.data.casting import CastBlock, cast_blocks
 from training.data.load_rows import load
 from training.data.parquet_files import BLOCK_BYTES, read_arrow, read_parquet
-from training.data.slice_columns import Slices
+from training.data.slice_columns import SliceColumns
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.recipe.source_columns import Asked
+from training.recipe.source_columns import SourceColumns
 
 GOOD = {"text": ["one", "two", "three"], "label": ["a", "b", "a"], "stars": [1, 2, 3]}
 LONG = "x" * 900_000
@@ -57,27 +57,29 @@ def recipe(name: str, **more: Any) -> Data:
     return Data(**{"source": source, "path": "-", "text": ["text"], "label": "label", **more})
 
 
-def read(folder: Path, name: str, content: bytes, **more: Any) -> list[Shaped]:
+def read(folder: Path, name: str, content: bytes, **more: Any) -> list[CastBlock]:
     """The blocks of one file, shaped."""
     (folder / name).write_bytes(content)
     data = recipe(name, **more)
     reader = read_parquet if data.source == "parquet" else read_arrow
-    asked = Asked(data, CLASSIFICATION)
-    return list(shaped(reader(asked, "train", {"train": [str(folder / name)]}, Slices(asked, folder)), asked))
+    wanted = SourceColumns(data, CLASSIFICATION)
+    return list(
+        cast_blocks(reader(wanted, "train", {"train": [str(folder / name)]}, SliceColumns(wanted, folder)), wanted)
+    )
 
 
-def refused(folder: Path, name: str, content: bytes, **more: Any) -> Problem:
+def source_error(folder: Path, name: str, content: bytes, **more: Any) -> Problem:
     with pytest.raises(UserError) as raised:
         read(folder, name, content, **more)
     return raised.value.problems[0]
 
 
-def column(made: list[Shaped], name: str = "text") -> list[Any]:
+def column(made: list[CastBlock], name: str = "text") -> list[Any]:
     return [value for one in made for value in one.block.rows.column(name).to_pylist()]
 
 
-def faults(made: list[Shaped]) -> list[tuple[int, str, str]]:
-    return [(fault.row, fault.check, fault.what + fault.value) for one in made for fault in one.block.faults]
+def faults(made: list[CastBlock]) -> list[tuple[int, str, str]]:
+    return [(fault.row, fault.check, fault.description + fault.value) for one in made for fault in one.block.faults]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -97,7 +99,7 @@ def test_a_stream_that_is_cut_between_two_messages_is_refused(tmp_path: Path) ->
     whole = stream(pa.table(GOOD))
     only_end = whole[:-8]
     assert pa.ipc.open_stream(only_end).read_all().num_rows == 3  # pyarrow takes it
-    problem = refused(tmp_path, "cut.arrow", only_end)
+    problem = source_error(tmp_path, "cut.arrow", only_end)
     assert problem.where.endswith("cut.arrow")
     assert "cut short" in problem.message
 
@@ -119,8 +121,8 @@ def test_a_damaged_file_is_told_or_read_but_never_a_traceback(name: str, tmp_pat
 def test_what_the_taker_of_the_rows_raises_is_not_blamed_on_the_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FORMS[name](pa.table(GOOD)))
     reader = read_parquet if name.endswith("parquet") else read_arrow
-    asked = Asked(recipe(name), CLASSIFICATION)
-    blocks = reader(asked, "train", {"train": [str(tmp_path / name)]}, Slices(asked, tmp_path))
+    wanted = SourceColumns(recipe(name), CLASSIFICATION)
+    blocks = reader(wanted, "train", {"train": [str(tmp_path / name)]}, SliceColumns(wanted, tmp_path))
     next(blocks)
     with pytest.raises(ValueError, match="of my own"):
         blocks.throw(ValueError("of my own"))  # type: ignore[attr-defined]
@@ -150,15 +152,15 @@ def test_the_cap_counts_what_rows_hold_and_not_what_the_file_says(
 ) -> None:
     packed = content()
     assert len(packed) < 2_000_000
-    assert "raise data.max_file_gb" in refused(tmp_path, name, packed, max_file_gb=0.1).message
+    assert "raise data.max_file_gb" in source_error(tmp_path, name, packed, max_file_gb=0.1).message
 
 
 def test_blocks_are_bounded_by_bytes_as_well_as_rows(tmp_path: Path) -> None:
     content = parquet(dictionary(60), store_schema=False)
     (tmp_path / "long.parquet").write_bytes(content)
     data, pinned = recipe("long.parquet"), {"train": [str(tmp_path / "long.parquet")]}
-    asked = Asked(data, CLASSIFICATION)
-    blocks = list(read_parquet(asked, "train", pinned, Slices(asked, tmp_path)))
+    wanted = SourceColumns(data, CLASSIFICATION)
+    blocks = list(read_parquet(wanted, "train", pinned, SliceColumns(wanted, tmp_path)))
     assert sum(block.rows.num_rows for block in blocks) == 60
     assert max(block.rows.nbytes for block in blocks) <= BLOCK_BYTES
     assert [block.numbers[0] for block in blocks] == [1, *(block.numbers[-1] + 1 for block in blocks[:-1])]
@@ -221,13 +223,13 @@ def test_a_column_of_any_type_is_cast_or_told(kind: str, to: str | None, tmp_pat
 
 def test_a_cast_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None:
     table = pa.table({"text": ["one"], "label": ODD["date"], "all": [[1]]})
-    problem = refused(tmp_path, "odd.arrow", stream(table), cast={"label": "int64"})
+    problem = source_error(tmp_path, "odd.arrow", stream(table), cast={"label": "int64"})
     assert problem.where == "data.cast.label"
     assert "is of type date32[day], which does not convert to int64: choose string" in problem.message
-    advice = refused(tmp_path, "odd.arrow", stream(table)).message
+    advice = source_error(tmp_path, "odd.arrow", stream(table)).message
     assert advice.endswith("to convert it, set data.cast.label: string.")
     assert column(read(tmp_path, "odd.arrow", stream(table), cast={"label": "string"}), "label") == ["2026-01-31"]
-    nested = refused(tmp_path, "odd.arrow", stream(table), label="all")
+    nested = source_error(tmp_path, "odd.arrow", stream(table), label="all")
     assert nested.message.endswith("it must hold text or whole numbers.")
 
 

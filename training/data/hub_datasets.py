@@ -11,37 +11,37 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
-from training.data.blocks import Block, refused, stored_names
-from training.data.plain_types import with_names
-from training.data.slice_columns import beside
+from training.data.blocks import Block, match_columns, source_error
+from training.data.plain_types import with_label_names
+from training.data.slice_columns import with_slices
 from training.data.sources import split_names
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
-    from training.data.slice_columns import Slices
+    from training.data.slice_columns import SliceColumns
     from training.recipe import Data
-    from training.recipe.source_columns import Asked
+    from training.recipe.source_columns import SourceColumns
 
 
-def hub_splits(asked: Asked, pinned: Mapping[str, Any]) -> dict[str, str]:
+def hub_splits(wanted: SourceColumns, pinned: Mapping[str, Any]) -> dict[str, str]:
     """Our splits and the Hub's names of them. Without data.splits, validation and test are left out if the data set has
     none: validation is then held out of train."""
-    names = split_names(asked.data, asked.evaluated)
-    there = {"train", *(_builder_of(asked.data, pinned).info.splits or {})}
-    return names if asked.data.splits is not None else {split: split for split in names if split in there}
+    names = split_names(wanted.data, wanted.evaluated)
+    there = {"train", *(_builder_of(wanted.data, pinned).info.splits or {})}
+    return names if wanted.data.splits is not None else {split: split for split in names if split in there}
 
 
-def read_hub(asked: Asked, split: str, pinned: Mapping[str, Any], slices: Slices) -> Iterator[Block]:
+def read_hub(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
     """A split of a data set of the Hub, at the commit that was pinned."""
-    data = asked.data
-    name, commit = split_names(data, asked.evaluated)[split], pinned["commit"]
+    data = wanted.data
+    name, commit = split_names(data, wanted.evaluated)[split], pinned["commit"]
     try:
         found = _builder_of(data, pinned).as_dataset(split=name)
     except ValueError as error:
-        raise refused(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
-    yield from from_dataset(found, asked, f"{data.path} ({name})", slices)
+        raise source_error(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
+    yield from from_dataset(found, wanted, f"{data.path} ({name})", slices)
 
 
 def _builder_of(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
@@ -67,11 +67,11 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
         builder = datasets.load_dataset_builder(path, config, revision=commit)
     except DatasetNotFoundError as error:
         next_step = "Check the name and the revision, and set HF_TOKEN if it is private or gated"
-        raise refused("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
+        raise source_error("data.path", f"{str(error).rstrip('.')}. {next_step}") from error
     except (DatasetsError, EmptyDatasetError) as error:
-        raise refused("data.path", f"{at} is not readable: {error}") from error
+        raise source_error("data.path", f"{at} is not readable: {error}") from error
     except ValueError as error:  # no such configuration, or several to choose from
-        raise refused("data.config", f"{config!r} of {at}: {error}") from error
+        raise source_error("data.config", f"{config!r} of {at}: {error}") from error
     if builder.hash != commit:  # the Hub does not answer: `datasets` takes the rows of the commit that it read last
         stored = _stored_builder(path, config, commit)
         if stored is None:
@@ -80,7 +80,7 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
     try:
         builder.download_and_prepare()
     except DatasetsError as error:
-        raise refused("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
+        raise source_error("data.path", f"{at} is not readable: {error.__cause__ or error}") from error
     return builder
 
 
@@ -100,15 +100,15 @@ def _stored_builder(path: str, config: str | None, commit: str) -> DatasetBuilde
     return Cache(repo_id=path, dataset_name=name, config_name=config, version=version, hash=commit)
 
 
-def from_dataset(dataset: Dataset, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
+def from_dataset(dataset: Dataset, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
-    named = stored_names(asked, dataset.column_names, where)
-    names = _names(dataset, named[asked.labels.of]) if asked.labels else ()
+    named = match_columns(wanted, dataset.column_names, where)
+    names = _names(dataset, named[wanted.labels.source_name]) if wanted.labels else ()
     tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
     blocks = _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
     task_types = dataset.features.arrow_schema
     others = slices.of_file(dataset.column_names, [task_types.field(name).type for name in dataset.column_names])
-    yield from beside(blocks, {ours: _column(dataset, theirs) for ours, theirs in others.items()}, slices)
+    yield from with_slices(blocks, {ours: _column(dataset, theirs) for ours, theirs in others.items()}, slices)
 
 
 def _names(dataset: Dataset, column: str) -> tuple[str, ...]:
@@ -120,16 +120,16 @@ def _column(dataset: Dataset, name: str) -> Iterator[pa.Array]:
     names = _names(dataset, name)
     for table in dataset.select_columns([name]).with_format("arrow").iter(BLOCK_ROWS):
         for values in table.column(name).chunks:
-            yield with_names(values, names)
+            yield with_label_names(values, names)
 
 
-def from_table(table: pa.Table, asked: Asked, where: str, slices: Slices) -> Iterator[Block]:
+def from_table(table: pa.Table, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     """The rows of an Arrow table."""
-    named = stored_names(asked, table.column_names, where)
+    named = match_columns(wanted, table.column_names, where)
     parts = (table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS))
     blocks = _blocks(parts, named, where, (), table.num_rows)
     others = slices.of_file(table.column_names, table.schema.types)
-    yield from beside(blocks, {ours: iter(table.column(theirs).chunks) for ours, theirs in others.items()}, slices)
+    yield from with_slices(blocks, {ours: iter(table.column(theirs).chunks) for ours, theirs in others.items()}, slices)
 
 
 def _blocks(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.training.rows.task_types import CLASSIFICATION
+from tests.training.data.task_types import CLASSIFICATION
 from training.data.load_rows import load
 from training.recipe import Data
 

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.training.rows.task_types import CLASSIFICATION
+from tests.training.data.task_types import CLASSIFICATION
+from training.data.csv_quotes import QuotedFields
 from training.data.load_rows import load
-from training.data.quoting import QuotedFields
 from training.problems import Problem, UserError
 from training.recipe import Data
 

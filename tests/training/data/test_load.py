@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.rows.task_types import CLASSIFICATION
-from training.data.casting import shaped
-from training.data.hub_rows import from_dataset, hub_splits
+from tests.training.data.task_types import CLASSIFICATION
+from training.data.casting import cast_blocks
+from training.data.hub_datasets import from_dataset, hub_splits
 from training.data.load_rows import label_places, load
-from training.data.slice_columns import Slices
+from training.data.slice_columns import SliceColumns
 from training.data.sources import find, load_object
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.recipe.source_columns import Asked
+from training.recipe.source_columns import SourceColumns
 
 ROWS: dict[str, list[tuple[str, str]]] = {
     "train": [("good, really", "pos"), ("NA", "neg"), ('say "no"\nand leave', "neg"), ("1.0", "pos")],
@@ -148,10 +148,10 @@ def test_a_function_is_called_for_each_split_that_is_evaluated_unless_it_is_held
 def test_a_test_split_of_the_hub_is_read_if_it_is_there_and_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"train": 1, "test": 1, "unsupervised": 1}
     builder = SimpleNamespace(info=SimpleNamespace(splits=there))
-    monkeypatch.setattr("training.data.hub_rows._builder_of", lambda data, pinned: builder)
+    monkeypatch.setattr("training.data.hub_datasets._builder_of", lambda data, pinned: builder)
 
     def read(*evaluated: str, **more: Any) -> list[str]:
-        return list(hub_splits(Asked(recipe("hub", "me/rows", **more), CLASSIFICATION, evaluated), {}))
+        return list(hub_splits(SourceColumns(recipe("hub", "me/rows", **more), CLASSIFICATION, evaluated), {}))
 
     assert read("validation") == ["train"] and read("validation", "test") == ["train", "test"]
     assert read("test", test_size=0.1) == ["train"]
@@ -245,8 +245,10 @@ def test_a_dataset_of_the_hub_brings_its_label_names(tmp_path: Path) -> None:
     )
     rows = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 0], "id": [7, 8]}, features=features)
     data = recipe("hub", "somebody/something")
-    asked = Asked(data, CLASSIFICATION)
-    (made,) = shaped(from_dataset(rows, asked, "somebody/something (train)", Slices(asked, tmp_path)), asked)
+    wanted = SourceColumns(data, CLASSIFICATION)
+    (made,) = cast_blocks(
+        from_dataset(rows, wanted, "somebody/something (train)", SliceColumns(wanted, tmp_path)), wanted
+    )
     block = made.block
     assert block.rows.to_pydict() == {"text": ["x", "y"], "label": ["good", "bad"]}
     assert block.label_names == ("bad", "good")
