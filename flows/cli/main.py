@@ -23,6 +23,7 @@ from flows.cli import (
     rollback,
     run,
     runs,
+    schema,
     show,
     status,
     store,
@@ -39,7 +40,7 @@ from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError, full_disk
 
 COMMANDS = (
-    *(run, resume, plan, check),
+    *(run, resume, plan, check, schema),
     *(runs, models, show, reproduce, promote, rollback, predict),
     *(up, deploy, data_updated, notify, status, down, doctor, store),
 )

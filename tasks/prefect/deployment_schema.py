@@ -1,0 +1,62 @@
+"""The JSON Schema of a deployment file, with which an editor completes and checks recipes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.prefect.deployments import FLOWS
+from training.recipe import Recipe
+from training.recipe.tables.task_types import TASK_TYPES
+from training.recipe.task_specification import specification_class
+
+_ANCHORS = "Recipes that several entries share: `recipe: &recipe` here, and `recipe: *recipe` in each entry."
+_OVERRIDES = 'Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.'
+_FORCE = "For the flow finetune: stages to run although their output is stored."
+_REASON = "For the flow retrain: why a run is started, shown with the run."
+
+
+def deployment_schema() -> dict[str, Any]:
+    """Prefect's own schema of its YAML file, closed against misspelt fields, with the recipe in its parameters."""
+    from prefect.cli.deploy._models import PrefectYamlModel
+
+    schema = PrefectYamlModel.model_json_schema()
+    recipe = _recipe_schema()
+    definitions = {**schema["$defs"], **recipe.pop("$defs"), "Recipe": recipe}
+    entry = definitions["DeploymentConfig"]
+    shared = {"$ref": "#/$defs/Recipe"}
+    entry["properties"] |= {
+        "name": {"type": "string", "minLength": 1, "description": "The deployment's name."},
+        "entrypoint": {"enum": list(FLOWS), "description": "The flow that the deployment runs."},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "recipe": shared,
+                "overrides": {"type": "object", "description": _OVERRIDES},
+                "force": {"type": "array", "items": {"type": "string"}, "description": _FORCE},
+                "reason": {"type": "string", "description": _REASON},
+            },
+            "required": ["recipe"],
+            "additionalProperties": False,
+        },
+    }
+    entry |= {"required": ["name", "entrypoint", "parameters"], "additionalProperties": False}
+    schema["properties"]["definitions"] = {"type": "object", "properties": {"recipe": shared}, "description": _ANCHORS}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Deployments of finetune",
+        "type": "object",
+        "properties": schema["properties"],
+        "required": ["deployments"],
+        "$defs": definitions,
+    }
+
+
+def _recipe_schema() -> dict[str, Any]:
+    """The recipe's schema; `options` has the fields of the task type that the recipe names."""
+    schema = Recipe.model_json_schema()
+    definitions, branches = schema["$defs"], []
+    for name in TASK_TYPES:
+        options = specification_class(name).Options.model_json_schema()
+        definitions |= options.pop("$defs", {})
+        branches.append({"if": {"properties": {"task": {"const": name}}}, "then": {"properties": {"options": options}}})
+    return {**schema, "allOf": branches}
