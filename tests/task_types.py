@@ -185,7 +185,7 @@ def fit_job(task: str, world: Path, job_dir: Path, compute: dict[str, Any], **tr
         "training": recipe.training.model_dump(mode="json"),
         "compute": recipe.compute.learnt_by() | resolved,
         "metrics": recipe.evaluation.metrics,
-        "batch_division": 1,
+        "micro_batch_divisor": 1,
     }
     base = world / "base/output"
     inputs = {"model": base / "model", "tokenizer": base / "tokenizer", "tokens": world / "tokens"}

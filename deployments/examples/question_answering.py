@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadToLongest, TokenRows
+    from training.recipe import Training
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 
@@ -149,7 +150,7 @@ class ExtractiveQA(TaskType):
         return ModelOutput(logits=torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1))
 
     def loss(
-        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
+        self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Cross entropy of where the answer begins and where it ends; both are the first token in a window without."""
         import torch

@@ -43,6 +43,7 @@ NOT_INPUTS = (
     "training.jobs.supervise",
     "training.problems",
     "training.programs.estimate",
+    "training.recipe.program_settings",
     *(f"training.recipe.{name}" for name in ("accelerate_file", "code_fields", "deepspeed_file", "error_messages")),
     *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "lora", "overrides")),
     *(f"training.recipe.{name}" for name in ("referenced_files", "rules", "section", "validation")),

@@ -12,7 +12,7 @@ from typing import Any
 from tasks.cache.stage import Work
 from tasks.jobs.batch_memory import Fits
 from tasks.jobs.launch import LAUNCH, require_finished, run_job
-from training.jobs.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Failure, Job, Outcome, finished_output
+from training.jobs.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Failure, Job, Outcome, Settings, finished_output
 
 # Killed from outside, or hanging: what helped before is to go on from the last checkpoint.
 TRIED_AGAIN = ("interrupted", "lost_rank", "stalled", "not_started")
@@ -25,7 +25,7 @@ def run_child(
     program: str,
     argv: Sequence[str],
     *,
-    settings: Mapping[str, Any],
+    settings: Settings | Mapping[str, Any],
     inputs: Mapping[str, Path],
     env: Mapping[str, str] | None = None,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
@@ -34,8 +34,8 @@ def run_child(
 ) -> dict[str, Any]:
     """Runs the program to its end, fills `work.out` with its output and its log, and returns its figures.
 
-    A program that can divide its batches is given `fits`, and finds `batch_division` in its settings: when memory
-    runs out, it goes on with smaller ones. `before_try` is called once the job's folder says what is to be run.
+    A program that can divide its batches is given `fits`, and finds `micro_batch_divisor` in its settings: when
+    memory runs out, it resumes with smaller ones. `before_try` is called once the job's folder says what is to be run.
     Raises UserError for the user's mistakes and launch.JobFailed for everything else.
     """
     job = work.job
@@ -46,11 +46,13 @@ def run_child(
         if fits.division > 1:
             note = f"{fits.rows} rows at a time: more did not fit here before (forget that: remove {fits.file})"
             work.on_events([{"kind": "note", "message": note}])
+    written = settings.model_dump(mode="json") if isinstance(settings, Settings) else dict(settings)
+    places = {name: str(path) for name, path in inputs.items()}
     told, tries = 0, TRIES
     while True:
-        division = {"batch_division": fits.division} if fits else {}
-        places = {name: str(path) for name, path in inputs.items()}
-        Job(program=program, key=work.key, settings={**settings, **division}, inputs=places).write(job)
+        if fits:
+            written["micro_batch_divisor"] = fits.division
+        Job(program=program, key=work.key, settings=written, inputs=places).write(job)
         if finished_output(job) is None:
             before_try()
         follow = _Follower(work, skip=told)
@@ -74,7 +76,7 @@ def run_child(
 def _begin_where_it_was(job: Path, fits: Fits) -> None:
     """A job that goes on does so with the batches it had, whatever other work has learnt since."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        fits.division = int(Job.read(job).settings["batch_division"])
+        fits.division = int(Job.read(job).settings["micro_batch_divisor"])
 
 
 def _next_try(failure: Failure, fits: Fits | None, tries_left: int) -> str | None:

@@ -39,7 +39,7 @@ from tasks.jobs.launch import (
 )
 from training.jobs.protocol import Failure, Job, write_atomically
 from training.problems import Problem, UserError
-from training.recipe import Compute
+from training.recipe import Compute, ResolvedCompute
 
 POLL_S = 0.2
 LOST_GRACE_S = 1.0
@@ -218,17 +218,17 @@ class Helper:
 
     def _join(self, job: Path) -> None:
         asked, use_cpu = Job.read(job), not visible_gpus()
-        compute = asked.settings["compute"]
-        processes = compute["num_processes"]
+        compute = ResolvedCompute.model_validate(asked.settings["compute"])
+        processes = compute.num_processes
         argv = accelerate_argv(
             asked.program,
             num_processes=processes,
-            mixed_precision=compute["mixed_precision"],
+            mixed_precision=compute.mixed_precision,
             use_cpu=use_cpu,
             machines=self._machines,
         )
         env = accelerate_environment(
-            num_processes=processes, use_cpu=use_cpu, strategy=compute["strategy"], machines=self._machines
+            num_processes=processes, use_cpu=use_cpu, strategy=compute.strategy, machines=self._machines
         )
         self._handle = start(self._folder, argv, env, work=job)
 

@@ -24,8 +24,9 @@ from training.engine import checkpoints
 from training.engine.training_task import needs_own_checkpoint
 from training.jobs.protocol import sha256
 from training.problems import Problem, UserError
-from training.recipe import Recipe
+from training.recipe import Recipe, ResolvedCompute
 from training.recipe.lora import packages_of
+from training.recipe.program_settings import FitSettings, HubModel
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
@@ -57,7 +58,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
             "compute": _compute(recipe, lock),
             **_metrics(recipe),
-            **_base(recipe, lock),
+            **({"base": base.model_dump()} if (base := _base(recipe, lock)) else {}),
             "upstream": {
                 **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in READ},
                 "load_model": model.digest,
@@ -81,11 +82,11 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
     )
 
 
-def _base(recipe: Recipe, lock: Lock) -> dict[str, Any]:
-    """What an adapter says of the model that it belongs to; nothing of one that is not of the Hub."""
+def _base(recipe: Recipe, lock: Lock) -> HubModel | None:
+    """The Hub model that an exported adapter names as its base; None if it is not of the Hub."""
     if recipe.training.lora is None or lock.model_hub is None:
-        return {}
-    return {"base": {"path": str(recipe.model.path), "revision": lock.model_hub.commit}}
+        return None
+    return HubModel(path=str(recipe.model.path), revision=lock.model_hub.commit)
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
@@ -116,6 +117,10 @@ def _compute(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     return {**recipe.compute.learnt_by(), **resolved}
 
 
+def _resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
+    return ResolvedCompute.model_validate(_compute(recipe, lock))
+
+
 def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
     """How the job of this key is launched on this machine. Raises UserError as `machines_of` does."""
     use_cpu, machines = not visible_gpus(), machines_of(recipe.compute)
@@ -133,7 +138,7 @@ def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
     if "tensorboard" in recipe.training.report_to:  # unless the user says, to where it stays when the job's folder goes
         place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
         env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
-    return Launch(argv, env, distributed.load(strategy).configuration(_compute(recipe, lock)))
+    return Launch(argv, env, distributed.load(strategy).configuration(_resolved_compute(recipe, lock)))
 
 
 def _named(recipe: Recipe) -> dict[str, str]:
@@ -169,7 +174,7 @@ def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
         return {}
     try:
         digest = sha256(Path(name) / checkpoints.MANIFEST)
-        if needs_own_checkpoint(recipe.training.model_dump(), recipe.compute.model_dump()):
+        if needs_own_checkpoint(recipe.training, recipe.compute):
             checkpoints.require_sealed(Path(name), seal_key())  # the program looks at the files, too
         return {"checkpoint": digest}
     except OSError as error:
@@ -190,17 +195,17 @@ def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
     return inputs if named is None else {**inputs, "checkpoint": Path(named).absolute()}
 
 
-def settings_of(recipe: Recipe, lock: Lock, data: Ref) -> dict[str, Any]:
-    """The settings of training.programs.fit, but for how its batches are divided."""
-    return {
+def settings_of(recipe: Recipe, lock: Lock, data: Ref) -> FitSettings:
+    """The settings of training.programs.fit, with batches as the recipe has them."""
+    return FitSettings(
         **recipe.task_and_options,
-        "labels": json.loads((data.path / "labels.json").read_text()),
-        "max_length": recipe.tokens.max_length,
-        "training": recipe.training.model_dump(mode="json"),
-        "compute": _compute(recipe, lock),
-        "metrics": recipe.evaluation.metrics,
-        **_base(recipe, lock),
-    }
+        labels=json.loads((data.path / "labels.json").read_text()),
+        max_length=recipe.tokens.max_length,
+        training=recipe.training,
+        compute=_resolved_compute(recipe, lock),
+        metrics=recipe.evaluation.metrics,
+        base=_base(recipe, lock),
+    )
 
 
 def fits_of(recipe: Recipe, lock: Lock, model: Ref) -> Fits:

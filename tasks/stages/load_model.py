@@ -24,6 +24,7 @@ from training.models.repository_files import (
 )
 from training.problems import Problem, UserError
 from training.recipe import Recipe
+from training.recipe.program_settings import CreateModelSettings
 from training.recipe.rules.column_rules import source_columns
 
 
@@ -86,12 +87,12 @@ def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
         work,
         "training.programs.create_model",
         python_argv("training.programs.create_model"),
-        settings={
-            "config": recipe.model.config,
-            "seed": recipe.model.seed,
-            "texts": asked.texts,
-            "writes": asked.task_type.generates_text,
-        },
+        settings=CreateModelSettings(
+            config=recipe.model.config or {},
+            seed=recipe.model.seed,
+            texts=asked.texts,
+            writes=asked.task_type.writes,
+        ),
         inputs={"data": data.path},
     )
 

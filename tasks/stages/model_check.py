@@ -21,6 +21,7 @@ from training import task_types
 from training.jobs.protocol import Job
 from training.models.repository_files import read_json
 from training.recipe import Recipe
+from training.recipe.program_settings import CheckModelSettings
 
 PROGRAM = "training.programs.check_model"
 STALL_TIMEOUT_S = 300.0
@@ -35,23 +36,23 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
     field, config = _configuration(recipe, lock, download)
     if config is None:
         return f"{field} was not checked: its config.json is not on this machine yet."
-    lora = recipe.training.lora
-    settings = {
+    settings = CheckModelSettings(
         **recipe.task_and_options,
-        "labels": _labels(recipe),
-        "max_length": recipe.tokens.max_length,
-        "lora": lora and lora.model_dump(mode="json"),
-        "config": config,
-        "field": field,
-    }
-    own, installed = users_code(task_types.user_code(recipe.task))
-    code = code_digests([PROGRAM, *task_types.code_modules(recipe.task), *own])
+        labels=_labels(recipe),
+        max_length=recipe.tokens.max_length,
+        lora=recipe.training.lora,
+        config=config,
+        field=field,
+    )
+    written = settings.model_dump(mode="json")
+    own, installed = users_code(task_types.named(recipe.task))
+    code = code_digests([PROGRAM, *task_types.code(recipe.task), *own])
     libraries = library_versions(["transformers", "torch", "peft", *installed])
-    checked = home() / "checked" / digest_of([settings, code, libraries])[:40]
+    checked = home() / "checked" / digest_of([written, code, libraries])[:40]
     if checked.exists():
         return None
     with tempfile.TemporaryDirectory(prefix="finetune-") as job_dir:
-        job = Job(program=PROGRAM, key=checked.name, settings=settings, inputs={})
+        job = Job(program=PROGRAM, key=checked.name, settings=written, inputs={})
         job.write(Path(job_dir))
         try:
             argv = python_argv(PROGRAM)

@@ -14,6 +14,7 @@ from tasks.tracking.reports import need_report, tell_warnings
 from training import task_types
 from training.models.repository_files import as_the_file_says, read_json
 from training.recipe import Level, Recipe
+from training.recipe.program_settings import TokenizeSettings
 
 # What the class of a tokenizer may follow from.
 KIND = ("model_type", "model_name", "tokenizer_class")
@@ -81,7 +82,7 @@ def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str,
         work,
         "training.programs.tokenize_with_transformers",
         python_argv("training.programs.tokenize_with_transformers"),
-        settings={**recipe.task_and_options, "max_length": recipe.tokens.max_length, "level": _level(recipe)},
+        settings=TokenizeSettings(**recipe.task_and_options, max_length=recipe.tokens.max_length, level=_level(recipe)),
         inputs={"data": data.path, "tokenizer": model.path / "tokenizer", "model": model.path / "model"},
         env={"TOKENIZERS_PARALLELISM": "true"},  # which other programs are better off without
     )

@@ -56,7 +56,7 @@ def _found(flat: Mapping[str, Any], recipe: Recipe, lock: Lock, data: Ref, model
     division = fits_of(recipe, lock, model).division
     hangs_on = {
         **{name: value for name, value in flat.items() if _setting(name) not in _NEEDS_NOTHING},
-        "batch_division": division,
+        "micro_batch_divisor": division,
         "memory": memory(),
         "code.training/programs/estimate.py": sha256(Path(estimate.__file__)),
     }
@@ -66,7 +66,7 @@ def _found(flat: Mapping[str, Any], recipe: Recipe, lock: Lock, data: Ref, model
     job = Job(
         program="training.programs.estimate",
         key=model.key,
-        settings=settings_of(recipe, lock, data) | {"batch_division": division},
+        settings=settings_of(recipe, lock, data).model_dump(mode="json") | {"micro_batch_divisor": division},
         inputs={name: str(path) for name, path in inputs_of(recipe, model, tokens).items()},
     )
     env = accelerate_environment(num_processes=1, use_cpu=not visible_gpus())

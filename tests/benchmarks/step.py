@@ -74,8 +74,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     loading.make_deterministic()
     task = fit.make_task(job_dir, job, events)
     beside = Beside(raw_step(copy.deepcopy(task.model), task), task)
-    {"trainer": by_the_trainer, "accelerate": by_the_loop}[task.training["engine"]](beside)
-    precision = task.compute["mixed_precision"]
+    {"trainer": by_the_trainer, "accelerate": by_the_loop}[task.training.engine](beside)
+    precision = task.compute.mixed_precision
     return {
         "precision": "fp32" if precision == "no" else precision,
         "ours_s": beside.ours_s[WARM_UP:],
@@ -89,8 +89,8 @@ def raw_step(network: PreTrainedModel, task: Task) -> Callable[[dict[str, Any]],
     import torch
 
     network.to("cuda" if torch.cuda.is_available() else "cpu").train()
-    optimizer = torch.optim.AdamW(network.parameters(), task.training["learning_rate"], weight_decay=0.0, fused=True)
-    precision = task.compute["mixed_precision"]
+    optimizer = torch.optim.AdamW(network.parameters(), task.training.learning_rate, weight_decay=0.0, fused=True)
+    precision = task.compute.mixed_precision
     dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
     def step(batch: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def raw_step(network: PreTrainedModel, task: Task) -> Callable[[dict[str, Any]],
         with torch.autocast(network.device.type, dtype, enabled=precision != "no"):
             loss = network(**{name: tensor.to(network.device) for name, tensor in batch.items()}).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), task.training["max_grad_norm"])
+        torch.nn.utils.clip_grad_norm_(network.parameters(), task.training.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -107,7 +107,7 @@ class Subject:
                 "mixed_precision": mixed_precision(),
             },
             "metrics": ["accuracy"],
-            "batch_division": 1,
+            "micro_batch_divisor": 1,
         }
         job = self.folder / "jobs" / name
         write_job(job, program, settings, {**self.base, "tokens": self.tokens})

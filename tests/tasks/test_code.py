@@ -38,6 +38,10 @@ ALLOWED = {
     "training.recipe.tables.formats": {"FORMATS", "PACKED"},
     # How options are validated; their values are inputs of the stage.
     "training.recipe.section": {"ClosedModel"},
+    # Declarations alone: the values are inputs of the stage.
+    "training.recipe.program_settings": {
+        *("CheckModelSettings", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
+    },
     # Words of the recipe, whose values are inputs of the stage.
     "training.recipe.rules.slice_rules": {"LABEL", "LENGTH"},
 }
@@ -45,7 +49,7 @@ ALLOWED = {
 ALLOWED_WHOLE = (*(name for name in code.NOT_INPUTS if name.startswith("tasks.")), "training.problems")
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
-    "training.recipe": {"Compute", "Level", "Recipe", "parse"},
+    "training.recipe": {"Compute", "Level", "Recipe", "ResolvedCompute", "parse"},
     "training.recipe.code_fields": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
     "training.recipe.lora": {"Lora", "packages_of"},

@@ -157,9 +157,9 @@ def test_secrets_travel_in_the_environment_and_not_in_the_jobs_files(work: Work,
 
 
 NEEDS_QUARTERS = """
-if job.settings["batch_division"] < 4:
+if job.settings["micro_batch_divisor"] < 4:
     raise MemoryError
-return {"division": job.settings["batch_division"]}
+return {"division": job.settings["micro_batch_divisor"]}
 """
 
 
@@ -201,4 +201,4 @@ def test_a_job_that_goes_on_keeps_its_batches_whatever_others_have_learnt_since(
     assert learnt.halve()
     learnt.remember()
     again = run(work, tmp_path, "return job.settings", fits=Fits(6, tmp_path, program="p"))
-    assert again["batch_division"] == 1
+    assert again["micro_batch_divisor"] == 1

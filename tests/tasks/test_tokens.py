@@ -82,7 +82,7 @@ def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Pa
     rows = TokenRows(home / "tokens" / "train.arrow")
     network(**task.collator(tokenizer, 8)([rows[0], rows[1]])).loss.backward()
     export(network, MODEL.path / "tokenizer", tmp_path / "trained")
-    settings = {"task": "sequence-classification", "splits": ["validation"], "batch_size": 8, "batch_division": 1}
+    settings = {"task": "sequence-classification", "splits": ["validation"], "batch_size": 8, "micro_batch_divisor": 1}
     inputs = {"model": str(tmp_path / "trained"), "tokens": str(home / "tokens")}
     (tmp_path / "predict/output").mkdir(parents=True)
     job = Job(

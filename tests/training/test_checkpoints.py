@@ -17,7 +17,7 @@ from training.engine import checkpoints
 from training.engine.training_task import Task, needs_own_checkpoint
 from training.jobs.protocol import Events
 from training.problems import UserError
-from training.recipe import Training
+from training.recipe import ResolvedCompute, Training
 
 
 def write(folder: Path, step: int, content: str = "weights", needs: Sequence[str] = ()) -> Path:
@@ -196,9 +196,13 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_that_it_is_not_told_t
     with contextlib.suppress(Exception):
         FileSystemReader(tmp_path / "foreign/checkpoint-2/pytorch_model_fsdp_0").read_metadata()
     assert written.exists()  # it is code to torch
-    training, compute = Training().model_dump(), {"strategy": strategy}
+
+    def resolved(strategy: str) -> ResolvedCompute:
+        return ResolvedCompute.model_validate({"strategy": strategy, "num_processes": 1, "mixed_precision": "no"})
+
+    training, compute = Training(), resolved(strategy)
     task = Task(
-        **dict.fromkeys(("model", "train", "validation", "collate", "loss", "kind", "metrics")),  # type: ignore[arg-type]
+        **dict.fromkeys(("model", "train", "validation", "collate", "loss", "task_type", "metrics")),  # type: ignore[arg-type]
         events=Events(tmp_path / "events.jsonl"),
         training=training,
         compute=compute,
@@ -210,6 +214,6 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_that_it_is_not_told_t
     with pytest.raises(UserError, match="was not written by this home"):
         task._newest()
     assert list((tmp_path / "job").iterdir()) == []
-    assert not needs_own_checkpoint(training | {"trust_checkpoint": True}, compute)
-    assert not needs_own_checkpoint(training, {"strategy": "ddp"})
-    assert needs_own_checkpoint(training | {"engine": "my:engine"}, {"strategy": "ddp"})
+    assert not needs_own_checkpoint(training.model_copy(update={"trust_checkpoint": True}), compute)
+    assert not needs_own_checkpoint(training, resolved("ddp"))
+    assert needs_own_checkpoint(training.model_copy(update={"engine": "my:engine"}), resolved("ddp"))

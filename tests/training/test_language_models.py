@@ -246,7 +246,7 @@ def texts_of(world: Path, split: str = "validation") -> list[str]:
 
 
 def predicted(folder: Path, tmp_path: Path, batch_size: int) -> pa.Table:
-    settings = {"task": "causal-lm", "splits": ["validation"], "batch_size": batch_size, "batch_division": 1}
+    settings = {"task": "causal-lm", "splits": ["validation"], "batch_size": batch_size, "micro_batch_divisor": 1}
     job_dir = tmp_path / str(batch_size)
     (job_dir / "output").mkdir(parents=True)
     inputs = {"model": str(tmp_path / "model"), "tokens": str(folder / "tokens")}

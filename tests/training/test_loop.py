@@ -253,14 +253,18 @@ def test_what_both_engines_refuse_while_they_train(world: Path, tmp_path: Path, 
 def recording(job_dir: str, rank: dict[str, str]) -> None:
     """Trains, and keeps the names of the settings that were read."""
 
-    class Read(dict[str, Any]):
-        def __getitem__(self, name: str) -> Any:
-            with open(Path(job_dir, "read.txt"), "a") as file:
-                print(name, file=file)
-            return super().__getitem__(name)
+    class Read(Training):
+        def __getattribute__(self, name: str) -> Any:
+            if name in Training.model_fields:
+                with open(Path(job_dir, "read.txt"), "a") as file:
+                    print(name, file=file)
+            return super().__getattribute__(name)
+
+        def model_dump(self, *, include: Any = None, **rest: Any) -> dict[str, Any]:
+            return {name: getattr(self, name) for name in include or Training.model_fields}
 
     divided = fit.divided
-    fit.divided = lambda *given: Read(divided(*given))
+    fit.divided = lambda *given: Read.model_construct(**dict(divided(*given)))
     run_fit(job_dir, rank)
 
 
@@ -286,7 +290,7 @@ def made(job_dir: str, asked: list[dict[str, Any]], answers: Any) -> None:
     model.make_deterministic()
     task = fit.make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
     for training in asked:
-        loop = Loop(replace(task, training=task.training | training))
+        loop = Loop(replace(task, training=task.training.model_copy(update=training)))
         first, *_ = loop.optimizer.param_groups
         loop.optimizer.step()
         for _ in range(20):

@@ -30,7 +30,7 @@ from training.models import adapters
 from training.models.loading import load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs.fit import export, make_task
-from training.recipe import parse
+from training.recipe import Training, parse
 from training.recipe.lora import Lora
 
 # 150 rows: 19 steps in each of two epochs. Dropout in the layers and before the adapters; the best model is loaded at
@@ -198,17 +198,17 @@ def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_
     config = DistilBertConfig(vocab_size=120, dim=8, n_layers=1, n_heads=2, hidden_dim=8, num_labels=5)
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "base")
     inputs = {"model": str(tmp_path / "base"), "tokenizer": str(world / "base/tokenizer")}
-    job = Job(program="training.programs.fit", key="k", settings={"labels": tiny.LABELS}, inputs=inputs)
+    settings: Any = SimpleNamespace(labels=tiny.LABELS, base=None)
     task, tokenizer = task_types.load("sequence-classification"), load_tokenizer(world / "base/tokenizer")
-    lora = Lora(target_modules="all-linear").model_dump()
+    lora = Lora(target_modules="all-linear")
     network = load_for_training(task, tmp_path / "base", tiny.LABELS, tokenizer, seed=1, lora=lora).eval()
     learnt = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     assert {name.split(".")[0] for name in learnt} == {"distilbert", "classifier"}
     for weight in learnt.values():
         torch.nn.init.normal_(weight)
 
-    task: Any = SimpleNamespace(model=network, training={"lora": lora, "seed": 1}, task=task)
-    export(task, job, tmp_path / "out", None)
+    task: Any = SimpleNamespace(model=network, training=Training(lora=lora, seed=1), task_type=task)
+    export(task, settings, inputs, tmp_path / "out", None)
     base, merged = (
         AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True)
         for folder in (tmp_path / "base", tmp_path / "out/model")

@@ -14,6 +14,7 @@ import torch
 from tests.training import own, tiny
 from tests.training.forks import curve, finish
 from training.problems import UserError
+from training.recipe import Training
 from training.task_types import losses
 
 LABELS = ["a", "b", "c"]
@@ -23,8 +24,7 @@ ROWS = torch.tensor([0, 1, 2, 1])
 
 
 def made(**training: Any) -> losses.Loss | None:
-    defaults = {"loss": "cross_entropy", "class_weights": None, "label_smoothing_factor": 0.0, "focal_gamma": None}
-    return losses.make({**defaults, **training}, LABELS, TRAIN, outside=False)
+    return losses.make(Training(**training), LABELS, TRAIN, outside=False)
 
 
 def loss_of(**training: Any) -> float:

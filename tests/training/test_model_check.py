@@ -9,6 +9,8 @@ import pytest
 from training.problems import UserError
 from training.programs import create_model
 from training.programs.check_model import check
+from training.recipe import Lora
+from training.recipe.program_settings import CheckModelSettings
 
 BERT = {"model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 T5 = {"model_type": "t5", "vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
@@ -19,7 +21,7 @@ def problems(config: dict[str, Any], task: str = "sequence-classification", **mo
     """Field to message; empty for a model that fits."""
     usual = {"options": {}, "labels": ["a", "b"], "max_length": 32, "lora": None, "field": "model.config"}
     try:
-        check({**usual, "task": task, "config": config, **more})
+        check(CheckModelSettings.model_validate({**usual, "task": task, "config": config, **more}))
     except UserError as error:
         return {problem.where: problem.message for problem in error.problems}
     return {}
@@ -86,8 +88,16 @@ def test_more_tokens_than_positions_are_refused_by_each_field_that_asks_for_them
 def test_all_layers_that_the_model_lacks_are_told_by_name() -> None:
     lora = {"target_modules": ["qery", "value", "kay"], "modules_to_save": ["hed"]}
     with pytest.raises(UserError) as refused:
-        check({"task": "sequence-classification", "options": {}, "labels": ["a", "b"], "max_length": 999} | {
-            "lora": lora, "config": BERT, "field": "model.config"})  # fmt: skip
+        check(
+            CheckModelSettings(
+                task="sequence-classification",
+                labels=["a", "b"],
+                max_length=999,
+                lora=Lora.model_validate(lora),
+                config=BERT,
+                field="model.config",
+            )
+        )
     told = [(problem.where, problem.message[:6]) for problem in refused.value.problems]
     assert told == [
         ("tokens.max_length", "999 is"),

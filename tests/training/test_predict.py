@@ -37,7 +37,7 @@ def run(world: Path, model: Path, job_dir: Path, batch_size: int) -> Path:
         "task": "sequence-classification",
         "splits": ["train", "validation"],
         "batch_size": batch_size,
-        "batch_division": 1,
+        "micro_batch_divisor": 1,
         "mixed_precision": "no",
     }
     (job_dir / "output").mkdir(parents=True)

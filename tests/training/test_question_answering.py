@@ -149,7 +149,7 @@ def test_an_answer_is_learnt_only_in_a_window_that_shows_all_of_it() -> None:
 
 
 def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, trained: Path, tmp_path: Path) -> None:
-    more = {"splits": ["validation"], "batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
+    more = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
     stored = run(predict, tmp_path / "predict", {"model": trained, "tokens": world / "tokens"}, **more)
     table = pq.read_table(stored / "validation.parquet")
     data = read(world / "data/validation.arrow")
@@ -185,7 +185,7 @@ def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
     world: Path, trained: Path, tmp_path: Path
 ) -> None:
     settings = {"kind": f"{__name__}:Mistaken", "options": OPTIONS, "splits": ["validation"]}
-    settings |= {"batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
+    settings |= {"batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
     inputs = {"model": str(trained), "tokens": str(world / "tokens")}
     Job(program="training.programs.predict", key="k", settings=settings, inputs=inputs).write(tmp_path / "job")
     failure = finish(tmp_path / "job", program=run_main(predict)).failure

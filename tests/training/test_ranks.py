@@ -190,7 +190,7 @@ def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "pred
     inputs = {"model": model, "tokens": tokens} if program == "predict" else {"model": model, "data": data}
     if program == "champion":
         inputs["tokenizer"] = model
-    say = {"task": "sequence-classification", "batch_size": 14, "batch_division": 2, "mixed_precision": "no"}
+    say = {"task": "sequence-classification", "batch_size": 14, "micro_batch_divisor": 2, "mixed_precision": "no"}
     places = {name: str(path) for name, path in inputs.items()}
     Job(program=f"training.{program}", key=job_dir.name, settings=say | settings, inputs=places).write(job_dir)
     return job_dir

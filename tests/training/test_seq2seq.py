@@ -31,7 +31,7 @@ from training.jobs.protocol import Events, Job
 from training.models.loading import load_for_training, load_tokenizer, load_trained
 from training.problems import UserError
 from training.programs import compare, create_model, predict, score
-from training.recipe import Compute
+from training.recipe import ResolvedCompute, Training
 from training.task_types.seq2seq import Seq2Seq
 from training.tokenization import transformers_encoder
 from training.tokenization.token_files import tokenize
@@ -172,7 +172,7 @@ def test_losses_add_up_to_the_models_own_and_are_smoothed_as_the_trainer_smooths
     model = load_for_training(task, world / "base/output/model", [], tokenizer, seed=1).eval()
     rows = TokenRows(world / "tokens/train.arrow")
     batch = task.collator(tokenizer, multiple=1)([rows[row] for row in range(9)])
-    training = {"loss": "cross_entropy", "label_smoothing_factor": 0.0, "focal_gamma": None, "class_weights": None}
+    training = Training()
     with torch.inference_mode():
         outputs = task.forward(model, batch)
         answers = task.predictions(model, outputs, batch)
@@ -182,7 +182,7 @@ def test_losses_add_up_to_the_models_own_and_are_smoothed_as_the_trainer_smooths
         assert task.loss(training, [], rows, outside=False) is None
         ours = task.loss(training, [], rows, outside=True)
         assert ours is not None and float(ours(outputs.logits, batch["labels"])) == pytest.approx(mean, rel=1e-6)
-        smoothed = task.loss(training | {"label_smoothing_factor": 0.1}, [], rows, outside=False)
+        smoothed = task.loss(Training(label_smoothing_factor=0.1), [], rows, outside=False)
         theirs = LabelSmoother(0.1)({"logits": outputs.logits}, batch["labels"])
         assert smoothed is not None
         assert float(smoothed(outputs.logits, batch["labels"])) == pytest.approx(float(theirs), rel=1e-5)
@@ -235,11 +235,11 @@ def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_wou
     told, heard = curve(job_dir), curve(trained)
     assert told[30]["eval_loss"] == heard[30]["eval_loss"] and told[30].keys() < heard[30].keys()
     assert not [name for name in METRICS if f"eval_{name}" in told[30]]
-    task = Seq2Seq().while_training({"strategy": "fsdp"})
+    task = Seq2Seq().while_training("fsdp")
     assert task.loss_only_reason is not None and task.loss_only_reason.startswith(
         "with fsdp, nothing is generated while training"
     )
-    assert Seq2Seq().while_training({"strategy": "deepspeed-zero2"}).loss_only_reason is None
+    assert Seq2Seq().while_training("deepspeed-zero2").loss_only_reason is None
 
 
 def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_embeddings(world: Path) -> None:
@@ -248,7 +248,7 @@ def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_emb
     with pytest.raises(
         UserError, match=r"encoder\.embed_tokens and decoder\.embed_tokens have the weights of its embed"
     ):
-        fsdp.arguments(Compute(strategy="fsdp").learnt_by(), model)
+        fsdp.arguments(ResolvedCompute(strategy="fsdp", num_processes=2, mixed_precision="no"), model)
 
 
 def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
@@ -260,7 +260,7 @@ def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings:
 
 
 def predicted(world: Path, model: Path, job_dir: Path, batch_size: int, **options: Any) -> Path:
-    more = {"splits": ["validation"], "batch_size": batch_size, "batch_division": 1, "mixed_precision": "no"}
+    more = {"splits": ["validation"], "batch_size": batch_size, "micro_batch_divisor": 1, "mixed_precision": "no"}
     inputs = {"model": model, "tokens": world / "tokens"}
     return run(predict, job_dir, inputs, options=OPTIONS | options, **more)
 

@@ -27,6 +27,7 @@ from training.engine.serving import Asker
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import create_model
+from training.recipe import Training
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization import encoder as tokens
 from training.tokenization import transformers_encoder
@@ -278,7 +279,7 @@ def test_a_packed_conversation_gets_the_logits_and_the_loss_that_it_gets_alone(t
     packed, alone = (TokenRows(tmp_path / f"tokens/{split}.arrow") for split in ("train", "validation"))
     collate, model = KIND.collator(load_tokenizer(folder), 8), network()
     KIND.prepare(model, load_tokenizer(folder))
-    loss = KIND.loss({"label_smoothing_factor": 0.0}, [], packed, outside=False)
+    loss = KIND.loss(Training(), [], packed, outside=False)
     assert loss is not None and len(packed) == 1 and packed.lengths.tolist() == [int(alone.lengths.sum())]
     total, order = 0.0, np.argsort(-alone.lengths, kind="stable").tolist()
     with torch.no_grad():

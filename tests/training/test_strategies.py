@@ -24,6 +24,7 @@ from training.distributed.fsdp import wrapped_layers
 from training.engine.checkpoints import damage_of, step_of
 from training.jobs.protocol import Failure, Job, Outcome, read_outcome
 from training.problems import UserError
+from training.recipe import ResolvedCompute
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 
@@ -114,7 +115,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed(strategy))
     (told,) = events(undisturbed(strategy), "strategy")
-    foreseen = distributed.load(strategy).configuration(Job.read(job_dir).settings["compute"])
+    foreseen = distributed.load(strategy).configuration(ResolvedCompute(**Job.read(job_dir).settings["compute"]))
     assert distributed.FROM_THE_MODEL in str(foreseen) and distributed.FROM_THE_MODEL not in str(told)
 
     exported = job_dir / "output/model"
@@ -193,13 +194,14 @@ def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("deepspeed-zero3", marks=needs_deepspeed)])
 def test_a_model_that_is_not_wrapped_at_all_is_told(strategy: str) -> None:
-    compute = {"strategy": strategy, "num_processes": 2}
+    compute = ResolvedCompute.model_validate({"strategy": strategy, "num_processes": 2, "mixed_precision": "no"})
     assert distributed.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
 
 
 def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_the_recipe() -> None:
     more = {"zero_optimization": {"stage": 3, "overlap_comm": False, "reduce_bucket_size": 7}, "gradient_clipping": 1.0}
-    compute = {"strategy": "deepspeed-zero3", "offload": "all", "deepspeed": more | {"wall_clock_breakdown": True}}
+    chosen = {"strategy": "deepspeed-zero3", "offload": "all", "deepspeed": more | {"wall_clock_breakdown": True}}
+    compute = ResolvedCompute.model_validate(chosen | {"num_processes": 2, "mixed_precision": "no"})
     config = zero.config(compute, parameters=10)
     assert config["zero_optimization"] == {
         "stage": 3,
@@ -209,7 +211,7 @@ def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_
         "offload_param": {"device": "cpu"},
     }
     assert config["gradient_clipping"] == "auto" and config["wall_clock_breakdown"] is True
-    without = zero.config(compute | {"offload": "no", "deepspeed": {}}, parameters=10)
+    without = zero.config(compute.model_copy(update={"offload": "no", "deepspeed": {}}), parameters=10)
     assert without["zero_optimization"] == {"stage": 3, "reduce_bucket_size": 10}
 
 

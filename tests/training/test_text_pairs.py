@@ -23,6 +23,7 @@ from training.models.loading import load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import compare, predict, score
 from training.programs.predict_champion import require_task
+from training.recipe import Training
 from training.task_types import load
 from training.task_types.multi_label_classification import best_threshold
 
@@ -103,7 +104,7 @@ def test_thresholds_are_those_of_the_exported_weights_also_where_processes_share
 
 def predicted(rows: Path, fit: Path, job_dir: Path, name: str) -> Path:
     """What training.programs.predict writes of the validation split."""
-    settings = {"splits": ["validation"], "batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
+    settings = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
     inputs = {"model": str(fit / "output/model"), "tokens": str(rows / name)}
     job = Job(
         program="training.programs.predict", key="p", settings=settings | {"task": ASKED[name]["task"]}, inputs=inputs
@@ -171,7 +172,7 @@ def test_the_loss_of_labels_is_that_of_torch_and_of_the_model_itself(world: Path
     assert batch["labels"].tolist() == [[2, 0], [-1, -1]]
     assert PadToLongest(tokenizer, 1)(rows[1:])["labels"].shape == (1, 0)
     model = load_for_training(MANY, world / "base/model", tiny.LABELS, tokenizer, seed=1).eval()
-    loss = MANY.loss({}, tiny.LABELS, TokenRows(world / "tokens/train.arrow"), outside=False)
+    loss = MANY.loss(Training(), tiny.LABELS, TokenRows(world / "tokens/train.arrow"), outside=False)
     truths = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     with torch.inference_mode():
         outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=truths)
@@ -187,8 +188,8 @@ def test_the_loss_of_numbers_is_the_mean_squared_error_inside_the_model_and_outs
     assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == [1.5, -2.0]
     model = load_for_training(REGRESSION, world / "base/model", [], tokenizer, seed=1).eval()
     train = TokenRows(world / "tokens/train.arrow")
-    assert REGRESSION.loss({}, [], train, outside=False) is None
-    outside = REGRESSION.loss({}, [], train, outside=True)
+    assert REGRESSION.loss(Training(), [], train, outside=False) is None
+    outside = REGRESSION.loss(Training(), [], train, outside=True)
     with torch.inference_mode():
         outputs = model(**batch)
     wanted = ((outputs.logits[0] - 1.5) ** 2 + (outputs.logits[1] + 2) ** 2).item() / 2

@@ -33,6 +33,7 @@ from training.jobs.protocol import Events, Job, read_events
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import compare, predict, score
+from training.recipe import Training
 from training.task_types.token_classification import TokenClassification
 from training.tokenization import encoder as tokens
 from training.tokenization import transformers_encoder
@@ -199,8 +200,7 @@ def test_batches_are_padded_as_the_librarys_collator_pads(tmp_path: Path, side: 
 
 def test_a_batch_without_any_target_costs_nothing_and_is_still_a_number(tmp_path: Path, pieces: Path) -> None:
     rows = tokenized(save_rows(tmp_path / "data"), pieces, tmp_path / "out")
-    wanted = {"loss": "cross_entropy", "class_weights": None, "label_smoothing_factor": 0.0}
-    loss = KIND.loss(wanted, TAGS, rows, outside=False)
+    loss = KIND.loss(Training(), TAGS, rows, outside=False)
     empty = KIND.collator(load_tokenizer(pieces), 1)([rows[1]])
     logits = torch.randn(1, 2, 5, requires_grad=True)
     loss(logits, empty["labels"]).backward()
@@ -346,7 +346,7 @@ def run_program(program: Any, job_dir: Path, inputs: dict[str, Path], **settings
     return job_dir / "output"
 
 
-ASKED_OF_PREDICT = {"splits": ["validation"], "batch_size": 16, "batch_division": 1, "mixed_precision": "no"}
+ASKED_OF_PREDICT = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
 
 
 @pytest.fixture(scope="module")

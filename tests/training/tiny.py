@@ -122,7 +122,7 @@ def fit_job(
         "max_length": 64,
         "training": Training(**{**chosen, **training}).model_dump(),
         "compute": {**Compute(**compute or {}).learnt_by(), "num_processes": processes, "mixed_precision": precision},
-        "batch_division": division,
+        "micro_batch_divisor": division,
         "metrics": ["accuracy", "f1", "calibration_error"],
         **(settings or {}),
     }

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from training.recipe import ResolvedCompute
 
 DISTRIBUTED_TYPE = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}
 ONE_FILE = True
 UNPICKLES = False
 
 
-def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(compute: ResolvedCompute) -> dict[str, Any]:
     """Nothing: it has none."""
     return {}
 
 
-def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str, Any]:
+def arguments(compute: ResolvedCompute, network: torch.nn.Module) -> dict[str, Any]:
     """Nothing: this is what the Trainer does by itself."""
     return {}
 
 
-def settle(arguments: Any, compute: Mapping[str, Any]) -> None:
+def settle(arguments: Any, compute: ResolvedCompute) -> None:
     """Nothing."""
 
 
-def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
+def wrong_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | None:
     """What is wrong with the model that is about to train, if anything."""
     from torch.nn.parallel import DistributedDataParallel
 
-    several = compute["num_processes"] > 1
+    several = compute.num_processes > 1
     return None if several == isinstance(model, DistributedDataParallel) else f"it is a {type(model).__name__}"
 
 

@@ -5,7 +5,6 @@ after the other while they compute.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from training.distributed import FROM_THE_MODEL
@@ -15,31 +14,33 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, TrainingArguments
 
+    from training.recipe import ResolvedCompute
+
 DISTRIBUTED_TYPE = {"cpu": "FSDP", "cuda": "FSDP"}
 ONE_FILE = False
 UNPICKLES = True
 
 
-def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(compute: ResolvedCompute) -> dict[str, Any]:
     """`fsdp_config`, as TrainingArguments has it."""
     return {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": compute["fsdp_wrap"] or FROM_THE_MODEL,
-        "reshard_after_forward": compute["fsdp_reshard_after_forward"],
+        "transformer_layer_cls_to_wrap": compute.fsdp_wrap or FROM_THE_MODEL,
+        "reshard_after_forward": compute.fsdp_reshard_after_forward,
         # Each rank writes its own share: the whole state need not fit into the memory of one.
         "state_dict_type": "SHARDED_STATE_DICT",
-        "cpu_offload": compute["offload"] == "all",
+        "cpu_offload": compute.offload == "all",
     }
 
 
-def arguments(compute: Mapping[str, Any], network: PreTrainedModel) -> dict[str, Any]:
+def arguments(compute: ResolvedCompute, network: PreTrainedModel) -> dict[str, Any]:
     """The fields of TrainingArguments. Raises UserError for a layer class that the model does not have, and for a model
     whose embeddings' weights are other modules' as well."""
     import torch
 
     _need_own_embeddings(network)
-    config = configuration(compute) | {"transformer_layer_cls_to_wrap": wrapped_layers(network, compute["fsdp_wrap"])}
+    config = configuration(compute) | {"transformer_layer_cls_to_wrap": wrapped_layers(network, compute.fsdp_wrap)}
     offload = config["cpu_offload"]
     if torch.cuda.is_available():
         # By these accelerate adds gloo to NCCL, for the shares that lie in the CPU's memory.
@@ -116,20 +117,20 @@ def _layers(network: PreTrainedModel) -> list[str]:
     return sorted(found - around)
 
 
-def settle(arguments: TrainingArguments, compute: Mapping[str, Any]) -> None:
+def settle(arguments: TrainingArguments, compute: ResolvedCompute) -> None:
     """In a lower precision, gradients are added up over the processes in float32: by accelerate's own choice they are
     rounded first.
     """
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute["mixed_precision"])
+    lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute.mixed_precision)
     if lower is not None:
         policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
         arguments.fsdp_plugin_args["mixed_precision_policy"] = policy
 
 
-def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
+def wrong_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | None:
     """What is wrong with the model that is about to train, if anything."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor

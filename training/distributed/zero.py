@@ -14,6 +14,8 @@ from training.distributed import FROM_THE_MODEL
 if TYPE_CHECKING:
     import torch
 
+    from training.recipe import ResolvedCompute
+
 DISTRIBUTED_TYPE = {"cpu": "DEEPSPEED", "cuda": "DEEPSPEED"}
 ONE_FILE = False
 UNPICKLES = True
@@ -21,12 +23,12 @@ BUCKET = 50_000_000
 """Numbers that travel together. By DeepSpeed's own half a billion, a buffer of 2 GB is set aside for them."""
 
 
-def configuration(compute: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(compute: ResolvedCompute) -> dict[str, Any]:
     """DeepSpeed's own."""
     return config(compute, None)
 
 
-def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str, Any]:
+def arguments(compute: ResolvedCompute, network: torch.nn.Module) -> dict[str, Any]:
     """The fields of TrainingArguments."""
     import torch
 
@@ -39,15 +41,15 @@ def arguments(compute: Mapping[str, Any], network: torch.nn.Module) -> dict[str,
     return fields | {"accelerator_config": {"use_configured_state": True}}
 
 
-def config(compute: Mapping[str, Any], parameters: int | None) -> dict[str, Any]:
+def config(compute: ResolvedCompute, parameters: int | None) -> dict[str, Any]:
     """DeepSpeed's configuration, the recipe's own part of it included; `auto` is filled in by the Trainer from its
     arguments. `parameters` is None where the model is not known.
     """
     bucket = FROM_THE_MODEL if parameters is None else max(1, min(BUCKET, parameters))
     zero: dict[str, Any] = {"stage": _stage(compute), "reduce_bucket_size": bucket}
-    if compute["offload"] != "no":
+    if compute.offload != "no":
         zero["offload_optimizer"] = {"device": "cpu"}
-    if compute["offload"] == "all":
+    if compute.offload == "all":
         zero["offload_param"] = {"device": "cpu"}
     ours = {
         "train_batch_size": "auto",
@@ -61,7 +63,7 @@ def config(compute: Mapping[str, Any], parameters: int | None) -> dict[str, Any]
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
-    return _merged(compute["deepspeed"], ours)
+    return _merged(compute.deepspeed, ours)
 
 
 def _merged(given: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,8 +77,8 @@ def _merged(given: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _stage(compute: Mapping[str, Any]) -> int:
-    return int(compute["strategy"][-1])
+def _stage(compute: ResolvedCompute) -> int:
+    return int(compute.strategy[-1])
 
 
 def _leave_uncompiled() -> None:
@@ -94,18 +96,18 @@ def _share_on_cpu() -> None:
     PartialState(backend="gloo")
 
 
-def settle(arguments: Any, compute: Mapping[str, Any]) -> None:
+def settle(arguments: Any, compute: ResolvedCompute) -> None:
     """Nothing."""
 
 
-def wrong_wrapper(model: torch.nn.Module, compute: Mapping[str, Any]) -> str | None:
+def wrong_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | None:
     """What is wrong with the model that is about to train, if anything."""
     from deepspeed import DeepSpeedEngine
 
     if not isinstance(model, DeepSpeedEngine):
         return f"it is a {type(model).__name__}"
     stage, processes = model.zero_optimization_stage(), model.dp_world_size
-    if (stage, processes) != (_stage(compute), compute["num_processes"]):
+    if (stage, processes) != (_stage(compute), compute.num_processes):
         return f"{processes} processes share it by stage {stage}"
     return None
 

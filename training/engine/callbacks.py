@@ -8,7 +8,6 @@ checkpoint.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -19,20 +18,21 @@ from training.jobs.user_code import Place
 
 if TYPE_CHECKING:
     from training.engine.trainer import ExactTrainer
+    from training.recipe import Training
 
 
-def asked_for(training: Mapping[str, Any]) -> list[TrainerCallback]:
+def asked_for(training: Training) -> list[TrainerCallback]:
     """The recipe's callbacks, and early stopping where it is asked for. Raises UserError where there is none
     of such a name, or it is no callback."""
     made = []
-    for index, name in enumerate(training["callbacks"]):
+    for index, name in enumerate(training.callbacks):
         place = _callback(index)
         try:
             made.append(place.load(name)())
         except TypeError as error:
             raise place.refused(f"{name!r} cannot be made without arguments: {error}.") from error
-    if patience := training["early_stopping_patience"]:
-        made.append(EarlyStoppingCallback(patience, training["early_stopping_threshold"]))
+    if patience := training.early_stopping_patience:
+        made.append(EarlyStoppingCallback(patience, training.early_stopping_threshold))
     return made
 
 

@@ -20,6 +20,7 @@ from training.problems import Problem, UserError
 if TYPE_CHECKING:
     from training.engine.training_task import Task
     from training.jobs.protocol import Events, Job
+    from training.recipe import Lora
 
 THREADS = "threads"
 ACCEPTED = "training.inexact_resume"
@@ -39,12 +40,12 @@ def of(task: Task) -> dict[str, Any]:
 
     from training.batching.batches import steps_an_epoch
 
-    strategy, processes = task.compute["strategy"], task.compute["num_processes"]
-    lora = task.training["lora"]
+    strategy, processes = task.compute.strategy, task.compute.num_processes
+    lora = task.training.lora
     libraries = ["torch", "transformers", "accelerate", *(["deepspeed"] if "deepspeed" in strategy else [])]
     libraries += ["peft"] if lora else []
     return {
-        "engine": task.training["engine"],
+        "engine": task.training.engine,
         "strategy": strategy,
         "LoRA": _adapters(lora) if lora else "none",
         "processes": processes,
@@ -109,9 +110,9 @@ def _divides_anew(here: Mapping[str, Any]) -> bool:
     return bool(here["strategy"] == "ddp" and here["engine"] == "trainer")
 
 
-def _adapters(lora: Mapping[str, Any]) -> str:
+def _adapters(lora: Lora) -> str:
     """What the weights of a checkpoint with adapters mean. Its dropout is a matter of the recipe, as others are."""
-    return ", ".join(f"{name} {value}" for name, value in lora.items() if value and name != "lora_dropout")
+    return ", ".join(f"{name} {value}" for name, value in lora if value and name != "lora_dropout")
 
 
 def _device() -> str:

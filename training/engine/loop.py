@@ -72,14 +72,14 @@ class Loop:
     """A task's training. Every rank makes one, and all of them call its methods together."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.asked, self.place = task, task.training, Place()
+        self.task, self.training, self.place = task, task.training, Place()
         args = arguments(task)
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # some models have layers that a task skips
         self.accelerator = Accelerator(mixed_precision=args.mixed_precision, kwargs_handlers=[ddp])
         require_as_asked(self.accelerator.state, task.compute)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.ranks = self.accelerator.num_processes
-        seed, self.accumulation = self.asked["seed"], self.asked["gradient_accumulation_steps"]
+        seed, self.accumulation = self.training.seed, self.training.gradient_accumulation_steps
         (enable_full_determinism if args.full_determinism else set_seed)(seed)
         torch.manual_seed(seed + self.rank)  # each rank draws its own dropout masks
         self.batches = LengthGroupedBatches(
@@ -94,13 +94,13 @@ class Loop:
         self.oracle = state_check.Oracle(task.checkpoints.parent, self.batches, self.watched)
         self.collate = state_check.marked(task.collate)
         self.arithmetic = flops(task.model)
-        steps, epochs = self.asked["max_steps"], self.asked["num_train_epochs"]
+        steps, epochs = self.training.max_steps, self.training.num_train_epochs
         self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
         self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
-        if wrong := distributed.load(task.compute["strategy"]).wrong_wrapper(self.model, task.compute):
-            raise RuntimeError(f"asked for {task.compute['strategy']}, but the model is not shared so: {wrong}")
+        if wrong := distributed.load(task.compute.strategy).wrong_wrapper(self.model, task.compute):
+            raise RuntimeError(f"asked for {task.compute.strategy}, but the model is not shared so: {wrong}")
         self.scheduler = make_scheduler(self.optimizer, args, self.last)
-        self.by_metric = self.asked["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
+        self.by_metric = self.training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
         self.loss_of = loss_function(task)
         self.loss = torch.zeros((), device=self.device)  # of this rank's steps since one was recorded
         self.saved_at = 0.0
@@ -122,7 +122,7 @@ class Loop:
                 place.step += 1
                 if self.rank == 0:
                     self.reporter.stepped(place.step, self.epoch)
-                if place.step % self.asked["logging_steps"] == 0:
+                if place.step % self.training.logging_steps == 0:
                     self.record(gradient_norm, learning_rate)
                 if evaluated := self.evaluation_is_due():
                     self.judge(self.evaluate())
@@ -181,7 +181,7 @@ class Loop:
                 self.accelerator.backward(loss)
             self.loss += loss.detach()
         gradient_norm = self.accelerator.clip_grad_norm_(
-            self.model.parameters(), self.asked["max_grad_norm"] or math.inf
+            self.model.parameters(), self.training.max_grad_norm or math.inf
         )
         self.optimizer.step()
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
@@ -203,13 +203,13 @@ class Loop:
 
     def evaluation_is_due(self) -> bool:
         """Whether the validation split is evaluated after this step; after the last one in any case."""
-        every = {"epoch": self.batches.steps, "steps": self.asked["eval_steps"]}.get(self.asked["eval_strategy"])
+        every = {"epoch": self.batches.steps, "steps": self.training.eval_steps}.get(self.training.eval_strategy)
         return every is not None and (self.place.step % every == 0 or self.place.step == self.last)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """The loss and the metrics of the validation split, each of its rows counted once over all ranks."""
-        split, size = self.task.validation, self.asked["per_device_eval_batch_size"]
+        split, size = self.task.validation, self.training.per_device_eval_batch_size
         plan = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
 
         def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
@@ -239,14 +239,14 @@ class Loop:
 
     def judge(self, values: dict[str, float]) -> None:
         """Remembers the best evaluation, and ends training after too many that were no better."""
-        name = (self.asked["metric_for_best_model"] or "loss").removeprefix("eval_")
-        value, place, more = values[f"eval_{name}"], self.place, self.asked["greater_is_better"]
+        name = (self.training.metric_for_best_model or "loss").removeprefix("eval_")
+        value, place, more = values[f"eval_{name}"], self.place, self.training.greater_is_better
         sign = 1 if (more_is_better(name) if more is None else more) else -1
         gain = sign * (value - (-sign * math.inf if place.best_metric is None else place.best_metric))
-        place.no_better = 0 if gain > self.asked["early_stopping_threshold"] else place.no_better + 1
+        place.no_better = 0 if gain > self.training.early_stopping_threshold else place.no_better + 1
         if gain > 0:
             place.best_metric, place.best_step = value, place.step
-        place.stopped_early = 0 < (self.asked["early_stopping_patience"] or 0) <= place.no_better
+        place.stopped_early = 0 < (self.training.early_stopping_patience or 0) <= place.no_better
         if self.by_metric:
             self.scheduler.step(value)
 
@@ -261,13 +261,13 @@ class Loop:
     @property
     def best_to_load(self) -> int | None:
         """The step whose weights are exported, where that is not the last one in any case."""
-        return self.place.best_step if self.asked["load_best_model_at_end"] else None
+        return self.place.best_step if self.training.load_best_model_at_end else None
 
     # Checkpoints
 
     def save_where_due(self, evaluated: bool) -> None:
         """Saves after an evaluation, after the interval, and when asked to stop, which then raises Interrupted."""
-        late = time.monotonic() - self.saved_at >= self.asked["checkpoint_interval_s"]
+        late = time.monotonic() - self.saved_at >= self.training.checkpoint_interval_s
         # Clocks and signals differ between ranks, and all must save at the same step.
         late, stop = ranks.any_rank(late, stop_requested())
         if evaluated or late or stop:
@@ -299,13 +299,13 @@ class Loop:
             self.reporter.paused()
 
     def save_weights(self, file: Path) -> None:
-        if self.asked["lora"]:
+        if self.training.lora:
             adapters.save_trained(self.task.model, file)
         else:
             save_model(self.task.model, str(file), metadata={"format": "pt"})
 
     def load_weights(self, file: Path) -> None:
-        (adapters.load_trained if self.asked["lora"] else load_model)(self.task.model, file)
+        (adapters.load_trained if self.training.lora else load_model)(self.task.model, file)
 
     def restore(self, start: Path) -> None:
         """Puts all of it back to where it was when this checkpoint was saved."""
@@ -334,7 +334,7 @@ class Loop:
     # What is told
 
     def make_reporter(self) -> Reporter:
-        limit = self.ranks * hardware_limit(self.device, DTYPES[self.task.compute["mixed_precision"]])
+        limit = self.ranks * hardware_limit(self.device, DTYPES[self.task.compute.mixed_precision])
         return Reporter(self.task.events, Speed(self.task.events, self.batches, self.arithmetic, limit), self.last)
 
     def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:

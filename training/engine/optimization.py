@@ -12,7 +12,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from training.engine.training_task import Task
 from training.jobs.user_code import users_mistake
 
-_NAMES = ("learning_rate", "optim", "weight_decay", "warmup_steps", "lr_scheduler_type")
+_NAMES = {"learning_rate", "optim", "weight_decay", "warmup_steps", "lr_scheduler_type"}
 
 
 def arguments(task: Task) -> TrainingArguments:
@@ -20,14 +20,14 @@ def arguments(task: Task) -> TrainingArguments:
 
     Raises UserError where TrainingArguments refuses a value.
     """
-    precision = task.compute["mixed_precision"]
+    precision = task.compute.mixed_precision
     with users_mistake("training"):
         return TrainingArguments(
-            **{name: task.training[name] for name in _NAMES},
-            **task.training["extra"],
+            **task.training.model_dump(mode="json", include=_NAMES),
+            **task.training.extra,
             output_dir=str(task.checkpoints),
-            eval_strategy=task.training["eval_strategy"],  # schedules that go by it want to know
-            eval_steps=task.training["eval_steps"],
+            eval_strategy=task.training.eval_strategy,  # schedules that go by it want to know
+            eval_steps=task.training.eval_steps,
             bf16=precision == "bf16",
             fp16=precision == "fp16",
             use_cpu=not torch.cuda.is_available(),
@@ -56,7 +56,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, args: TrainingArguments, st
 
 def loss_function(task: Task) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """Of logits (B, L) and labels (B,), their mean loss; None where it is the model's own."""
-    smoothing = task.training["label_smoothing_factor"]
+    smoothing = task.training.label_smoothing_factor
     if task.loss is not None or not smoothing:
         return task.loss
     smoother = LabelSmoother(smoothing)

@@ -60,7 +60,7 @@ def train(task: Task) -> Trained:
         samples_per_second=result.metrics["train_samples_per_second"],
         best_step=state.best_global_step,
         best_metric=state.best_metric,
-        weights=distributed.load(task.compute["strategy"]).whole_weights(trainer),
+        weights=distributed.load(task.compute.strategy).whole_weights(trainer),
     )
 
 
@@ -68,7 +68,7 @@ def make_trainer(task: Task) -> ExactTrainer:
     """The task's Trainer, of the class that the recipe names. Raises UserError where something that it names is not
     there, or is not accepted."""
     asked = task.training
-    task_type = ExactTrainer if asked["trainer"] is None else _CLASS.load(asked["trainer"])
+    task_type = ExactTrainer if asked.trainer is None else _CLASS.load(asked.trainer)
     given = {
         "model": task.model,
         "args": training_arguments(task),
@@ -81,7 +81,7 @@ def make_trainer(task: Task) -> ExactTrainer:
     try:
         inspect.signature(task_type).bind(**given)
     except TypeError as error:
-        raise _CLASS.refused(f"{asked['trainer']!r} is not made as ExactTrainer is: {error}.") from error
+        raise _CLASS.refused(f"{asked.trainer!r} is not made as ExactTrainer is: {error}.") from error
     return task_type(**given)
 
 
@@ -99,7 +99,7 @@ class ExactTrainer(Trainer):
     def __init__(self, *, task: Task, **trainer: Any) -> None:
         super().__init__(**trainer | {"data_collator": state_check.marked(trainer["data_collator"])})
         self._task, self._events = task, task.events
-        self._strategy = distributed.load(task.compute["strategy"])
+        self._strategy = distributed.load(task.compute.strategy)
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
         torch.manual_seed(self.args.seed + self.args.process_index)
         # Many classification heads accept the number of items of all micro-batches and take no notice of it:
@@ -109,7 +109,7 @@ class ExactTrainer(Trainer):
         if self.is_world_process_zero():
             self.add_callback(callbacks.Reports(self))
             self._arithmetic = flops(self.model)
-        self.add_callback(callbacks.Saves(self, task.training["checkpoint_interval_s"]))
+        self.add_callback(callbacks.Saves(self, task.training.checkpoint_interval_s))
         self._resumed_from: Path | None = None
         self._divided_anew = False
         """Whether another number of processes wrote the checkpoint."""
@@ -118,7 +118,7 @@ class ExactTrainer(Trainer):
     @property
     def has_adapters(self) -> bool:
         """Whether the model's own weights are frozen, and adapters trained beside them."""
-        return self._task.training["lora"] is not None
+        return self._task.training.lora is not None
 
     @property
     def mean_loss(self) -> float:
@@ -178,7 +178,7 @@ class ExactTrainer(Trainer):
 
     def reporter(self) -> Reporter:
         """What tells of this try, for rank 0."""
-        limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._task.compute["mixed_precision"]])
+        limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._task.compute.mixed_precision])
         speed = Speed(self._events, self._batches, self._arithmetic, limit)
         return Reporter(self._events, speed, self.state.max_steps)
 
@@ -376,7 +376,7 @@ class ExactTrainer(Trainer):
         model, batches = super()._prepare_for_training(*asked)
         wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
         if wrong := self._strategy.wrong_wrapper(wrapped, self._task.compute):
-            raise RuntimeError(f"asked for {self._task.compute['strategy']}, but the model is not shared so: {wrong}")
+            raise RuntimeError(f"asked for {self._task.compute.strategy}, but the model is not shared so: {wrong}")
         return model, batches
 
     def _run_epoch(self, *, epoch: int, **rest: Any) -> None:

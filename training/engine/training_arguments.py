@@ -20,30 +20,30 @@ def training_arguments(task: Task) -> TrainingArguments:
     """
     training, compute = task.training, task.compute
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    theirs = {name: value for name, value in training.items() if name in known and value is not None}
+    theirs = training.model_dump(mode="json", include=known, exclude_none=True)
     decided = {
         "output_dir": str(task.checkpoints),
-        "save_strategy": training["eval_strategy"],
-        "bf16": compute["mixed_precision"] == "bf16",
-        "fp16": compute["mixed_precision"] == "fp16",
+        "save_strategy": training.eval_strategy,
+        "bf16": compute.mixed_precision == "bf16",
+        "fp16": compute.mixed_precision == "fp16",
         "use_cpu": not torch.cuda.is_available(),
         "disable_tqdm": True,
-        "report_to": training["report_to"] or "none",
+        "report_to": training.report_to or "none",
         "remove_unused_columns": False,
         "restore_callback_states_from_checkpoint": True,
     }
     theirs["logging_nan_inf_filter"] = False  # by its own choice it tells of a loss that is no number as of 0
-    if training["eval_strategy"] != "no":
+    if training.eval_strategy != "no":
         theirs.setdefault("metric_for_best_model", "loss")  # early stopping asks for it
     if metric := theirs.get("metric_for_best_model"):
         theirs.setdefault("greater_is_better", more_is_better(metric.removeprefix("eval_")))
-    if training["eval_strategy"] == "steps":
-        decided["save_steps"] = training["eval_steps"]
-    strategy = distributed.load(compute["strategy"])
+    if training.eval_strategy == "steps":
+        decided["save_steps"] = training.eval_steps
+    strategy = distributed.load(compute.strategy)
     shared = strategy.arguments(compute, task.model)
     if shared and rank() == 0:
         task.events.write("strategy", arguments=shared)  # what `finetune plan --show-launch` could not yet know
     with users_mistake("training"):
-        arguments = TrainingArguments(**{**theirs, **training["extra"], **decided, **shared})
+        arguments = TrainingArguments(**{**theirs, **training.extra, **decided, **shared})
     strategy.settle(arguments, compute)
     return arguments

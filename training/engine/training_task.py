@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import TokenRows
     from training.engine.collation import Collate
+    from training.recipe import Compute, ResolvedCompute, Training
     from training.task_types.losses import Loss
     from training.task_types.task_type import TaskType
 
@@ -62,10 +63,10 @@ class Task:
     (`targets`)."""
     metrics: Callable[[pa.Table], dict[str, float]]
     """Of the answers to all rows of the validation split, in order, the recipe's metrics by name."""
-    training: Mapping[str, Any]
-    """The recipe's training section, with batches that fit into memory."""
-    compute: Mapping[str, Any]
-    """The recipe's compute section, with what num_processes and mixed_precision came to."""
+    training: Training
+    """The recipe's training section, with batch sizes that fit into memory."""
+    compute: ResolvedCompute
+    """The recipe's compute section, with `auto` resolved."""
     rows_a_step: int
     """Rows of an optimizer step over all processes."""
     checkpoints: Path
@@ -84,13 +85,13 @@ class Task:
 
         from training.distributed import ranks
 
-        if (processes := self.compute["num_processes"]) != ranks.joined():
-            message = f"{self.training['engine']!r} would train alone in each of {processes} processes: have it make "
+        if (processes := self.compute.num_processes) != ranks.joined():
+            message = f"{self.training.engine!r} would train alone in each of {processes} processes: have it make "
             raise _PLACE.refused(f"{message}accelerate.PartialState() first, or set compute.num_processes to 1.")
         start, threads = ranks.from_first(self._newest() if rank() == 0 else (None, None))
         if start is not None and rank() == 0:
             self.events.note(f"going on from {start.name}")
-        if rank() == 0 and torch.cuda.is_available() and not self.training["extra"].get("full_determinism"):
+        if rank() == 0 and torch.cuda.is_available() and not self.training.extra.get("full_determinism"):
             self.events.note(
                 "killed and gone on with, it ends with the same bytes only by extra.full_determinism: true"
             )
@@ -125,8 +126,8 @@ class Task:
 
         Raises UserError where it was written under what cannot be gone on from here, or is not accepted.
         """
-        written, accepted = checkpoints.written_by(checkpoint), self.training["inexact_resume"]
-        if not written and self.training["engine"] in ENGINES:
+        written, accepted = checkpoints.written_by(checkpoint), self.training.inexact_resume
+        if not written and self.training.engine in ENGINES:
             written = {"engine": "trainer"}  # before checkpoints told, there was no other
         here = {**self.circumstances(), "accepted": accepted}
         if told := environment.require_exact(checkpoint, where, written, here):
@@ -141,14 +142,14 @@ class Task:
         return int(threads)
 
 
-def needs_own_checkpoint(training: Mapping[str, Any], compute: Mapping[str, Any]) -> bool:
+def needs_own_checkpoint(training: Training, compute: Compute) -> bool:
     """Whether these sections of a recipe refuse a checkpoint that this home did not write: FSDP and DeepSpeed unpickle
     theirs, and how an engine of the user's loads its own is not known."""
-    loads_safely = training["engine"] in ENGINES and not distributed.load(compute["strategy"]).UNPICKLES
-    return not loads_safely and not training["trust_checkpoint"]
+    loads_safely = training.engine in ENGINES and not distributed.load(compute.strategy).UNPICKLES
+    return not loads_safely and not training.trust_checkpoint
 
 
-def checkpoint_key(training: Mapping[str, Any], compute: Mapping[str, Any]) -> Path | None:
+def checkpoint_key(training: Training, compute: Compute) -> Path | None:
     """The key by which a checkpoint of this home is known, where one from elsewhere is refused; else None."""
     if not needs_own_checkpoint(training, compute):
         return None
@@ -211,7 +212,7 @@ _PLACE = Place(
 )
 
 
-def require_as_asked(state: PartialState, compute: Mapping[str, Any], gpus: int = 1) -> None:
+def require_as_asked(state: PartialState, compute: ResolvedCompute, gpus: int = 1) -> None:
     """Raises RuntimeError where what runs is not what the recipe asked for; every rank looks for itself.
 
     The launchers of accelerate fall back in silence, to one process or to ranks that train alone. `gpus` are those
@@ -219,8 +220,8 @@ def require_as_asked(state: PartialState, compute: Mapping[str, Any], gpus: int 
     """
     import torch
 
-    processes, device = compute["num_processes"], "cuda" if torch.cuda.is_available() else "cpu"
-    shared = distributed.load(compute["strategy"]).DISTRIBUTED_TYPE[device]
+    processes, device = compute.num_processes, "cuda" if torch.cuda.is_available() else "cpu"
+    shared = distributed.load(compute.strategy).DISTRIBUTED_TYPE[device]
     task_type = "NO" if processes == 1 else shared
     asked = {"processes": processes, "launched": processes, "distributed type": task_type, "GPUs a process": True}
     runs = {

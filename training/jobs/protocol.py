@@ -38,6 +38,12 @@ LOGS = "logs"
 FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", "internal"]
 
 
+class Settings(BaseModel):
+    """The base of a program's settings in job.json: frozen and closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
 class Job(BaseModel):
     """One run of a training-side program: everything that it needs to know."""
 
@@ -48,7 +54,7 @@ class Job(BaseModel):
     key: str
     """Names the work: the same key is the same work, so a later try continues an earlier one."""
     settings: dict[str, Any] = {}
-    """Plain JSON values; what they are is the program's own."""
+    """The program's Settings as plain JSON values."""
     inputs: dict[str, str] = {}
     """Absolute paths of what it reads."""
 

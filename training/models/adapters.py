@@ -27,15 +27,17 @@ from training.problems import Problem, UserError, nearest
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+    from training.recipe import Lora
+
 ADAPTER = "default"
 """What peft calls the one that a model has."""
-_SETTINGS = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
+_SETTINGS = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"}
 # By these, peft makes a model of an adapter alone: AutoPeftModelForCausalLM. For classifiers, it would train layers
 # that nobody has named.
 _TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
 
 
-def add(network: PreTrainedModel, lora: Mapping[str, Any], drawn: Sequence[str], auto_class: str, seed: int) -> None:
+def add(network: PreTrainedModel, lora: Lora, drawn: Sequence[str], auto_class: str, seed: int) -> None:
     """Puts adapters into the model, drawn with `seed`, and freezes all else but the layers that are trained whole:
     those that the recipe names, and those of the weights `drawn` anew.
 
@@ -44,13 +46,13 @@ def add(network: PreTrainedModel, lora: Mapping[str, Any], drawn: Sequence[str],
     """
     from peft import LoraConfig
 
-    whole = _whole_layers(network, lora["modules_to_save"] or (), drawn)
+    whole = _whole_layers(network, lora.modules_to_save or (), drawn)
     alike = _ending_alike(network, whole)
     kept = [name for name, _ in network.named_modules() if _within(name, alike)]
     shared = _shared_weights(network)
     config = LoraConfig(
-        **{name: lora[name] for name in _SETTINGS},
-        target_modules=_targets(network, lora["target_modules"], [*whole, *kept]),
+        **lora.model_dump(include=_SETTINGS),
+        target_modules=_targets(network, lora.target_modules, [*whole, *kept]),
         exclude_modules=kept or None,
         modules_to_save=whole or None,
         task_type=_TASK_TYPES.get(auto_class),
@@ -62,10 +64,10 @@ def add(network: PreTrainedModel, lora: Mapping[str, Any], drawn: Sequence[str],
     _require_unshared(network, shared)
 
 
-def unknown_layers(network: PreTrainedModel, lora: Mapping[str, Any]) -> list[Problem]:
+def unknown_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
     """The names in the recipe's section that are no layers of the model."""
-    targets = lora["target_modules"]
-    looks = [partial(_whole_layers, network, [name], ()) for name in lora["modules_to_save"] or ()]
+    targets = lora.target_modules
+    looks = [partial(_whole_layers, network, [name], ()) for name in lora.modules_to_save or ()]
     looks += [partial(_targets, network, [name], ()) for name in (targets if isinstance(targets, list) else ())]
     problems: list[Problem] = []
     for look in looks:
@@ -80,7 +82,7 @@ def quantized(
     network: PreTrainedModel,
     drawn: Sequence[str],
     load: Callable[..., tuple[PreTrainedModel, Any]],
-    lora: Mapping[str, Any],
+    lora: Lora,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
     """The same model with its linear layers in 4 bits on this process's GPU, computing in `dtype`; but for its output
@@ -90,10 +92,10 @@ def quantized(
     from transformers import BitsAndBytesConfig
     from transformers.quantizers.base import get_keys_to_not_convert
 
-    kept = {*get_keys_to_not_convert(network), *map(_layer_of, drawn), *(lora["modules_to_save"] or ())}
+    kept = {*get_keys_to_not_convert(network), *map(_layer_of, drawn), *(lora.modules_to_save or ())}
     config = BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type=lora["quantization"],
+        bnb_4bit_quant_type=lora.quantization,
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
         llm_int8_skip_modules=sorted(kept),

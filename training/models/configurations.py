@@ -50,7 +50,7 @@ def need_class(config: PreTrainedConfig, auto_class: str, field: str) -> None:
     if type(config) not in mapping:
         types = {known.model_type for known in mapping}
         some = ", ".join([*(name for name in WELL_KNOWN if name in types), *sorted(types)][:OFFERED])
-        message = f"{config.model_type!r} has no {auto_class}, which this kind of task needs: choose a model of a type "
+        message = f"{config.model_type!r} has no {auto_class}, which this task type needs: choose a model of a type "
         raise _refused(_type_field(field), f"{message}such as {some}.")
 
 

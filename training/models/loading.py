@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 import transformers
@@ -19,6 +19,9 @@ from transformers.integrations import unset_hf_deepspeed_config
 from training.models import adapters
 from training.models.configurations import need_class
 from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from training.recipe import Lora
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -80,7 +83,7 @@ def load_for_training(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    lora: Mapping[str, Any] | None = None,
+    lora: Lora | None = None,
     precision: str = "no",
 ) -> PreTrainedModel:
     """The folder's model with a head for these labels, in float32 on the CPU.
@@ -92,7 +95,7 @@ def load_for_training(
     set_seed(seed)
     load = partial(_load, task_type, folder, **task_type.config_fields(labels), ignore_mismatched_sizes=True)
     model, drawn = load()
-    if lora and lora["quantization"]:
+    if lora and lora.quantization:
         model = adapters.quantized(model, drawn, load, lora, DTYPES[precision])
     # A model that was trained before may bring other labels' settings.
     model.config.update(task_type.calibrate(task_type.empty_predictions(labels)))

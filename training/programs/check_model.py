@@ -3,9 +3,7 @@ JOB`.
 
 The model is built on the meta device, from its configuration alone: without weights, in some seconds.
 
-settings   task type, options, labels (names, or stand-ins for them), max_length (tokens), lora (the recipe's section,
-or
-           null), config (the content of config.json, or model.config), field (the recipe's field that gave it)
+settings   training.recipe.program_settings.CheckModelSettings
 figures    none; problems end it
 """
 
@@ -20,6 +18,7 @@ from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.models.configurations import configuration, need_class, refusals
 from training.problems import Problem, UserError
+from training.recipe.program_settings import CheckModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,26 +29,26 @@ if TYPE_CHECKING:
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Raises UserError with all that is wrong with the model."""
     with absent("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
-        check(job.settings)
+        check(CheckModelSettings.model_validate(job.settings))
     return {}
 
 
-def check(settings: Mapping[str, Any]) -> None:
-    """Raises UserError for settings as in the module's docstring."""
+def check(settings: CheckModelSettings) -> None:
+    """Raises UserError with all that is wrong with the model."""
     from training import task_types
     from training.models import adapters, loading
 
-    task_type = task_types.from_settings(settings)
-    network = build(settings["config"], settings["field"], task_type, settings["labels"])
+    task_type = task_types.load(settings.task, settings.options)
+    network = build(settings.config, settings.field, task_type, settings.labels)
     if network is None:
         return
     problems: list[Problem] = []
     try:
-        loading.require_places(network, max_length=settings["max_length"], **task_type.position_limits())
+        loading.require_places(network, max_length=settings.max_length, **task_type.position_limits())
     except UserError as error:
         problems += error.problems
-    if settings["lora"]:
-        problems += adapters.unknown_layers(network, settings["lora"])
+    if settings.lora:
+        problems += adapters.unknown_layers(network, settings.lora)
     if problems:
         raise UserError(problems)
 

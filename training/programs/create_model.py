@@ -1,8 +1,7 @@
 """The program that makes a base model from nothing: `python -m training.programs.create_model JOB`.
 
 inputs     data (train.arrow, whose texts the vocabulary is learnt from)
-settings   config (of transformers, with model_type and vocab_size, the most the vocabulary may have), seed,
-           texts (the columns to read: of texts, or of lists of them), writes (whether the model is to write texts)
+settings   training.recipe.program_settings.CreateModelSettings
 output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
 figures    vocab_size, parameters
 """
@@ -18,6 +17,7 @@ from training.jobs.optional_packages import absent
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.models.configurations import RECIPE, configuration, refusals
+from training.recipe.program_settings import CreateModelSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -42,14 +42,15 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = job.settings["config"]
+    settings = CreateModelSettings.model_validate(job.settings)
+    config = settings.config
     configuration(config, RECIPE)  # a mistake in it is reported before the vocabulary is learnt
     data = Path(job.inputs["data"]) / "train.arrow"
     events.progress(phase="vocabulary")
-    learn = learner(writes=job.settings["writes"])
-    tokenizer = learn(lambda: texts(data, job.settings["texts"]), config["vocab_size"])
+    learn = learner(writes=settings.writes)
+    tokenizer = learn(lambda: texts(data, settings.texts), config["vocab_size"])
     events.progress(phase="model")
-    model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, job.settings["seed"])
+    model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, settings.seed)
     save_tokenizer(tokenizer, getattr(model.config, "max_position_embeddings", None), job_dir / OUTPUT / "tokenizer")
     with absent("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
         model.save_pretrained(job_dir / OUTPUT / "model")

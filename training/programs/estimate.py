@@ -83,13 +83,13 @@ def tell_first(task: Task, job_dir: Path) -> None:
     told = told_before(read_events(job_dir / EVENTS, 0, ["estimate"])[0])
     if (
         any(task.checkpoints.glob("checkpoint-*"))
-        or told.get("micro_batch") == task.training["per_device_train_batch_size"]
+        or told.get("micro_batch") == task.training.per_device_train_batch_size
     ):
         return
-    require_disk(task.training["engine"], task.checkpoints, _disk(task, sizes(task)))
+    require_disk(task.training.engine, task.checkpoints, _disk(task, sizes(task)))
     if rank() > 0:
         return
-    memory = memory_of_a_process(int(os.environ.get("LOCAL_WORLD_SIZE") or task.compute["num_processes"]))
+    memory = memory_of_a_process(int(os.environ.get("LOCAL_WORLD_SIZE") or task.compute.num_processes))
     made = asdict(make(task))
     task.events.note(sentence(made, memory))
     if warning := too_little(made, memory):
@@ -162,13 +162,13 @@ def make(task: Task) -> Estimate:
     """The estimate, with a trial."""
     from training.batching.batches import LengthGroupedBatches
 
-    training, rows = task.training, task.training["per_device_train_batch_size"]
+    training, rows = task.training, task.training.per_device_train_batch_size
     batches = LengthGroupedBatches(
         task.train.lengths,
         task.rows_a_step,
-        accumulation=training["gradient_accumulation_steps"],
-        world=task.compute["num_processes"],
-        seed=training["seed"],
+        accumulation=training.gradient_accumulation_steps,
+        world=task.compute.num_processes,
+        seed=training.seed,
     )
     size = sizes(task)
     before = _before(task, size)
@@ -177,11 +177,11 @@ def make(task: Task) -> Estimate:
     if trial is not None:
         a_row = SPREAD * trial.forward / trial.rows
         memory = before + SPREAD * trial.peak + (rows - trial.rows) * a_row + _beside(task, size)
-    epochs = ceil(training["num_train_epochs"] * batches.steps)
+    epochs = ceil(training.num_train_epochs * batches.steps)
     return Estimate(
         parameters=size.exported // NUMBER,
         trainable=size.gradients // NUMBER,
-        steps=training["max_steps"] if training["max_steps"] > 0 else epochs,
+        steps=training.max_steps if training.max_steps > 0 else epochs,
         tokens_an_epoch=int(task.train.lengths.sum()),
         micro_batch=rows,
         memory_mb=None if memory is None else round(memory / 1e6),
@@ -207,7 +207,7 @@ def sizes(task: Task) -> Sizes:
     held = sum(weight.numel() * weight.element_size() for weight in task.model.parameters())
     numbers = task.model.num_parameters()  # of weights in 4 bits, too, that many
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
-    state = OPTIMIZERS[task.training["optim"]].state_bytes * trainable
+    state = OPTIMIZERS[task.training.optim].state_bytes * trainable
     return Sizes(held, NUMBER * numbers, NUMBER * trainable, round(state))
 
 
@@ -217,7 +217,7 @@ def _before(task: Task, sizes: Sizes) -> int:
 
     if torch.cuda.is_available():
         return sizes.weights
-    return resources.used_bytes() + LATER_IMPORTS + (task.compute["mixed_precision"] != "no") * KERNELS
+    return resources.used_bytes() + LATER_IMPORTS + (task.compute.mixed_precision != "no") * KERNELS
 
 
 def _beside(task: Task, sizes: Sizes) -> float:
@@ -226,10 +226,10 @@ def _beside(task: Task, sizes: Sizes) -> float:
 
     from training.distributed.zero import BUCKET
 
-    compute, best = task.compute, _kept(task, sizes) * task.training["load_best_model_at_end"]
-    if task.training["lora"] and not torch.cuda.is_available():
+    compute, best = task.compute, _kept(task, sizes) * task.training.load_best_model_at_end
+    if task.training.lora and not torch.cuda.is_available():
         best += sizes.exported  # the base model once more, which the adapters are added to
-    processes, strategy, offload = compute["num_processes"], compute["strategy"], compute["offload"]
+    processes, strategy, offload = compute.num_processes, compute.strategy, compute.offload
     if strategy == "ddp":
         return best + sizes.state + (processes > 1) * sizes.gradients  # which travel in buckets of their own
     elsewhere = offload != "no" and torch.cuda.is_available()
@@ -244,15 +244,15 @@ def _beside(task: Task, sizes: Sizes) -> float:
 def _disk(task: Task, sizes: Sizes) -> float:
     """The checkpoints that are there at once, and the exported model."""
     checkpoint: float = _kept(task, sizes) + sizes.state
-    if task.compute["strategy"].startswith("deepspeed"):  # the weights once more, as the model computes with them
-        checkpoint += sizes.weights if task.compute["mixed_precision"] == "no" else sizes.weights / 2
-    kept = KEPT_CHECKPOINTS + task.training["load_best_model_at_end"]
+    if task.compute.strategy.startswith("deepspeed"):  # the weights once more, as the model computes with them
+        checkpoint += sizes.weights if task.compute.mixed_precision == "no" else sizes.weights / 2
+    kept = KEPT_CHECKPOINTS + task.training.load_best_model_at_end
     return kept * checkpoint + sizes.exported
 
 
 def _kept(task: Task, sizes: Sizes) -> int:
     """The weights in a checkpoint: of adapters these alone, where the model is not shared out."""
-    return sizes.gradients if task.training["lora"] and task.compute["strategy"] == "ddp" else sizes.weights
+    return sizes.gradients if task.training.lora and task.compute.strategy == "ddp" else sizes.weights
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def _passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
     from training.models.loading import DTYPES
 
     device = task.model.device
-    precision = DTYPES[task.compute["mixed_precision"]]
+    precision = DTYPES[task.compute.mixed_precision]
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     gauge = _Gauge(device)
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
@@ -328,7 +328,7 @@ def _untouched(task: Task) -> Iterator[None]:
 
     from training.batching.random_states import generators_from
 
-    model, extra = task.model, task.training["extra"]
+    model, extra = task.model, task.training.extra
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     training, device = model.training, model.device

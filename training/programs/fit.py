@@ -1,9 +1,7 @@
 """The program that trains: `python -m training.programs.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint
-settings   task type, options, labels, max_length (tokens), training (the recipe's), compute (the recipe's, with what
-           num_processes and mixed_precision came to), metrics, batch_division (by how much batches are cut so that
-           they fit into memory); with adapters (training.lora) base, the base model's path and revision on the Hub
+settings   training.recipe.program_settings.FitSettings
 output     model/: config.json, with what the task type settles when training has ended, safetensors and the tokenizer's
            files; with adapters, which are added to its weights, adapter/ in peft's form; log/loss.png: the curves;
            log/circumstances.json: under what it was trained
@@ -27,32 +25,35 @@ from training.jobs.optional_packages import absent
 from training.jobs.program import collect_garbage_as_usual, run_program
 from training.jobs.protocol import CHECKPOINTS, EVENTS, OUTPUT, Events, Job, rank, read_events
 from training.problems import Problem, UserError, nearest
+from training.recipe.program_settings import FitSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
     from training.engine.training_task import Task, Trained
+    from training.recipe import Training
 
 PROGRESS_EVERY_S = 1.0
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Train, or go on training, and export the model; gives the figures."""
+    settings = FitSettings.model_validate(job.settings)
     # Wherever deepspeed is installed, accelerate imports it, and what it needs: seconds, and MLflow among it. So does
     # transformers with peft.
     needed = {
-        "deepspeed": job.settings["compute"]["strategy"].startswith("deepspeed"),
-        "peft": job.settings["training"]["lora"] is not None,
+        "deepspeed": settings.compute.strategy.startswith("deepspeed"),
+        "peft": settings.training.lora is not None,
     }
     with contextlib.ExitStack() as without:
         for package in needed:
             if not needed[package]:
                 without.enter_context(absent(package))
-        return _train(job_dir, job, events)
+        return _train(job_dir, job, settings, events)
 
 
-def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> dict[str, Any]:
     from training.distributed import ranks
     from training.engine import environment, throughput, training_task
     from training.evaluation import loss_curve
@@ -61,15 +62,15 @@ def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     loading.make_deterministic()
     task = make_task(job_dir, job, events)
-    train = training_task.load(task.training["engine"])
+    train = training_task.load(task.training.engine)
     collect_garbage_as_usual()
     estimate.tell_first(task, job_dir)
     trained = train(task)
     require_more_steps(task, trained.steps)
     require_numbers(task, trained)
     if rank() == 0:
-        export(task, job, job_dir / OUTPUT, trained.weights)
-    settle(task, job.settings["labels"], job_dir / OUTPUT / "model", trained.steps)
+        export(task, settings, job.inputs, job_dir / OUTPUT, trained.weights)
+    settle(task, settings.labels, job_dir / OUTPUT / "model", trained.steps)
     told = read_events(job_dir / EVENTS, 0, ["metrics", "speed", "estimate"])[0] if rank() == 0 else []
     if rank() == 0:
         log = job_dir / OUTPUT / "log"
@@ -80,7 +81,7 @@ def _train(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     ranks.part()
     return {
         "trainable_parameters": estimate.told_before(told).get("trainable"),
-        "micro_batch": task.training["per_device_train_batch_size"],
+        "micro_batch": task.training.per_device_train_batch_size,
         "steps": trained.steps,
         "epochs": round(trained.epochs, 4),
         "train_loss": trained.train_loss,
@@ -105,34 +106,32 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     from training.models import dropout, loading
     from training.task_types.task_type import TaskType
 
-    settings = job.settings
-    asked, labels, compute = settings["training"], settings["labels"], settings["compute"]
-    training = divided(asked, settings["batch_division"])
-    task_type = task_types.from_settings(settings).while_training(compute)
+    settings = FitSettings.model_validate(job.settings)
+    asked, labels, compute = settings.training, settings.labels, settings.compute
+    training = divided(asked, settings.micro_batch_divisor)
+    task_type = task_types.load(settings.task, settings.options).while_training(compute.strategy)
     tokenizer = loading.load_tokenizer(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]))
     network = loading.load_for_training(
         task_type,
         Path(job.inputs["model"]),
         labels,
         tokenizer,
-        seed=asked["seed"],
-        lora=asked["lora"],
-        precision=compute["mixed_precision"],
+        seed=asked.seed,
+        lora=asked.lora,
+        precision=compute.mixed_precision,
     )
-    loading.require_places(network, max_length=settings["max_length"])
+    loading.require_places(network, max_length=settings.max_length)
     if not torch.cuda.is_available():
         dropout.cheapen(network)
 
     tokens, named = Path(job.inputs["tokens"]), job.inputs.get("checkpoint")
     rows, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
     if type(task_type).target_count is not TaskType.target_count and not rows.count_targets:
-        message = f"{settings['task']} counts targets of its own, and its features have no column `targets`: add it."
+        message = f"{settings.task} counts targets of its own, and its features have no column `targets`: add it."
         raise UserError([Problem(kind="recipe", where="task", message=message)])
-    metrics.make(
-        settings["metrics"], task_type.empty_predictions(labels)
-    )  # what cannot be computed is told before training, not after
+    metrics.make(settings.metrics, task_type.empty_predictions(labels))  # a metric that cannot be computed fails before training
     if task_type.loss_only_reason is not None:
-        require_metric(asked["metric_for_best_model"], {})
+        require_metric(asked.metric_for_best_model, {})
     if task_type.loss_only_reason and rank() == 0:
         events.warning(task_type.loss_only_reason)
 
@@ -140,40 +139,47 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
         if task_type.loss_only_reason is not None:
             return {}
         told = task_type.decode(task_type.join_labels(answers, validation), tokenizer)
-        found = metrics.compute(settings["metrics"], task_type.metric_inputs(told, labels))
-        require_metric(asked["metric_for_best_model"], found)
+        found = metrics.compute(settings.metrics, task_type.metric_inputs(told, labels))
+        require_metric(asked.metric_for_best_model, found)
         return found
 
-    require_a_row_each(len(rows), compute["num_processes"])  # on every rank, before any of them waits for the others
-    a_pass = asked["per_device_train_batch_size"] * compute["num_processes"]
+    require_a_row_each(len(rows), compute.num_processes)  # on every rank, before any of them waits for the others
+    a_pass = asked.per_device_train_batch_size * compute.num_processes
     return Task(
         model=network,
         train=rows,
         validation=validation,
-        collate=collation.collator(asked["collator"], task_type, tokenizer, loading.padding_multiple()),
+        collate=collation.collator(asked.collator, task_type, tokenizer, loading.padding_multiple()),
         # What a model computes inside is in the lower precision where it is shared, its loss too.
-        loss=task_type.loss(training, labels, rows, outside=compute["strategy"] != "ddp"),
+        loss=task_type.loss(training, labels, rows, outside=compute.strategy != "ddp"),
         task_type=task_type,
         metrics=computed,
         training=training,
         compute=compute,
-        rows_a_step=a_pass * asked["gradient_accumulation_steps"],
+        rows_a_step=a_pass * asked.gradient_accumulation_steps,
         checkpoints=job_dir / CHECKPOINTS,
         named_checkpoint=None if named is None else Path(named),
         events=events,
     )
 
 
-def export(task: Task, job: Job, out: Path, weights: dict[str, torch.Tensor] | None) -> None:
+def export(
+    task: Task,
+    settings: FitSettings,
+    inputs: Mapping[str, str],
+    out: Path,
+    weights: dict[str, torch.Tensor] | None,
+) -> None:
     """Writes the trained model to `out`/model; of adapters that were trained, adapter/, and the base model as it came
     with these added to its weights. Rank 0 calls it, with `weights` where its model holds only a share of them."""
     from training.models import adapters, loading
 
-    network, tokenizer, base = task.model, Path(job.inputs["tokenizer"]), Path(job.inputs["model"])
-    if task.training["lora"]:
-        words, labels = loading.load_tokenizer(tokenizer, base), job.settings["labels"]
-        whole = loading.load_for_training(task.task_type, base, labels, words, seed=task.training["seed"])
-        adapters.save(network, whole, out / "adapter", job.settings.get("base", {}), weights)
+    network, tokenizer, base = task.model, Path(inputs["tokenizer"]), Path(inputs["model"])
+    if task.training.lora:
+        loaded = loading.load_tokenizer(tokenizer, base)
+        whole = loading.load_for_training(task.task_type, base, settings.labels, loaded, seed=task.training.seed)
+        origin = settings.base.model_dump() if settings.base else {}
+        adapters.save(network, whole, out / "adapter", origin, weights)
         network, weights = adapters.merged(whole, out / "adapter"), None
         # The Trainer has the config of what it trains say extra.use_cache; the loop leaves it as the model came.
         if hasattr(task.model.config, "use_cache"):
@@ -197,7 +203,7 @@ def settle(task: Task, labels: Sequence[str], exported: Path, steps: int) -> Non
     gc.collect()  # the optimizer's state
     ranks.wait_for_all()  # the model is there
     network = loading.load_trained(task_type, exported).to(task.model.device)
-    size, precision = task.training["per_device_eval_batch_size"], task.compute["mixed_precision"]
+    size, precision = task.training.per_device_eval_batch_size, task.compute.mixed_precision
     answers = inference.predict(
         task_type, network, task.validation, task.collate, size, precision, told_of_evaluation(task.events, steps)
     )
@@ -234,7 +240,7 @@ def require_more_steps(task: Task, steps: int) -> None:
 
     named = task.named_checkpoint
     if named is not None and checkpoints.step_of(named) >= steps:
-        more = "max_steps" if task.training["max_steps"] > 0 else "num_train_epochs"
+        more = "max_steps" if task.training.max_steps > 0 else "num_train_epochs"
         message = f"{named.name} is where this training ends, after {steps} steps: raise {more}, or where it had been "
         message += "stopped early, name an earlier checkpoint."
         raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
@@ -248,20 +254,22 @@ def require_numbers(task: Task, trained: Trained) -> None:
     weights = own if trained.weights is None else trained.weights
     lost = [name for name in own if name in weights and not weights[name].isfinite().all()] if rank() == 0 else []
     if lost := ranks.from_first(lost):
-        message = f"{task.training['learning_rate']:g} made {len(lost)} of the model's {len(own)} tensors hold values "
+        message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(own)} tensors hold values "
         message += f"that are no numbers, {lost[0]} first: lower it, or raise training.warmup_steps."
         raise UserError([Problem(kind="training", where="training.learning_rate", message=message)])
 
 
-def divided(training: dict[str, Any], by: int) -> dict[str, Any]:
-    """The training section with batches that are smaller by this factor, and as many rows an optimizer step."""
-    rows = training["per_device_train_batch_size"]
+def divided(training: Training, by: int) -> Training:
+    """The training section with batch sizes divided by this factor, and the same global batch size."""
+    rows = training.per_device_train_batch_size
     fewer = -(-rows // by)
-    return training | {
-        "per_device_train_batch_size": fewer,
-        "gradient_accumulation_steps": -(-rows * training["gradient_accumulation_steps"] // fewer),
-        "per_device_eval_batch_size": -(-training["per_device_eval_batch_size"] // by),
-    }
+    return training.model_copy(
+        update={
+            "per_device_train_batch_size": fewer,
+            "gradient_accumulation_steps": -(-rows * training.gradient_accumulation_steps // fewer),
+            "per_device_eval_batch_size": -(-training.per_device_eval_batch_size // by),
+        }
+    )
 
 
 if __name__ == "__main__":

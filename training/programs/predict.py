@@ -1,8 +1,8 @@
 """The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
 
 inputs     model (what training.programs.fit put out), tokens (SPLIT.arrow)
-settings   task type, options, splits, batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the
-           batches)
+settings   task type, options, splits, batch_size (rows), mixed_precision (no, bf16 or fp16),
+           micro_batch_divisor (cuts the batches)
 output     SPLIT.parquet, a row for a row of the split, in its order: row, label as the tokens have it, what the task
 type's
            `predictions` are, tokens (how many)
@@ -49,7 +49,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
     total, before = sum(map(len, splits.values())), 0
     whole = sum(len(rows.tokens) for rows in splits.values())
-    batch_size = -(-job.settings["batch_size"] // job.settings["batch_division"])
+    batch_size = -(-job.settings["batch_size"] // job.settings["micro_batch_divisor"])
     began = time.monotonic()
     for split, rows in splits.items():
         tell = told_now_and_then(events, split, before, total)

@@ -3,7 +3,8 @@ through `accelerate launch`.
 
 inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
 settings   task type, options, split, labels (today's names, in the order of their indices), champion (NAME/VERSION),
-           max_length (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), batch_division (cuts the batches)
+           max_length (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), micro_batch_divisor
+           (cuts the batches)
 output     SPLIT.parquet, as training.programs.predict writes it, by today's labels
 figures    rows, rows_per_second, unknown (labels that the champion does not know), dropped (those that it alone knows)
 """
@@ -52,7 +53,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     its_tokenizer = loading.load_tokenizer(tokenizer, folder)
     collate = task_type.collator(its_tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder).to(device)
-    batch_size = -(-say["batch_size"] // say["batch_division"])
+    batch_size = -(-say["batch_size"] // say["micro_batch_divisor"])
     began = time.monotonic()
     tell = told_now_and_then(events, split, 0, len(rows))
     answers = predict(task_type, network, rows, collate, batch_size, say["mixed_precision"], tell)

@@ -4,7 +4,7 @@ For tokenizers that exist only in Python, and for those whose class builds anoth
 The latter lose nothing but the seconds in which transformers is imported: they encode with all cores, like any other.
 
 inputs     data (SPLIT.arrow), tokenizer and model (the folders of a snapshot)
-settings   task type, options, max_length, level (what it is that rows are cut: error, warning or ignore)
+settings   training.recipe.program_settings.TokenizeSettings
 output     what `training.tokenization.token_files.write` writes
 figures    rows, tokens, truncated and lost of all splits together
 """
@@ -17,6 +17,7 @@ from typing import Any
 from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
+from training.recipe.program_settings import TokenizeSettings
 from training.tokenization.token_files import write
 from training.tokenization.transformers_encoder import load_encoder
 
@@ -24,13 +25,14 @@ from training.tokenization.transformers_encoder import load_encoder
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Tokenize every split; gives the figures."""
     events.progress(phase="tokenizer")
-    encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), job.settings["max_length"])
+    settings = TokenizeSettings.model_validate(job.settings)
+    encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), settings.max_length)
     return write(
-        task_types.from_settings(job.settings),
+        task_types.load(settings.task, settings.options),
         Path(job.inputs["data"]),
         encoder,
         job_dir / OUTPUT,
-        job.settings["level"],
+        settings.level,
         lambda done, total: events.progress(done=done, total=total),
     )
 

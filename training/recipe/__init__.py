@@ -9,7 +9,20 @@ error_messages.py                   mistakes as sentences
 
 from __future__ import annotations
 
-from training.recipe.fields import Compute, Data, Evaluation, Gate, Hub, Model, Recipe, Release, Tokens, Training
+from training.recipe.fields import (
+    Compute,
+    Data,
+    Evaluation,
+    Gate,
+    Hub,
+    Model,
+    Recipe,
+    Release,
+    ResolvedCompute,
+    Tokens,
+    Training,
+)
+from training.recipe.lora import Lora
 from training.recipe.overrides import parse_set, read_entries
 from training.recipe.rules.release_rules import fits_slice
 from training.recipe.rules.slice_rules import FEWEST_ROWS
@@ -25,9 +38,11 @@ __all__ = [
     "Gate",
     "Hub",
     "Level",
+    "Lora",
     "Model",
     "Recipe",
     "Release",
+    "ResolvedCompute",
     "Tokens",
     "Training",
     "fits_slice",

@@ -270,6 +270,19 @@ class Compute(Section):
         return self.model_dump(mode="json", exclude=auto | where)
 
 
+class ResolvedCompute(Compute):
+    """The compute section of a run: the stage resolve has replaced each `auto`."""
+
+    num_processes: int = Field(ge=1)
+    """Processes on all machines together."""
+    num_machines: int = Field(default=1, ge=1)
+    """Machines that train together."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    """Number format of the forward and backward pass."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """DeepSpeed's own configuration; a file has been read."""
+
+
 class Evaluation(Section):
     """How the trained model is judged."""
 

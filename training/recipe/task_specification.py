@@ -60,8 +60,8 @@ class TaskSpecification(RowSpecification):
         """The options that are numbers of tokens for which the model needs positions. tokens.max_length is another."""
         return {}
 
-    def while_training(self, compute: Mapping[str, Any]) -> Self:
-        """The task type as evaluations have it while a model trains, given the recipe's compute section: one that is
+    def while_training(self, strategy: str) -> Self:
+        """The task type as evaluations have it while a model trains, given compute.strategy: one that is
         `loss_only_reason` where answers take too long, or are not to be had of a shared model. By default itself."""
         return self
 

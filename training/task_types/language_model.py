@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Likelihoods
+    from training.recipe import Training
     from training.task_types.losses import Loss
 
 
@@ -43,13 +44,11 @@ class LanguageModel(TaskType):
         """None: there are no labels."""
         return {}
 
-    def loss(
-        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
-    ) -> Loss | None:
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, outside of the model: what models compute inside is no number where there are no targets."""
         from training.evaluation.likelihood import TokenLoss
 
-        return TokenLoss(self.causal, training["label_smoothing_factor"])
+        return TokenLoss(self.causal, training.label_smoothing_factor)
 
     def target_count(self, batch: Batch) -> int:
         """The tokens of the batch that the model shall tell."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from torch.nn import functional
 
 from training.jobs.user_code import Place
 from training.problems import Problem, UserError, nearest
+
+if TYPE_CHECKING:
+    from training.recipe import Training
 
 Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -47,7 +50,7 @@ def focal(logits: torch.Tensor, labels: torch.Tensor, gamma: float = FOCAL_GAMMA
 
 
 def make(
-    training: Mapping[str, Any], labels: Sequence[str], train_labels: npt.NDArray[np.int64], *, outside: bool
+    training: Training, labels: Sequence[str], train_labels: npt.NDArray[np.int64], *, outside: bool
 ) -> Loss | None:
     """The loss that the recipe's training section asks for, as the mean of a batch; None for the model's own, unless
     it is to be computed `outside` of the model in any case.
@@ -55,13 +58,13 @@ def make(
     `labels` are the names in the order of their indices, `train_labels` (N,) those of the training rows. Raises
     UserError where the loss cannot be found, or where the weights name labels that the data does not have.
     """
-    name, asked = training["loss"], training["class_weights"]
+    name, asked = training.loss, training.class_weights
     if name == "cross_entropy" and asked is None and not outside:
         return None
     if name == "cross_entropy":
-        loss: Loss = partial(cross_entropy, smoothing=training["label_smoothing_factor"])
+        loss: Loss = partial(cross_entropy, smoothing=training.label_smoothing_factor)
     elif name == "focal":
-        gamma = training["focal_gamma"]
+        gamma = training.focal_gamma
         loss = partial(focal, gamma=FOCAL_GAMMA if gamma is None else gamma)
     else:
         loss = _PLACE.load(name)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import ManyLabels, Predictions
+    from training.recipe import Training
     from training.task_types.losses import Loss
 
 THRESHOLDS = "thresholds"
@@ -60,7 +61,7 @@ class MultiLabelClassification(TextTask):
         """Their names both ways, and that a row has any number of them."""
         return {**named_both_ways(labels), "problem_type": "multi_label_classification"}
 
-    def loss(self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
         """As models compute it inside, but of places, whose number is that of the row with most of them."""
         return binary_cross_entropy
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Numbers
+    from training.recipe import Training
     from training.task_types.losses import Loss
 
 
@@ -44,9 +45,7 @@ class Regression(TextTask):
         """That there is one output, and that it is a number."""
         return {"num_labels": 1, "problem_type": "regression"}
 
-    def loss(
-        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
-    ) -> Loss | None:
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """The model's own, or `squared_error`, which is the same."""
         return squared_error if outside else None
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, PadToLongest, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.generated_texts import Generated
+    from training.recipe import Training
     from training.task_types.losses import Loss
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
@@ -86,16 +87,16 @@ class Seq2Seq(TaskType):
         """Those of targets, and of what the model writes."""
         return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
 
-    def while_training(self, compute: Mapping[str, Any]) -> Self:
+    def while_training(self, strategy: str) -> Self:
         """Leaves only the loss where generate_while_training is false or the weights are sharded."""
-        in_shares = compute["strategy"] in _IN_SHARES
+        in_shares = strategy in _IN_SHARES
         if self.options.generate_while_training and not in_shares:
             return self
         loss_only = type(self)(self.options.model_dump())
         loss_only.loss_only_reason = ""
         if self.options.generate_while_training:
             loss_only.loss_only_reason = (
-                f"with {compute['strategy']}, nothing is generated while training: evaluations give the loss alone, "
+                f"with {strategy}, nothing is generated while training: evaluations give the loss alone, "
                 "and the metrics come with the predictions of the trained model."
             )
         return loss_only
@@ -165,16 +166,15 @@ class Seq2Seq(TaskType):
 
         return PadSourceAndTarget(tokenizer, multiple)
 
-    def loss(
-        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
-    ) -> Loss | None:
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, smoothed or not, focal or the author's own, of each token of the targets."""
         import numpy as np
 
         from training.task_types import losses
 
-        outside = outside or training["label_smoothing_factor"] > 0  # the Trainer's own asks the model for no labels
-        of_tokens = losses.make({**training, "class_weights": None}, (), np.empty(0, np.int64), outside=outside)
+        outside = outside or training.label_smoothing_factor > 0  # the Trainer's own asks the model for no labels
+        unweighted = training.model_copy(update={"class_weights": None})
+        of_tokens = losses.make(unweighted, (), np.empty(0, np.int64), outside=outside)
         return of_tokens and partial(_of_targets, of_tokens)
 
     def target_count(self, batch: Batch) -> int:

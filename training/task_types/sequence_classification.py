@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import OneLabel
+    from training.recipe import Training
     from training.task_types.losses import Loss
 
 
@@ -48,9 +49,7 @@ class SequenceClassification(TextTask):
         """Their names both ways, and that a row has one of them."""
         return {**named_both_ways(labels), "problem_type": "single_label_classification"}
 
-    def loss(
-        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
-    ) -> Loss | None:
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, focal or the author's own, perhaps weighted by label."""
         from training.task_types import losses
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, PadToLongest, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Predictions
+    from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.losses import Loss
     from training.tokenization.encoder import Encoder
@@ -73,9 +74,7 @@ class TaskType(TaskSpecification, ABC):
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         """What makes token features into the tensors that the model takes, T a multiple of this."""
 
-    def loss(
-        self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool
-    ) -> Loss | None:
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """The loss that the recipe's training section asks for; None for the model's own. What a model computes inside
         may be in a lower precision where it is shared: then it is `outside`, if it can be."""
         return None

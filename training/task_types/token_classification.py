@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, PadTags, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.tagged_words import Tagged
+    from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.losses import Loss
     from training.tokenization.encoder import Encoded, Encoder
@@ -130,7 +131,7 @@ class TokenClassification(TaskType):
 
         return PadTags(tokenizer, multiple)
 
-    def loss(self, training: Mapping[str, Any], labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
         """Cross entropy, focal or the author's own, perhaps weighted by tag, of the words that have a token. Never the
         model's own, which is no number where a batch has no such word."""
         from training.batching.batches import IGNORED

@@ -69,7 +69,7 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metric, task_type = written["training.metric_for_best_model"], task_type_of(written)
     if metric is None or metric.removeprefix("eval_") == "loss":
         return
-    reason = task_type.while_training({"strategy": written["compute.strategy"]}).loss_only_reason
+    reason = task_type.while_training(written["compute.strategy"]).loss_only_reason
     if reason is not None:
         told = {name: value for name, value in task_type.options if name == "generate_while_training" and not value}
         why = reason or ("options.generate_while_training is false" if told else "the options of the task type say so")

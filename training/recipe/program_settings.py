@@ -1,0 +1,81 @@
+"""The settings of each program in its job.json: the stage builds the model, and the program validates it again.
+
+The sections of the recipe that a program needs are the recipe's own models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from training.jobs.protocol import Settings
+from training.recipe.fields import ResolvedCompute, Training
+from training.recipe.lora import Lora
+from training.recipe.tables.checks import Level
+
+
+class TaskSettings(Settings):
+    """The task type, which most programs need."""
+
+    task: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class HubModel(Settings):
+    """A base model on the Hub."""
+
+    path: str
+    revision: str
+
+
+class FitSettings(TaskSettings):
+    """Of training.programs.fit and training.programs.estimate."""
+
+    labels: list[str]
+    """Names, in the order of their indices."""
+    max_length: int
+    """Tokens a row."""
+    training: Training
+    compute: ResolvedCompute
+    metrics: list[str]
+    """Computed at each evaluation."""
+    base: HubModel | None = None
+    """Named in an exported adapter (training.lora); None if the base model is not from the Hub."""
+    micro_batch_divisor: int = 1
+    """Divides the recipe's batch sizes, so that a batch fits into memory; the global batch size stays."""
+
+
+class CheckModelSettings(TaskSettings):
+    """Of training.programs.check_model."""
+
+    labels: list[str]
+    """Names, or stand-ins for them."""
+    max_length: int
+    """Tokens a row."""
+    lora: Lora | None
+    config: dict[str, Any]
+    """The content of config.json, or `model.config`."""
+    field: str
+    """The recipe's field that names the model."""
+
+
+class CreateModelSettings(Settings):
+    """Of training.programs.create_model."""
+
+    config: dict[str, Any]
+    """The configuration of transformers, with model_type and vocab_size (upper bound, tokens)."""
+    seed: int
+    texts: list[str]
+    """The columns with texts, or lists of texts, that the vocabulary is learnt from."""
+    writes: bool
+    """Whether the model generates text."""
+
+
+class TokenizeSettings(TaskSettings):
+    """Of training.programs.tokenize_with_transformers."""
+
+    max_length: int
+    """Tokens a row."""
+    level: Level
+    """Severity of a truncated row."""
