@@ -91,7 +91,7 @@ def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
             config=recipe.model.config or {},
             seed=recipe.model.seed,
             texts=asked.texts,
-            writes=asked.task_type.writes,
+            writes=asked.task_type.generates_text,
         ),
         inputs={"data": data.path},
     )

@@ -45,8 +45,8 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
         field=field,
     )
     written = settings.model_dump(mode="json")
-    own, installed = users_code(task_types.named(recipe.task))
-    code = code_digests([PROGRAM, *task_types.code(recipe.task), *own])
+    own, installed = users_code(task_types.user_code(recipe.task))
+    code = code_digests([PROGRAM, *task_types.code_modules(recipe.task), *own])
     libraries = library_versions(["transformers", "torch", "peft", *installed])
     checked = home() / "checked" / digest_of([written, code, libraries])[:40]
     if checked.exists():

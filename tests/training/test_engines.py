@@ -55,8 +55,8 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
     ("engine", "message"),
     [
         ("my_engine:trains", "'my_engine' has no 'trains': it has train. Did you mean 'train'?"),
-        ("my_mistakes:Train", "'my_mistakes:Train' is the class Train: it must be a function that takes a training."),
-        ("my_mistakes:two", "'my_mistakes:two' is of type function: it must be a function that takes a training.eng"),
+        ("my_mistakes:Train", "'my_mistakes:Train' is the class Train: it must be a function that takes a Task and "),
+        ("my_mistakes:two", "'my_mistakes:two' is of type function: it must be a function that takes a Task and "),
         (
             "my_mistakes:nothing",
             "'my_mistakes:nothing' gave NoneType: it must give a training.engine.training_task.Trained.",

@@ -116,7 +116,7 @@ def generator() -> GPT2LMHeadModel:
 
 def adapted(**lora: Any) -> GPT2LMHeadModel:
     network = generator()
-    adapters.add(network, Lora(**lora).model_dump(), [], "AutoModelForCausalLM", seed=3)
+    adapters.add(network, Lora(**lora), [], "AutoModelForCausalLM", seed=3)
     return network
 
 

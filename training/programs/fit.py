@@ -129,7 +129,8 @@ def make_task(job_dir: Path, job: Job, events: Events) -> Task:
     if type(task_type).target_count is not TaskType.target_count and not rows.count_targets:
         message = f"{settings.task} counts targets of its own, and its features have no column `targets`: add it."
         raise UserError([Problem(kind="recipe", where="task", message=message)])
-    metrics.make(settings.metrics, task_type.empty_predictions(labels))  # a metric that cannot be computed fails before training
+    # A metric that cannot be computed fails before training.
+    metrics.make(settings.metrics, task_type.empty_predictions(labels))
     if task_type.loss_only_reason is not None:
         require_metric(asked.metric_for_best_model, {})
     if task_type.loss_only_reason and rank() == 0:
