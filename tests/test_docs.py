@@ -111,6 +111,21 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
     assert "\n".join(f"    {line}" for line in told) in block("gate")
 
 
+def test_every_part_of_a_recipe_that_a_page_shows_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.jinja").write_text((ROOT / "deployments/examples/chat.jinja").read_text())
+    whole = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
+    needed = {name: whole[name] for name in ("name", "task", "data", "model")}
+    parts = []
+    for page in PAGES.values():
+        for fence in re.findall(r"(?<! -->\n)```yaml\n(.*?)```", page, re.DOTALL):
+            part = yaml.safe_load(fence)
+            if isinstance(part, dict) and part.keys() <= Recipe.model_fields.keys():
+                parse({**needed, **part})
+                parts.append(part)
+    assert len(parts) >= 4
+
+
 def test_every_command_that_is_shown_is_one_that_there_is() -> None:
     commands = re.findall(r"^ {4}(?:\$ )?finetune (.+)$", ALL, re.MULTILINE)
     assert {command.split()[0] for command in commands} >= {
