@@ -119,7 +119,7 @@ MISTAKES = {
     "a class without its names": (
         "from training.task_types.task_type import TaskType\n"
         "class Extractive(TaskType):\n    columns = {}\n    hub_task = 'x'\n",
-        "task: 'mine:Extractive' does not say all of itself: give it `auto_class`, `card_sentence`.",
+        "task: 'mine:Extractive' lacks `auto_class`, `card_sentence`: declare them in the class.",
     ),
     "a class without methods": (
         "from training.task_types.task_type import TaskType\nclass Extractive(TaskType):\n    columns = {}\n"

@@ -1,8 +1,4 @@
-"""The specification of a task type: the part of training.task_types.task_type.TaskType that recipes are checked
-against.
-
-Light to import: a recipe is checked before torch or any row is loaded.
-"""
+"""The declarations of a task type: the part of TaskType that a recipe is checked against, before torch is loaded."""
 
 from __future__ import annotations
 
@@ -19,69 +15,72 @@ from training.recipe.tables.task_types import TASK_TYPES
 
 
 class TaskSpecification(RowSpecification):
-    """The declarations of a task type: its options, metrics and the fields of the recipe that it reads."""
+    """The declarations of a task type: its names, options and metrics."""
 
     class Options(ClosedModel):
-        """The settings that a recipe may have for it: `options`. By default none."""
+        """The fields of the recipe's `options` for the task type, by default none."""
 
     options: Options
-    loss_only_reason: str | None = None
-    """Where the model answers nothing but what the loss of each row is: why that is, or nothing where the recipe asks
-    for it. The recipe's metrics have to wait then."""
-    option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """The options that matter to a stage, by the stage's name, where not all of them do: only with these is what it
-    makes another. `evaluate` stands for the evaluations while training, in so far as their figures change weights."""
-    chat_template_columns: ClassVar[Sequence[str]] = ()
-    """The columns that become a text by the tokenizer's chat template alone."""
     auto_class: ClassVar[str]
-    """The class of transformers that loads and creates its models; a name, for scoring needs no torch."""
-    metrics: ClassVar[Sequence[str]] = ()
-    """The metrics of training.evaluation.metrics that fit its answers, or those that its Predictions has as `means`:
-    what a recipe may name as they are."""
-    loss_fields: ClassVar[Sequence[str]] = ()
-    """The fields of the recipe's training section that `loss` goes by, of loss, focal_gamma, class_weights and
-    label_smoothing_factor; the last is the Trainer's, too. A recipe that sets another of these is told."""
-
+    """The name of the class of transformers that loads and creates its models. A name, because scoring needs no
+    torch."""
     hub_task: ClassVar[str]
-    """What the Hub calls it, such as text-classification."""
+    """The Hub's name of the task, such as text-classification."""
     card_sentence: ClassVar[str]
-    """What its models do, for their cards: a sentence without its full stop, in which `{text}` stands for a text or a
-    pair of them, and `{labels}` for how many labels there are, and their names."""
+    """The purpose of its models for their cards: a sentence without a full stop. `{text}` becomes a text or a pair of
+    texts, `{labels}` the number and the names of the labels."""
+    metrics: ClassVar[Sequence[str]] = ()
+    """The metrics that a recipe may name: those of training.evaluation.metrics that fit its predictions, and the
+    `means` of its Predictions."""
+    loss_fields: ClassVar[Sequence[str]] = ()
+    """The fields of the recipe's training section that `loss` reads, of loss, focal_gamma, class_weights and
+    label_smoothing_factor. A recipe that sets another of these is refused."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options = self.Options.model_validate(dict(options or {}))
 
+    # Rarer
+
+    option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The options that are inputs of a stage, by the stage's name; a stage that is not named has all options.
+    `evaluate` stands for evaluations during training, if their figures can change the weights."""
+    chat_template_columns: ClassVar[Sequence[str]] = ()
+    """The columns that need the tokenizer's chat template to become a text."""
+    loss_only_reason: str | None = None
+    """Why evaluations give only the loss, and no predictions or metrics; empty if the recipe says so; None if they give
+    predictions."""
+
     def options_of(self, stage: str) -> dict[str, Any]:
-        """The options that matter to a stage, those that are left to their defaults included."""
+        """The options that are inputs of a stage, with defaults filled in."""
         names = self.option_stages.get(stage)
         return self.options.model_dump(mode="json", include=None if names is None else set(names))
 
     def position_limits(self) -> dict[str, int]:
-        """The options that are numbers of tokens for which the model needs positions. tokens.max_length is another."""
+        """The options, besides tokens.max_length, that are numbers of tokens for which the model needs positions."""
         return {}
 
     def while_training(self, strategy: str) -> Self:
-        """The task type as evaluations have it while a model trains, given compute.strategy: one that is
-        `loss_only_reason` where answers take too long, or are not to be had of a shared model. By default itself."""
+        """The task type for evaluations during training, given compute.strategy: with a `loss_only_reason` if
+        predictions are too slow, or impossible with sharded weights."""
         return self
 
     def train_only_reason(self, split: str) -> str | None:
-        """Why the rows of a split, as `token_rows` gives them, can be trained on and not predicted, in words that
-        follow its name; None where they can."""
+        """Why the stored rows of a split can be trained on but not predicted, in words that follow its name; None if
+        they can be predicted."""
         return None
 
 
 def specification(task: str, options: Mapping[str, Any] | None = None) -> TaskSpecification:
-    """The task type of this name with these options. Raises UserError if there is none, or it has no such options."""
+    """The task type of this name with these options. Raises UserError if the name or an option is unknown."""
     found = specification_class(task)
     try:
         return found(options)
     except ValidationError as error:
         places = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
         raise UserError(
-            Problem(kind="recipe", where=f"options.{name}", message=f"{said}.") for name, said in places
+            Problem(kind="recipe", where=f"options.{name}", message=f"{message}.") for name, message in places
         ) from error
-    except Exception as error:  # it is the author's own, and may lack a method
+    except Exception as error:  # the user's class may lack a method
         raise _PLACE.refused(f"{task!r} cannot be made: {error}.") from error
 
 
@@ -91,20 +90,22 @@ def specification_class(name: str) -> type[TaskSpecification]:
         message = f"{name!r} is unknown: choose from {', '.join(TASK_TYPES)}, or name a class as module:Class."
         raise UserError([Problem(kind="recipe", where="task", message=f"{message}{nearest(name, TASK_TYPES)}")])
     found: type[TaskSpecification] = _PLACE.load(TASK_TYPES.get(name, name))
-    if lacking := [said for said in ("columns", "auto_class", "hub_task", "card_sentence") if not hasattr(found, said)]:
+    if missing := [
+        field for field in ("columns", "auto_class", "hub_task", "card_sentence") if not hasattr(found, field)
+    ]:
         raise _PLACE.refused(
-            f"{name!r} does not say all of itself: give it {', '.join(f'`{said}`' for said in lacking)}."
+            f"{name!r} lacks {', '.join(f'`{field}`' for field in missing)}: declare them in the class."
         )
     return found
 
 
 def code_modules(name: str) -> list[str]:
-    """The module that holds the task type's code, where that is the project's own."""
+    """The module of a task type of the project; empty for one of the user's."""
     return [TASK_TYPES[name].partition(":")[0]] if name in TASK_TYPES else []
 
 
 def user_code(name: str) -> dict[str, str]:
-    """The recipe's field that names the task type's code, where that is its author's."""
+    """The recipe's field `task` for a task type of the user's; empty for one of the project."""
     return {} if name in TASK_TYPES else {"task": name}
 
 
@@ -116,7 +117,7 @@ def _is_task_type(found: Any) -> bool:
 _PLACE = Place(
     kind="recipe",
     where="task",
-    example="my_kind:ExtractiveQA",
+    example="my_task:ExtractiveQA",
     accepted="a subclass of training.task_types.task_type.TaskType",
     fits=_is_task_type,
 )

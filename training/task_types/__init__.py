@@ -1,5 +1,5 @@
-"""The task types, each one file: a class of training.task_types.task_type.TaskType, by name, or one of the recipe's
-author as `module:Class`."""
+"""The task types, one file each: a subclass of training.task_types.task_type.TaskType, found by its name, or a class
+of the user's, found as `module:Class`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ __all__ = ["TASK_TYPES", "class_of", "code_modules", "from_settings", "has_basel
 
 
 def load(task: str, options: Mapping[str, Any] | None = None) -> TaskType:
-    """The task type of this name, or the author's, with these options. Raises UserError if there is none, or it has no
-    such options."""
+    """The task type of this name with these options. Raises UserError if the name or an option is unknown."""
     return cast(TaskType, specification(task, options))
 
 
@@ -25,10 +24,10 @@ def class_of(name: str) -> type[TaskType]:
 
 
 def from_settings(settings: Mapping[str, Any]) -> TaskType:
-    """The task type of a job's settings: `task`, and `options` if there are any."""
+    """The task type of a job's settings `task` and, optionally, `options`."""
     return load(settings["task"], settings.get("options"))
 
 
 def has_baseline(name: str) -> bool:
-    """Whether the task type has constant answers; a first model must beat the best of them."""
+    """Whether the task type has constant predictions; a first model must beat the best of them."""
     return class_of(name).baseline is not TaskType.baseline

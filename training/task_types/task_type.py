@@ -1,29 +1,34 @@
-"""What a task type is: all in which one task type differs from another, from the columns of its rows to its answers.
+"""The interface of a task type: five steps from stored rows to the records that people and servers get.
 
-Light to import, like every module of a task type at its top: recipes are checked against a task type before anything
-is loaded.
+    rows ─ RowsToFeatures ▶ token features ─ FeaturesToBatches ▶ batches ─ BatchesToLoss ▶ loss, logits
+    logits ─ OutputsToPredictions ▶ predictions ─ PredictionsToRecords ▶ records
+
+A task type implements the abstract methods. All other methods have defaults: each step has the ones that are
+overridden most, and training.task_types.optional_hooks has the rest. The columns of rows are declared by
+RowSpecification, the options, metrics and names by TaskSpecification (training.recipe).
+
+This module and the top level of every task type's module import no torch, transformers or pyarrow, because a recipe is
+checked against its task type before anything is loaded.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.recipe.column_types import Column
 from training.recipe.task_specification import TaskSpecification
+from training.task_types.optional_hooks import OptionalHooks
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadToLongest, TokenRows
-    from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Predictions
     from training.recipe import Training
-    from training.recipe.column_types import Mask
     from training.task_types.losses import Loss
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
@@ -31,163 +36,130 @@ if TYPE_CHECKING:
 __all__ = ["Column", "TaskType"]
 
 
-class TaskType(TaskSpecification, ABC):
-    """A task type, with the options of a recipe. Without state: every process makes its own. What it wants of its rows:
-    RowSpecification."""
-
-    learned_options: ClassVar[Sequence[str]] = ()
-    """Those that say how a model is asked. It has learnt to be asked so: a champion is asked with its own."""
-
-    pipeline: ClassVar[bool] = True
-    """Whether MLflow serves the pipeline that transformers has for the task. If not, it serves the records of
-    `to_records`."""
-
-    serves: ClassVar[Mapping[str, str]] = {}
-    """What MLflow's server gives of a row: its columns, and what MLflow calls their types."""
-    libraries: ClassVar[Sequence[str]] = ()
-    """Distributions that its token features hang on, beside tokenizers and pyarrow."""
-
-    @abstractmethod
-    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """What the model's config says about the labels, given by name in the order of their indices."""
+class RowsToFeatures:
+    """Step 1: rows to token features."""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The token features of rows as load_data stores them; what the model shall say is missing where it is asked.
-        By default those of their texts. There may be several a row, with a column `row`, of which `join_labels` makes
-        one answer."""
+        """The token features of rows as load_data stores them. Target columns are absent when a model is queried.
+
+        The default encodes `text` and `text_pair`. There may be several feature rows for a row: a column `row` then
+        numbers their row, and `join_labels` makes one prediction of them.
+        """
         from training.tokenization.features import of_texts
 
         return of_texts(encoder, rows)
 
-    def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What is stored of a split and made into batches, given the features of its rows, block by block: by default
-        these as they are. There may be several a row: then with a column `row` (int64), which numbers the rows from 0,
-        in their order, and `join_labels` makes one answer of theirs; or many in one, which can only be trained on. At
-        least one batch."""
-        return features
 
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Makes a model ready to be trained, where loading is not enough: has its config say what it must know of its
-        tokenizer, and tries it. Raises UserError where it cannot be trained so."""
+class FeaturesToBatches(ABC):
+    """Step 2: token features to batches of tensors."""
 
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
-        """What makes token features into the tensors that the model takes, T a multiple of this."""
-
-    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """The loss that the recipe's training section asks for; None for the model's own. What a model computes inside
-        may be in a lower precision where it is shared: then it is `outside`, if it can be."""
-        return None
+        """The function that makes a batch of token features, padded to a multiple of `multiple` tokens."""
 
     def target_count(self, batch: Batch) -> int:
-        """How many targets a batch's loss is the mean of: by default a row has one. Where it is otherwise, `features`
-        give each row's number of them as a column `targets` (int32), which steps are weighed by; a row of 0 counts for
-        nothing."""
+        """The number of targets that a batch's loss is the mean of, by default one a row.
+
+        A task type that overrides this has a column `targets` (int32) in its features, the number of targets of each
+        row. Steps are weighted by it; a row with 0 targets does not count.
+        """
         return len(batch["labels"])
 
+
+class BatchesToLoss(ABC):
+    """Step 3: batches to logits and their loss."""
+
+    @abstractmethod
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """The fields of the model's config that depend on the labels, given by name in the order of their indices."""
+
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
-        """The forward pass, of a prediction and where the loss is computed outside of the model: without a loss."""
+        """The forward pass without a loss, for predictions and for a loss that is computed outside of the model."""
         outputs: ModelOutput = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
         return outputs
 
-    @abstractmethod
-    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """What the model makes of the B rows of a batch, a line a row, given what came of the forward pass: what is
-        stored of a prediction, under names other than `row`, `label` and `tokens`."""
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
+        """The loss that the recipe's training section selects; None for the loss that the model computes itself.
 
-    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
-        """Answers to all of the rows, in order, as they are stored: by what the rows are made of rather than by their
-        tokens, and with the `label` of each in front, where rows have one."""
-        return rows.labelled(answers)
-
-    def decode(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
-        """Answers as they are stored: texts where the model's are token ids. By default as they are."""
-        return answers
-
-    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """What is wrong with rows that a person asks about, which need not have what the model shall say: one of the
-        `columns`, words that follow "row 7", such as "has no conversation", a truth for each row, and words that follow
-        those and are of the first such row, or none. Called before a model is loaded. By default nothing is wrong."""
-        return iter(())
-
-    def predictions_on_request(
-        self,
-        answers: pa.Table,
-        rows: pa.RecordBatch,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        encoder: Encoder,
-    ) -> pa.Table:
-        """The answers to rows that a person asks about, which may hold more than those to a split that is evaluated,
-        such as how a text goes on. By default the same."""
-        return answers
-
-    @abstractmethod
-    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Predictions:
-        """Rows as metrics want them, from answers as `join_labels` gives them."""
-
-    @abstractmethod
-    def empty_predictions(self, labels: Sequence[str]) -> Predictions:
-        """No rows, as metrics want them."""
-
-    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline | None:
-        """Constant answers; a first model must beat the best of them. Learned from the training rows.
-
-        `data` and `tokens` hold SPLIT.arrow as load_data and tokenize store it; `model` is the trained model's folder,
-        for its vocabulary and tokenizer alone. None, the default: a first model is compared with nothing.
+        With `outside`, the loss is computed outside of the model if possible: inside, a sharded model may compute it in
+        a lower precision.
         """
         return None
 
-    def labels_of(self, config: PreTrainedConfig) -> list[str]:
-        """The names of a trained model's labels, in the order of its outputs; none for a task type without."""
-        return [config.id2label[place] for place in range(config.num_labels)]
+
+class OutputsToPredictions(ABC):
+    """Step 4: the model's outputs to predictions, as they are stored and as metrics read them."""
+
+    @abstractmethod
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """The predictions for the B feature rows of a batch, a line a row, from the outputs of `forward`. Columns are
+        not named `row`, `label` or `tokens`."""
+
+    def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
+        """The predictions for all rows of a split as they are stored: one line for each row of the data, not for each
+        feature row, and the row's `label` in front if it has one."""
+        return rows.labelled(predictions)
+
+    @abstractmethod
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Predictions:
+        """The predictions and references as metrics read them, from what `join_labels` returned."""
+
+    @abstractmethod
+    def empty_predictions(self, labels: Sequence[str]) -> Predictions:
+        """The metrics' input for no rows."""
+
+
+class PredictionsToRecords(ABC):
+    """Step 5: predictions to records, which are shown to people, written to files and served."""
 
     @abstractmethod
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """What a person is told of an answer, and a file of rows gets as columns: names and types. CSV gets those that
-        are not nested."""
+        """The names and types of a record's fields. They are the columns that a file of rows gets; CSV files get only
+        those that are not nested."""
 
     @abstractmethod
-    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        """Answers as a person is told of them: plain values, by the names of `record_types`."""
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """The predictions as plain values, by the names of `record_types`."""
+
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
+        """The lines of a record in a terminal."""
+        return [f"{name}: {value}" for name, value in record.items()]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Whether two such answers are the same but for rounding: numbers differ by no more than this."""
-        return _alike(given, stored, tolerance)
+        """Whether two records are equal up to rounding: no two numbers differ by more than `tolerance`."""
+        return _equal(given, stored, tolerance)
+
+    pipeline: ClassVar[bool] = True
+    """Whether MLflow serves the pipeline that transformers has for the task. If not, MLflow serves the records."""
+
+    serves: ClassVar[Mapping[str, str]] = {}
+    """The columns of MLflow's signature for the pipeline's output, and MLflow's names of their types."""
 
     def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
-        """Whether what MLflow's server gives is the same as such answers. By default, of a pipeline, whether it gives
-        one a row."""
+        """Whether the output of MLflow's server equals the stored records. Of a pipeline, the default compares only the
+        number of rows."""
         if self.pipeline:
             return len(served) == len(stored)
-        return all(self.same_prediction(given, answer, tolerance) for given, answer in zip(served, stored, strict=True))
-
-    def lines(self, explained: Mapping[str, Any]) -> list[str]:
-        """Such an answer in a terminal."""
-        return [f"{name}: {value}" for name, value in explained.items()]
-
-    def published_files(self, folder: Path) -> dict[str, str]:
-        """Files of text, by name, that the exported model in `folder` has in place of its own, or beside them, where it
-        is published: what only says how it answers, and is not learnt. By default none."""
-        return {}
-
-    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
-        """The answers, and `label` beside them, of a model that was made for the labels `theirs`, as those of one that
-        was made for `labels`."""
-        return answers
-
-    def calibrate(self, predicted: Predictions) -> dict[str, Any]:
-        """What the model's config is to say of how its answers are read, such as thresholds, as these rows have it:
-        those of the validation split by the weights that are exported, and nobody while it trains. By default nothing,
-        and then nothing is predicted for it."""
-        return {}
+        return all(self.same_prediction(given, record, tolerance) for given, record in zip(served, stored, strict=True))
 
 
-def _alike(given: Any, stored: Any, tolerance: float) -> bool:
+class TaskType(
+    TaskSpecification,
+    RowsToFeatures,
+    FeaturesToBatches,
+    BatchesToLoss,
+    OutputsToPredictions,
+    PredictionsToRecords,
+    OptionalHooks,
+):
+    """A task type with its options. It has no other state: every process makes its own instance."""
+
+
+def _equal(given: Any, stored: Any, tolerance: float) -> bool:
     if isinstance(stored, float):
         return isinstance(given, float) and abs(given - stored) <= tolerance
     if isinstance(stored, Mapping):
-        return given.keys() == stored.keys() and all(_alike(given[name], stored[name], tolerance) for name in stored)
+        return given.keys() == stored.keys() and all(_equal(given[name], stored[name], tolerance) for name in stored)
     if isinstance(stored, list):
-        return len(given) == len(stored) and all(map(_alike, given, stored, [tolerance] * len(stored)))
+        return len(given) == len(stored) and all(map(_equal, given, stored, [tolerance] * len(stored)))
     return bool(given == stored)

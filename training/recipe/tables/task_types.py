@@ -1,5 +1,4 @@
-"""The names of the project's own task types, apart from what counts as code that shapes bytes: a task type more changes
-nothing of the others."""
+"""The table of the project's task types. It is no stage's input, so a new task type leaves all artifacts valid."""
 
 from __future__ import annotations
 
@@ -13,5 +12,5 @@ TASK_TYPES: dict[str, str] = {
     "seq2seq": "training.task_types.seq2seq:Seq2Seq",
     "sft": "training.task_types.sft:SupervisedFineTuning",
 }
-"""A task type's name in the recipe and its class. The modules are imported by `load` only, so that a process pays for
-one task type and a change to one task type's code leaves the artifacts of others valid."""
+"""The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an
+edit to one task type's code leaves the artifacts of others valid."""
