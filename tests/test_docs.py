@@ -198,7 +198,7 @@ def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
 
 def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
     from tasks.cache.refs import Ref
-    from tasks.tracking.figures import figure
+    from tasks.tracking.stage_summary import figure
     from training.recipe.tables.metrics import METRICS
 
     chapter = PAGES["docs/how-to/evaluate.md"]

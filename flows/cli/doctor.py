@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def act(arguments: argparse.Namespace) -> int:
     """Prints a line a finding, and what to do below it; gives FAILED where there is a problem."""
     findings = examine()
-    widest = max(len(finding.what) for finding in findings)
+    widest = max(len(finding.subject) for finding in findings)
     for finding in findings:
         print(*_lines(finding, widest), sep="\n")
     levels = [finding.level for finding in findings]
@@ -36,10 +36,10 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _lines(finding: Finding, widest: int) -> list[str]:
     """`problem  home  what was found`, wrapped; below it, behind an arrow, the next step."""
-    before = f"{finding.level:<{LEVEL}}  {finding.what:<{widest}}  "
+    before = f"{finding.level:<{LEVEL}}  {finding.subject:<{widest}}  "
     width, after = max(terminal_width(), len(before) + NARROWEST), " " * len(before)
     lines = []
-    for first, text, indent in ((before, finding.found, after), (f"{after}→ ", finding.do, f"{after}  ")):
+    for first, text, indent in ((before, finding.found, after), (f"{after}→ ", finding.next_step, f"{after}  ")):
         lines += textwrap.wrap(
             text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )

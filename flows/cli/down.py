@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from flows.cli.codes import COMPLETED
-from tasks.prefect import servers
+from tasks.services import lifecycle
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -17,5 +17,5 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def act(arguments: argparse.Namespace) -> int:
     """Stops them, or says that nothing runs. Raises ServicesFailed where they do not end."""
-    print("Stopped." if servers.down() else "Nothing of `finetune up` runs over this home.")
+    print("Stopped." if lifecycle.down() else "Nothing of `finetune up` runs over this home.")
     return COMPLETED

@@ -12,7 +12,7 @@ from typing import Any
 from flows.cli.arguments import add_json_argument, need_writable
 from flows.cli.codes import COMPLETED
 from flows.reports.tables import aligned, terminal_width
-from tasks.registry.catalog import listed
+from tasks.registry.catalog import list_models
 from tasks.tracking.reports import value_told
 from training.jobs.protocol import write_atomically
 
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def act(arguments: argparse.Namespace) -> int:
     """Prints a table a model. Raises UserError for a model that is not there."""
     need_writable(arguments.json)
-    models = listed(arguments.name)
+    models = list_models(arguments.name)
     if arguments.json is not None:
         write_atomically(arguments.json.absolute(), f"{json.dumps(models, indent=2, ensure_ascii=False)}\n".encode())
     width = terminal_width()

@@ -33,7 +33,7 @@ def act(arguments: argparse.Namespace) -> int:
     Raises UserError without one, and for code that the server names, unless this home ran it or --run-code is given.
     """
     need_writable(arguments.json)
-    from tasks.prefect.embedded import ensure_prefect_server
+    from tasks.prefect.ephemeral_server import ensure_prefect_server
     from tasks.prefect.flow_runs import find, schedule
 
     url = ensure_prefect_server()

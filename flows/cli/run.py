@@ -151,7 +151,7 @@ def leave(done: dict[str, Any], code: int) -> None:
     away; else does nothing."""
     from tasks.prefect import pending_states
 
-    if done["flow_run_id"] and pending_states.waits(done["flow_run_id"]):
+    if done["flow_run_id"] and pending_states.is_pending(done["flow_run_id"]):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -218,7 +218,7 @@ def call_flow(
     With a flow run it is tried again, with its own parameters. Overrides are told to Prefect: the recipe has them.
     """
     _quiet()
-    from tasks.prefect.embedded import ensure_prefect_server
+    from tasks.prefect.ephemeral_server import ensure_prefect_server
 
     terminal, where = _terminal(recipe, quiet), "prefect"
     try:
@@ -228,7 +228,7 @@ def call_flow(
         from tasks.prefect import pending_states
         from tasks.prefect.flow_runs import flow_name
 
-        pending_states.tell()
+        pending_states.deliver()
         listeners.set((terminal, *more_listeners))
         if flow_run is None:
             ended = finetune(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)

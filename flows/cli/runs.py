@@ -11,8 +11,8 @@ from typing import Any
 from flows.cli.arguments import add_json_argument, need_writable
 from flows.cli.codes import COMPLETED
 from flows.reports.tables import aligned, terminal_width
-from tasks.prefect.runs import listed
 from tasks.tracking.reports import score_told, value_told
+from tasks.tracking.run_list import list_runs
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
 
@@ -38,7 +38,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.limit < 1:
         message = f"{arguments.limit} is not a number of runs: give 1 or more."
         raise UserError([Problem(kind="option", where="--limit", message=message)])
-    runs = listed(arguments.recipe, arguments.limit)
+    runs = list_runs(arguments.recipe, arguments.limit)
     if arguments.json is not None:
         write_atomically(arguments.json.absolute(), f"{json.dumps(runs, indent=2, ensure_ascii=False)}\n".encode())
     print(*(_lines(runs, terminal_width()) if runs else ["Nothing has run yet."]), sep="\n")

@@ -12,6 +12,7 @@ from flows.cli.codes import COMPLETED, FAILED
 from flows.cli.up import logins
 from flows.reports.tables import aligned
 from tasks.prefect import servers
+from tasks.services import lifecycle
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -40,6 +41,6 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.env:
         print(*(f"export {name}={shlex.quote(value)}" for name, value in state.environment.items()), sep="\n")
         return COMPLETED
-    rows = servers.look(state)
+    rows = lifecycle.status(state)
     print(*aligned([[name, where, "answers" if well else "does not answer"] for name, where, well in rows]), sep="\n")
     return COMPLETED if all(well for _, _, well in rows) else FAILED

@@ -10,6 +10,7 @@ from typing import Any
 from flows.cli.codes import COMPLETED, sigterm_interrupts
 from tasks.prefect import servers
 from tasks.prefect.servers import MLFLOW_PORT, PREFECT_PORT, State
+from tasks.services import lifecycle
 
 HOW_TO_LOG_IN = "Both pages ask for a password: finetune status --password"
 
@@ -32,7 +33,7 @@ def act(arguments: argparse.Namespace) -> int:
         return COMPLETED
     print("starting Prefect, MLflow and a worker: some 20 seconds", file=sys.stderr)
     with sigterm_interrupts():
-        state = servers.up(arguments.prefect_port, arguments.mlflow_port, arguments.detach, _say)
+        state = lifecycle.up(arguments.prefect_port, arguments.mlflow_port, arguments.detach, _say)
         try:
             print(*addresses(state), sep="\n", flush=True)
             # A password belongs on a person's terminal, not in a log.
@@ -45,7 +46,7 @@ def act(arguments: argparse.Namespace) -> int:
                 time.sleep(0.5)
         except KeyboardInterrupt:
             print("stopping; runs save a checkpoint first", file=sys.stderr)
-            servers.down()
+            lifecycle.down()
     return COMPLETED
 
 

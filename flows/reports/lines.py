@@ -12,9 +12,8 @@ from typing import Any, TextIO
 from flows.reports.tables import metric_lines
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Listener, Row
-from tasks.tracking.figures import evaluation, figure
-from tasks.tracking.pace import Pace
 from tasks.tracking.reports import worst_groups
+from tasks.tracking.stage_summary import Pace, evaluation, figure
 from training.recipe import Recipe
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.

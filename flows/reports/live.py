@@ -15,7 +15,7 @@ from rich.text import Text
 from flows.pipeline import STAGES
 from flows.reports.lines import Terminal, line
 from tasks.cache.stage import Row
-from tasks.tracking.pace import Pace
+from tasks.tracking.stage_summary import Pace
 from training.recipe import Recipe
 
 SOMETIMES = {"predict_champion", "count_comparison", "compare", "publish"}

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.pipeline import Finished
+from tasks.prefect.flow_runs import page_url
 from tasks.registry.model_card import figures
-from tasks.tracking import addresses
+from tasks.tracking.connection import version_page
 from tasks.tracking.reports import verdict_markdown
 from training.recipe import Recipe
 
@@ -39,10 +40,10 @@ def note(
 
 
 def _elsewhere(run: str, finished: Finished | None) -> list[str]:
-    url = addresses.flow_run(run)
+    url = page_url(run)
     links = [f"[Flow run {run}]({url})" if url else f"Flow run {run}"]
     if finished and (version := finished.version):
-        page = addresses.version_page(version.name, version.version)
+        page = version_page(version.name, version.version)
         links.append(f"[{version.name} version {version.version}](#/{page})")
     if finished and finished.publication:
         links.append(f"[{finished.publication.repo}]({finished.publication.url})")

@@ -1,4 +1,4 @@
-"""Flow runs as the Prefect server knows them: found by what a person calls them, and tried again."""
+"""Flow runs at the Prefect server: found by id or name, scheduled for a retry, and reported as killed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from tasks.cache import settings
-from tasks.cache.locks import held
 from tasks.prefect.deployments import FLOWS
+from tasks.tracking.outbox import is_running_here, was_killed_here
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 RECENT = 200
-"""Flow runs that are looked through for the beginning of an id, or a name."""
+"""Flow runs that are searched for the beginning of an id, or a name."""
 
 
 def find(called: str | None) -> FlowRun:
-    """The flow run of this id, beginning of an id, or name; without one, the last that did not complete.
+    """The flow run with this id, beginning of an id, or name; by default the last that did not complete.
 
-    Raises UserError where there is none, several, or one that completed or still runs.
+    Raises UserError if there is none, if there are several, or if it completed or still runs.
     """
     from prefect.client.orchestration import get_client
 
@@ -32,23 +31,23 @@ def find(called: str | None) -> FlowRun:
     if called is None:
         found = [run for run in found if _unfinished(run)][:1]
     if not found:
-        what = "no run that did not complete" if called is None else f"no flow run {called!r}"
-        raise _mistake(f"the server knows {what}; `prefect flow-run ls` lists them.")
+        missing = "no run that did not complete" if called is None else f"no flow run {called!r}"
+        raise _mistake(f"the server has {missing}; `prefect flow-run ls` lists them.")
     if len(found) > 1:
         several = ", ".join(f"{run.id} ({_state(run)})" for run in found[:5])
         raise _mistake(f"{called!r} may be any of {several}: name one by its id.")
     (run,) = found
     if run.state is not None and run.state.is_completed():
         raise _mistake(f"{run.id} is {_state(run)}: a new run is `finetune run`.")
-    if goes_on_here(str(run.id)):
-        raise _mistake(f"{run.id} goes on here, though the server has it as {_state(run)}: wait until it ends.")
+    if is_running_here(str(run.id)):
+        raise _mistake(f"{run.id} runs here, though the server has it as {_state(run)}: wait until it ends.")
     if not _unfinished(run):
         raise _mistake(f"{run.id} is {_state(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`.")
     return run
 
 
 def schedule(run: FlowRun) -> FlowRun:
-    """Has the server take the run for one to be tried again: by a worker, where it is a deployment's."""
+    """Sets the run's state to AwaitingRetry; a worker picks up a deployment's run."""
     from prefect.client.orchestration import get_client
     from prefect.states import AwaitingRetry
 
@@ -57,25 +56,25 @@ def schedule(run: FlowRun) -> FlowRun:
         return client.read_flow_run(run.id)
 
 
-def tell_killed() -> None:
-    """Tells the server of the runs of this home that it takes for running, and that nobody goes on with: Crashed, or
-    Cancelled where somebody asked for that. A server that died with them, or before, cannot know."""
+def report_killed() -> None:
+    """Sets the state of runs that were killed in this home and that the server has as running: Crashed, or Cancelled if
+    they were being cancelled. A server that died with them, or before, cannot know."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import State, StateType
 
-    going = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
+    unfinished = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
     with get_client(sync_client=True) as client:
-        for run in _recent(client, FlowRunFilter(state=FlowRunFilterState(type=going))):
+        for run in _recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished))):
             if run.state is not None and was_killed_here(str(run.id)):
                 kind = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
-                message = "It was killed with its worker. `finetune resume` goes on with it."
-                with contextlib.suppress(Exception):  # the others shall be told of all the same
+                message = "It was killed with its worker. Continue it with `finetune resume`."
+                with contextlib.suppress(Exception):  # one error must not keep the others from being reported
                     client.set_flow_run_state(run.id, State(type=kind, message=message), force=True)
 
 
 def flow_name(run: FlowRun) -> str:
-    """The name of the flow that it is a run of."""
+    """The name of the run's flow."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -107,20 +106,17 @@ def _called(client: SyncPrefectClient, called: str) -> list[FlowRun]:
 
 
 def _unfinished(run: FlowRun) -> bool:
-    """Whether it ended without completing; or was killed here, so that it is Running for ever."""
+    """Whether the run ended without completing, or was killed here and would stay Running for ever."""
     if run.state is not None and run.state.is_final():
-        return not run.state.is_completed() and not goes_on_here(str(run.id))
+        return not run.state.is_completed() and not is_running_here(str(run.id))
     return run.deployment_id is None and was_killed_here(str(run.id))
 
 
-def goes_on_here(run: str) -> bool:
-    """Whether a process of this home is at the flow run, whatever the server takes it for."""
-    return held(settings.home() / "runs" / run / "lock")
+def page_url(run: str) -> str | None:
+    """The address of a flow run's page in Prefect's UI; None for a server without UI, such as that of a single run."""
+    from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_URL
 
-
-def was_killed_here(run: str) -> bool:
-    """Whether a flow run that nobody has told the end of began in this home, where no process goes on with it."""
-    return (settings.home() / "runs" / run).is_dir() and not goes_on_here(run)
+    return f"{PREFECT_UI_URL.value()}/runs/flow-run/{run}" if PREFECT_UI_ENABLED.value() else None
 
 
 def _state(run: Any) -> str:

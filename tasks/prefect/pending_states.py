@@ -1,6 +1,6 @@
-"""How a run ended while its Prefect server was away: kept, and told when the server is back.
+"""Final states of runs that ended while their Prefect server was away: kept, and delivered when it is back.
 
-<home>/runs/<flow run>/untold    the type of the state that the server does not know
+<home>/runs/<flow run>/pending_state    the type of the state that the server does not have yet
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from tasks.cache import settings
-from tasks.tracking.outbox import UNTOLD, Outbox
+from tasks.tracking.outbox import PENDING_STATE, Outbox
 from training.jobs.protocol import write_atomically
 
-# A server that restarts needs some three seconds.
+# A restart of the server takes some three seconds.
 AWAY_WAIT_S = 5.0
 PROBE_S = 3.0
 
@@ -34,34 +34,34 @@ def server_answers() -> bool:
 
 
 def keep(run: str, state: StateType) -> None:
-    """Notes how the flow run ended."""
-    write_atomically(Outbox(run).folder / UNTOLD, state.value.encode())
+    """Keeps the final state of the flow run for the server."""
+    write_atomically(Outbox(run).folder / PENDING_STATE, state.value.encode())
 
 
-def waits(run: str | None) -> bool:
-    """Whether the server was away when this flow run ended."""
-    return run is not None and (Outbox(run).folder / UNTOLD).is_file()
+def is_pending(run: str | None) -> bool:
+    """Whether the server has still to receive the final state of this flow run."""
+    return run is not None and (Outbox(run).folder / PENDING_STATE).is_file()
 
 
-def left() -> list[str]:
-    """The flow runs of this home whose end the server has still to be told."""
-    return sorted(path.parent.name for path in settings.home().glob(f"runs/*/{UNTOLD}"))
+def pending_runs() -> list[str]:
+    """The flow runs of this home whose final state the server has still to receive."""
+    return sorted(path.parent.name for path in settings.home().glob(f"runs/*/{PENDING_STATE}"))
 
 
-def tell() -> None:
-    """Tells the server how earlier runs ended. What it does not know, or is not told now, waits on."""
-    for path in settings.home().glob(f"runs/*/{UNTOLD}"):
-        # Claimed: a run that is tried again just now will tell by itself.
+def deliver() -> None:
+    """Sends the server the final states of earlier runs. A state that cannot be sent now stays pending."""
+    for path in settings.home().glob(f"runs/*/{PENDING_STATE}"):
+        # Claimed: a run that is being retried will report its own state.
         with contextlib.suppress(Exception), Outbox(path.parent.name).claimed() as mine:
             if mine:
-                _tell(path.parent.name, StateType(path.read_text()))
+                _deliver(path.parent.name, StateType(path.read_text()))
                 path.unlink()
 
 
-def _tell(run: str, state: StateType) -> None:
-    message = "Told afterwards: the Prefect server was away when the run ended."
+def _deliver(run: str, state: StateType) -> None:
+    message = "Reported afterwards: the Prefect server was away when the run ended."
     with get_client(sync_client=True) as client:
         known = client.read_flow_run(run).state  # type: ignore[arg-type]
-        # One that fell silent together with the server was taken for dead.
+        # The automation crashes a run whose heartbeats stopped together with the server.
         if known is None or not known.is_final() or known.is_crashed():
             client.set_flow_run_state(run, State(type=state, message=message), force=True)

@@ -1,17 +1,20 @@
-"""Prefect's server of one home, on loopback: `python -m tasks.prefect.prefect_server PORT [--for-one-run]`.
+"""The Prefect server of one home, on loopback: `python -m tasks.prefect.prefect_server PORT --fd N [--for-one-run]`.
 
-Every request needs the password of the home (tasks/prefect/servers.py), every name but the two of loopback is refused,
-and only the server's own pages may read its answers in a browser. The pages themselves, without any data, are open.
+Every request needs the password of the home (tasks/prefect/servers.py). Requests for a host other than 127.0.0.1 and
+localhost are refused, and in a browser only the server's own pages may read its responses. The pages themselves hold
+no data and are open. The starter binds the port and hands the socket on.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
+import sys
 from typing import TYPE_CHECKING
 
 from tasks.cache import settings
-from tasks.prefect.embedded import database_url
+from tasks.prefect.ephemeral_server import database_url
 from tasks.prefect.servers import auth_string
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tasks.prefect.prefect_server")
     parser.add_argument("port", type=int)
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket that is bound to the port")
     parser.add_argument("--for-one-run", action="store_true", help="without UI and background services")
     options = parser.parse_args()
     settings.prepare_environment()
@@ -31,20 +35,23 @@ def main() -> None:
     import uvicorn
     from prefect.settings import get_current_settings
 
-    server = get_current_settings().server
-    uvicorn.run(
+    chosen = get_current_settings().server
+    config = uvicorn.Config(
         _app(),
-        host="127.0.0.1",
-        port=options.port,
-        timeout_keep_alive=server.api.keepalive_timeout,
-        ws_ping_interval=server.api.websocket_ping_interval,
-        ws_ping_timeout=server.api.websocket_ping_timeout,
-        log_level="critical" if options.for_one_run else server.logging_level.lower(),
+        timeout_keep_alive=chosen.api.keepalive_timeout,
+        ws_ping_interval=chosen.api.websocket_ping_interval,
+        ws_ping_timeout=chosen.api.websocket_ping_timeout,
+        log_level="critical" if options.for_one_run else chosen.logging_level.lower(),
     )
+    server = uvicorn.Server(config)
+    # Not uvicorn's own `fd`: it takes the socket for one of Unix, and asyncio then leaves TCP's delays on.
+    server.run(sockets=[socket.socket(fileno=options.fd)])
+    if not server.started:
+        sys.exit(1)
 
 
 def _prepare(port: int, for_one_run: bool) -> None:
-    """Sets the environment variables of this process alone, so that a password is in no list of processes."""
+    """Configures Prefect by the variables of this process alone, so that no list of processes shows a password."""
     os.environ |= {
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_API_AUTH_STRING": auth_string(),
@@ -60,7 +67,7 @@ def _prepare(port: int, for_one_run: bool) -> None:
     url = database_url()
     if url != PREFECT_API_DATABASE_CONNECTION_URL.value():
         os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
-        # Prefect notes there which blocks are in its database.
+        # Prefect caches there which blocks are in its database.
         os.environ["PREFECT_SERVER_MEMO_STORE_PATH"] = str(settings.home() / "prefect" / "memo_store.toml")
         (settings.home() / "prefect").mkdir(mode=0o700, exist_ok=True)
         refresh_global_settings_context()
@@ -76,7 +83,7 @@ def _app() -> FastAPI:
     app = create_app()
     (api,) = (route.app for route in app.routes if isinstance(route, Mount) and route.name == "api")
     assert isinstance(api, FastAPI)
-    # The last one: the password comes first, so that without it every answer is 401.
+    # Innermost: the password is checked first, so that every response without it is 401.
     api.user_middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS))
     return app
 

@@ -28,9 +28,7 @@ from prefect.logging import get_run_logger
 
 from tasks.cache.refs import Publication, Ref, Verdict, Version
 from tasks.cache.stage import Listener, Row
-from tasks.tracking import addresses
-from tasks.tracking.figures import evaluation, figure
-from tasks.tracking.pace import Pace
+from tasks.tracking.connection import version_url
 from tasks.tracking.reports import (
     as_markdown,
     checks_table,
@@ -42,6 +40,7 @@ from tasks.tracking.reports import (
     verdict_markdown,
     worst_errors,
 )
+from tasks.tracking.stage_summary import Pace, evaluation, figure
 from training.problems import Problem
 
 # One update costs the server some 40 ms.
@@ -198,7 +197,7 @@ class PrefectProgress(Listener):
             self._put(TRACKED, _Link(url, "The MLflow run", "Curves, files, the full logs, the load of the machine."))
 
     def _link(self, result: Any) -> None:
-        if isinstance(result, Version) and (url := addresses.version(result.name, result.version)):
+        if isinstance(result, Version) and (url := version_url(result.name, result.version)):
             text = f"{result.name} version {result.version}"
             self._put(REGISTERED, _Link(url, text, "The model in MLflow's registry."))
         if isinstance(result, Publication):

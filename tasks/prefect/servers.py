@@ -1,16 +1,14 @@
-"""The servers of `finetune up`: Prefect's, MLflow's and a worker, on loopback, over what the home folder holds.
+"""Addresses and login of the servers of `finetune up`: Prefect's, MLflow's, and the worker, on loopback.
 
-One program, the keeper (tasks/services/process_manager.py), owns them: it starts them, starts one again that ends, and
-is what `finetune down` stops.
+The process manager (tasks/services/process_manager.py) runs them; tasks/services/lifecycle.py starts and stops it.
 
-    <home>/services/keeper.lock  held by the keeper
-    <home>/services/state.json   what runs where (State)
-    <home>/services/keeper.log   what the keeper prints; that of the services is in NAME/logs
-    <home>/services/password     the password of the servers of this home, mode 0600
+    <home>/services/process_manager.lock    held by the process manager
+    <home>/services/state.json              which services run, and where (State)
+    <home>/services/password                the password of the servers of this home, mode 0600
 
 Every request to a server of this home needs the password: any local user, and any web page in a browser of this
-machine, can connect to a port on loopback. A server that PREFECT_API_URL or MLFLOW_TRACKING_URI names is somebody
-else's: it is used, and none is started.
+machine, can connect to a port on loopback. A server that PREFECT_API_URL or MLFLOW_TRACKING_URI names belongs to
+somebody else: it is used, and none is started.
 """
 
 from __future__ import annotations
@@ -18,16 +16,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -35,9 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tasks.cache import settings
 from tasks.cache.locks import FlockManager, held
 from tasks.cache.secret_files import made_once
-from training.jobs.processes import send, start_ticks
 from training.jobs.protocol import write_atomically
-from training.problems import Problem, UserError
 
 PREFECT, MLFLOW, WORKER = "prefect", "mlflow", "worker"
 VARIABLES = {PREFECT: "PREFECT_API_URL", MLFLOW: "MLFLOW_TRACKING_URI"}
@@ -46,10 +38,7 @@ PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 USER = "finetune"
 """The user name that goes with the password."""
 START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 90.0
-"""For runs to save a checkpoint, then for the servers to end."""
-MISSED_S = 100.0
-"""Of three heartbeats of a worker."""
+LOCK = "process_manager"
 
 
 class ServicesFailed(Exception):
@@ -57,16 +46,17 @@ class ServicesFailed(Exception):
 
 
 class State(BaseModel):
-    """What the keeper tells. An address is None where the server is somebody else's."""
+    """The services that a process manager runs. An address is None if somebody else's server is used."""
 
     model_config = ConfigDict(frozen=True)
 
     pid: int
+    """The process manager's."""
     host: str = Field(default_factory=socket.gethostname)
-    """The machine that the keeper runs on: several may see one home."""
+    """The machine that the process manager runs on: several machines may share a home."""
     started: datetime = Field(default_factory=lambda: datetime.now(UTC))
     ticks: int = 0
-    """When the process started, by the machine's own clock: a process id alone is used again."""
+    """The start of the process, in clock ticks since boot: Linux uses a process id again."""
     prefect: str | None
     """http://127.0.0.1:4200"""
     mlflow: str | None
@@ -74,13 +64,13 @@ class State(BaseModel):
     """The services that have answered: prefect, mlflow, worker."""
 
     @property
-    def kept(self) -> list[str]:
-        """The services that the keeper starts, in this order."""
+    def services(self) -> list[str]:
+        """The services that the process manager runs, in the order of their start."""
         return [*([PREFECT] if self.prefect else []), *([MLFLOW] if self.mlflow else []), WORKER]
 
     @property
     def here(self) -> bool:
-        """Whether the keeper runs on this machine."""
+        """Whether the process manager runs on this machine."""
         return self.host == socket.gethostname()
 
     @property
@@ -97,7 +87,7 @@ class State(BaseModel):
         return found
 
     def variables(self, name: str) -> dict[str, str]:
-        """The address of one server and what its clients log in with; empty for a server that is not kept."""
+        """The address and the login of one server; empty for somebody else's."""
         if name == PREFECT and self.prefect:
             return {VARIABLES[PREFECT]: f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": auth_string()}
         if name == MLFLOW and self.mlflow:
@@ -107,22 +97,60 @@ class State(BaseModel):
 
 
 def folder() -> Path:
-    """<home>/services, made with mode 0700 where missing."""
+    """<home>/services, created with mode 0700 if missing."""
     found = settings.home() / "services"
     found.mkdir(mode=0o700, exist_ok=True)
     return found
 
 
 def running() -> State | None:
-    """What the keeper told last; None where none runs."""
-    return told() if held(settings.home_path() / "services" / "keeper.lock") else None
+    """The state of the services of this home; None if no process manager runs."""
+    return last_state() if held(settings.home_path() / "services" / f"{LOCK}.lock") else None
+
+
+def last_state() -> State | None:
+    """The state that a process manager of this home wrote last, whether it still runs or not."""
+    try:
+        return State.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def write_state(state: State) -> None:
+    """Publishes the state to other processes of this home."""
+    write_atomically(folder() / "state.json", state.model_dump_json(indent=1).encode())
+
+
+@contextlib.contextmanager
+def managing() -> Iterator[bool]:
+    """Holds the process manager's lock in the block; yields False if another process holds it."""
+    with _exclusive(LOCK, timeout_s=0) as alone:
+        yield alone
+
+
+@contextlib.contextmanager
+def one_server_starts() -> Iterator[None]:
+    """Keeps two Prefect servers from setting up the database of this home at once."""
+    with _exclusive("prefect-start", START_TIMEOUT_S):
+        yield
+
+
+@contextlib.contextmanager
+def _exclusive(name: str, timeout_s: float) -> Iterator[bool]:
+    locks, holder = FlockManager(folder()), str(os.getpid())
+    alone = locks.acquire_lock(name, holder, acquire_timeout=timeout_s)
+    try:
+        yield alone
+    finally:
+        if alone:
+            locks.release_lock(name, holder)
 
 
 def use() -> None:
-    """Points this process at the servers of this home and logs it in.
+    """Points this process at the servers of this home and logs it in. Call it before prefect or mlflow is imported.
 
-    A server that the environment names already is left alone, and never given the password of this home. Servers that
-    run on another machine, or do not answer yet, are not used. Call it before prefect or mlflow is imported.
+    A server that the environment names already is left alone, and never gets the password of this home. Servers that
+    run on another machine, or do not answer yet, are not used.
     """
     state = running()
     if state is None or not state.here:
@@ -151,104 +179,9 @@ def auth_string() -> str:
     return f"{USER}:{password()}"
 
 
-@contextlib.contextmanager
-def one_server_starts() -> Iterator[None]:
-    """Keeps two Prefect servers from setting up the database of this home at once."""
-    with _exclusive("prefect-start", START_TIMEOUT_S):
-        yield
-
-
-@contextlib.contextmanager
-def _exclusive(name: str, timeout_s: float | None = None) -> Iterator[None]:
-    locks, holder = FlockManager(folder()), str(os.getpid())
-    held_now = locks.acquire_lock(name, holder, acquire_timeout=timeout_s)
-    try:
-        yield
-    finally:
-        if held_now:
-            locks.release_lock(name, holder)
-
-
-def told() -> State | None:
-    """What the last keeper told, whether it runs or not."""
-    try:
-        return State.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def tell(state: State) -> None:
-    """Stores it for whoever asks."""
-    write_atomically(folder() / "state.json", state.model_dump_json(indent=1).encode())
-
-
-def up(prefect_port: int, mlflow_port: int, detach: bool, say: Callable[[str, State], None]) -> State:
-    """Starts the keeper, and waits until each service answers; `say` hears of each that does.
-
-    Unless detached, the keeper stops when this process ends, however it ends.
-    Raises UserError for ports that are taken, and ServicesFailed, with all stopped again, where one does not start.
-    """
-    ports = {name: port for name, port in ((PREFECT, prefect_port), (MLFLOW, mlflow_port)) if not _named(name)}
-    _need_free(ports)
-    log = folder() / "keeper.log"
-    argv = [sys.executable, "-m", "tasks.services.process_manager", *(f"{name}={port}" for name, port in ports.items())]
-    argv += [] if detach else ["--until-eof"]
-    # The end of this pipe stays open for as long as this process lives: also a closed terminal or SIGKILL ends it.
-    read_end, _ = os.pipe()
-    with open(log, "wb") as truncated, open(log, "ab") as out:
-        truncated.close()
-        keeper = subprocess.Popen(
-            argv, stdin=read_end, stdout=out, stderr=out, env=_environment(), start_new_session=True
-        )
-    os.close(read_end)
-    try:
-        return _all_answering(keeper, log, say)
-    except BaseException:
-        # By its pid: one that has just begun does not hold its lock yet.
-        keeper.terminate()
-        keeper.wait()
-        raise
-
-
-def _all_answering(keeper: subprocess.Popen[bytes], log: Path, say: Callable[[str, State], None]) -> State:
-    deadline, answering = time.monotonic() + START_TIMEOUT_S, 0
-    while True:
-        state = told()
-        if state is not None and state.pid == keeper.pid:
-            for name in state.answering[answering:]:
-                say(name, state)
-            answering = len(state.answering)
-            if answering == len(state.kept):
-                return state
-        if keeper.poll() is not None:
-            raise ServicesFailed(f"the services did not start: {_last_line(log)} All of it: {log}")
-        if time.monotonic() > deadline:
-            raise ServicesFailed(f"not all services answered within {START_TIMEOUT_S:g} s: see {folder()}")
-        time.sleep(0.1)
-
-
-def down() -> bool:
-    """Stops the keeper and all that it keeps; runs save a checkpoint first. False where none runs.
-
-    Raises ServicesFailed where it does not end, or runs on another machine.
-    """
-    state = running()
-    if state is None:
-        return False
-    if not state.here:
-        raise ServicesFailed(f"`finetune up` over this home runs {state.place}: run `finetune down` there.")
-    if start_ticks(state.pid) == state.ticks:
-        send(state.pid, signal.SIGTERM)
-    if not FlockManager(folder()).wait_for_lock("keeper", timeout=STOP_TIMEOUT_S):
-        raise ServicesFailed(f"the services did not end within {STOP_TIMEOUT_S:g} s: see {folder() / 'keeper.log'}")
-    while state.ticks and start_ticks(state.pid) == state.ticks:  # it lets go of the lock last but one
-        time.sleep(0.02)
-    return True
-
-
 def answers(url: str) -> bool:
-    """Whether an HTTP server says that it is well. One of another user at a port of ours does not count: it waits to be
-    sent the password."""
+    """Whether an HTTP server of ours reports at the URL that it is healthy. A listener of another user never counts:
+    it would be sent the password."""
     if another_user_listens(url):
         return False
     with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
@@ -257,7 +190,8 @@ def answers(url: str) -> bool:
 
 
 def another_user_listens(url: str) -> bool:
-    """Whether a process of another user, root apart, has the URL's port on this machine. The kernel tells on Linux."""
+    """Whether a process of another user, except root, listens on the URL's port of this machine; False without Linux's
+    /proc."""
     port = urllib.parse.urlsplit(url).port
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -269,26 +203,13 @@ def another_user_listens(url: str) -> bool:
     return False
 
 
-def look(state: State) -> list[tuple[str, str, bool]]:
-    """Name and place of each service that is kept, and whether it answers now."""
-    found = []
-    if state.prefect:
-        found.append((PREFECT, state.prefect, answers(f"{state.prefect}/api")))
-    if state.mlflow:
-        found.append((MLFLOW, state.mlflow, answers(state.mlflow)))
-    use()
-    missed = datetime.now(UTC) - timedelta(seconds=MISSED_S)
-    reached = all(well for name, _, well in found if name == PREFECT)
-    return [*found, (WORKER, f"work pool {POOL}", reached and works(missed))]
-
-
 def worker_name() -> str:
-    """What the worker of this home is called at the Prefect server."""
+    """The name of this home's worker at the Prefect server."""
     return f"{socket.gethostname()} {settings.home()}".replace("/", "-")
 
 
-def works(since: datetime) -> bool:
-    """Whether this home's worker has told the Prefect server, since then, that it takes runs."""
+def worker_is_online(since: datetime) -> bool:
+    """Whether this home's worker has sent the Prefect server a heartbeat since then."""
     import httpx
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
@@ -300,50 +221,3 @@ def works(since: datetime) -> bool:
             return False
     beats = [one.last_heartbeat_time for one in found if one.name == worker_name()]
     return any(beat is not None and beat > since for beat in beats)
-
-
-@contextlib.contextmanager
-def kept_alone() -> Iterator[bool]:
-    """Holds the keeper's lock in the block; gives False where another has it."""
-    locks, holder = FlockManager(folder()), str(os.getpid())
-    alone = locks.acquire_lock("keeper", holder, acquire_timeout=0)
-    try:
-        yield alone
-    finally:
-        if alone:
-            locks.release_lock("keeper", holder)
-
-
-def _named(name: str) -> bool:
-    """Whether the environment names a server of somebody else's."""
-    value, last = os.environ.get(VARIABLES[name]), told()
-    return bool(value) and not (last and value == last.environment.get(VARIABLES[name]))
-
-
-def _environment() -> dict[str, str]:
-    """This one, without the addresses that are given anew."""
-    dropped = {variable for name, variable in VARIABLES.items() if not _named(name)}
-    kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return kept | {"FINETUNE_HOME": str(settings.home())}
-
-
-def _need_free(ports: dict[str, int]) -> None:
-    problems = []
-    for name, port in ports.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                message = (
-                    f"port {port} cannot be used ({error.strerror}): name another, or, where that is a server to "
-                    f"use, its address in {VARIABLES[name]}."
-                )
-                problems.append(Problem(kind="option", where=f"--{name}-port", message=message))
-    if problems:
-        raise UserError(problems)
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing."]
-    return lines[-1]

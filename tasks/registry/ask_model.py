@@ -15,7 +15,7 @@ from typing import Any
 from tasks.cache import settings
 from tasks.jobs.launch import python_argv, require_finished, run_job
 from tasks.registry.versions import COLUMNS_TAG, TASK_TAG, aliases_of, need_model, need_version
-from tasks.tracking.connection import MAX_LENGTH_TAG, connect, environment, failures_told
+from tasks.tracking.connection import MAX_LENGTH_TAG, connect, environment, mlflow_errors
 from training import task_types
 from training.data.prediction_files import READ, WRITTEN
 from training.jobs.protocol import Job, fsync
@@ -50,7 +50,7 @@ def find(name: str, alias: str = "", version: str = "", own_task: str = "") -> A
     A registry may name any code as a task: one that is not the project's own must be `own_task`. Raises UserError where
     it is not, or the registry has no such model, alias or version, MlflowFailed where it does not answer.
     """
-    with failures_told():
+    with mlflow_errors():
         client = connect()
         model = need_model(client, name)
         chosen = {"version": version} if version else {"alias": alias or aliases_of(model).champion}

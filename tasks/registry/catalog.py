@@ -1,4 +1,4 @@
-"""What is registered, for a person or a program to read."""
+"""The list of registered models with their versions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from tasks.registry.versions import (
     SPLIT_TAG,
     VERDICT_TAG,
     aliases_given,
-    every,
     figures_in,
     need_model,
     versions_of,
 )
-from tasks.tracking.connection import connect, failures_told
+from tasks.tracking.connection import connect, every, mlflow_errors
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 
-def listed(name: str | None = None) -> list[dict[str, Any]]:
-    """Every registered model, or the one of this name, as JSON values: `name`, `aliases`, `versions` newest first, and
+def list_models(name: str | None = None) -> list[dict[str, Any]]:
+    """All registered models, or the one of this name, as JSON values: `name`, `aliases`, `versions` newest first, and
     `moves` of the champion's alias, oldest first.
 
-    Raises UserError for a name that is not there, MlflowFailed where MLflow does not answer.
+    Raises UserError if there is no model of this name, and MlflowFailed if MLflow does not answer.
     """
-    with failures_told():
+    with mlflow_errors():
         client = connect()
         models = [need_model(client, name)] if name else list(every(client.search_registered_models))
         return [

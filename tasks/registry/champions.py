@@ -14,7 +14,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.refs import Champion, Lock
 from tasks.cache.stage import Work
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG, find_model
-from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, database_there, failures_told
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, database_there, mlflow_errors
 from training.models.repository_files import part_of
 from training.problems import Problem, UserError
 from training.recipe import Recipe
@@ -39,7 +39,7 @@ def present(recipe: Recipe) -> Present | None:
     name = recipe.release.registry
     if name is None or not database_there():  # a plan makes none
         return None
-    with failures_told():
+    with mlflow_errors():
         client = connect()
         model = find_model(client, name)
         number = model.aliases.get(recipe.release.champion) if model else None
@@ -120,7 +120,7 @@ def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
         return folders
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
     shutil.rmtree(aside, ignore_errors=True)
-    with failures_told():
+    with mlflow_errors():
         from mlflow.artifacts import download_artifacts, list_artifacts
 
         uri, tracking_uri, found = _place_of(champion, where), settings.tracking_uri(), {}

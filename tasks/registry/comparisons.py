@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tasks.registry.versions import find_model
-from tasks.tracking.connection import connect, exclusive, failures_told
+from tasks.tracking.connection import connect, exclusive, mlflow_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,7 +29,7 @@ def count_of(name: str, rows: str, pair: str) -> int:
     """
     rows_tag = f"{COMPARISON_TAG}{rows[:DIGITS]}."
     own = f"{rows_tag}{pair[:DIGITS]}"
-    with failures_told(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), exclusive(f"registry-{name}"):
         client = connect()
         settled, claimed = _numbers(client, name, rows_tag)
         while own not in settled:

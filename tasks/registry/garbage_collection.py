@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING
 
 from tasks.cache import history, settings, store
 from tasks.cache.locks import FlockManager, held, shared
-from tasks.registry.versions import every
-from tasks.tracking.connection import FLOW_RUN_TAG, connect, failures_told
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, every, mlflow_errors
 from tasks.tracking.mlflow_run import VERSION_TAG
-from tasks.tracking.outbox import UNTOLD, Outbox
+from tasks.tracking.outbox import PENDING_STATE, Outbox
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Run:
     completed: bool
     delivered: bool
     """Whether MLflow has everything; what it has not may be a file of an artifact."""
-    untold: bool
+    state_is_pending: bool
     """Whether the Prefect server has still to be told how it ended."""
 
     def __str__(self) -> str:
@@ -89,7 +88,7 @@ def look(given_up: Collection[str] = ()) -> list[Piece]:
     Raises UserError for one that no such run is, MlflowFailed where MLflow does not tell which versions have an alias.
     """
     runs = {path.name: _run(path.name) for path in sorted((settings.home() / "runs").glob("*")) if path.is_dir()}
-    with failures_told():
+    with mlflow_errors():
         client = connect()
         aliased = [*_aliased(client, runs)]
         needs = _needs([*aliased, *_last_of_recipes(), *_unfinished(runs, _given_up(runs, given_up), client)])
@@ -247,7 +246,7 @@ def _run(id: str) -> Run:
         tags.get(VERSION_TAG),
         completed,
         not outbox.waiting(),
-        (outbox.folder / UNTOLD).is_file(),
+        (outbox.folder / PENDING_STATE).is_file(),
     )
 
 
@@ -280,7 +279,7 @@ def _leftovers() -> Iterator[Piece]:
 def _records(runs: Mapping[str, Run], stored: Collection[str]) -> Iterator[Piece]:
     """The records of completed runs of which the servers have everything and the store has nothing."""
     for run in runs.values():
-        if run.completed and run.delivered and not run.untold and not run.keys & set(stored):
+        if run.completed and run.delivered and not run.state_is_pending and not run.keys & set(stored):
             yield Piece(RECORDS, settings.home() / "runs" / run.id, ())
 
 

@@ -25,8 +25,8 @@ from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Lock, Promotion, Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
-from tasks.registry.versions import every, need_model, need_version, problem
-from tasks.tracking.connection import FLOW_RUN_TAG, connect, failures_told
+from tasks.registry.versions import need_model, need_version, problem
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, every, mlflow_errors
 from tasks.tracking.outbox import Outbox
 from training.data.file_systems import is_url
 from training.jobs.protocol import write_atomically
@@ -157,7 +157,7 @@ def find(name: str) -> dict[str, Any]:
             found = _read(path.read_text(), name)
             if found["recipe"]["name"] == name:
                 return found
-    with failures_told():
+    with mlflow_errors():
         client = connect()
         text = _of_run(client, name) or _of_recipe(client, name)
         if text is None:
@@ -174,7 +174,7 @@ def of_version(name: str) -> dict[str, Any]:
     number = ""
     if not at:
         model_name, _, number = name.partition("/")
-    with failures_told():
+    with mlflow_errors():
         client = connect()
         model = need_model(client, model_name)
         version = need_version(client, model, alias=alias, version=number)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.cache.code import code_behind
 from tasks.registry.predict_rows import logged, parts_of
-from tasks.tracking.connection import failures_told
+from tasks.tracking.connection import mlflow_errors
 from training.jobs.optional_packages import absent
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
@@ -35,7 +35,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """
     events.progress(done=0, total=3)
     # Where deepspeed is installed, transformers would look for an engine of it: 2 seconds.
-    with failures_told(), absent("deepspeed"):
+    with mlflow_errors(), absent("deepspeed"):
         return {"version": _log_and_register(job_dir, job, events)}
 
 

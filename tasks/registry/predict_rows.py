@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.connection import failures_told
+from tasks.tracking.connection import mlflow_errors
 from training.data.prediction_files import Values, Writer, need_value, read, whole
 from training.data.row_statistics import Faults
 from training.jobs.program import run_program
@@ -122,7 +122,7 @@ def logged(uri: str, into: Path) -> Path:
     from mlflow.artifacts import download_artifacts
 
     try:
-        with failures_told():
+        with mlflow_errors():
             into.mkdir(parents=True, exist_ok=True)
             found = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
     except FileNotFoundError as error:

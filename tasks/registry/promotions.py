@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import settings
 from tasks.registry.versions import ALIAS_TAGS, Aliases, aliases_of, need_model, need_version, problem, versions_of
-from tasks.tracking.connection import connect, exclusive, failures_told
+from tasks.tracking.connection import connect, exclusive, mlflow_errors
 from training.problems import NETWORK, Problem, UserError
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def promote(name: str, version: str, why: str = "", alias: str | None = None) ->
         raise problem(
             "--alias", f"{alias!r} is no alias: use letters, digits, - and _; not latest, nor v1 and the like."
         )
-    with failures_told(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), exclusive(f"registry-{name}"):
         client = connect()
         model = need_model(client, name)
         names = aliases_of(model)
@@ -273,7 +273,7 @@ def roll_back(name: str, why: str = "") -> str:
     Called twice, it goes back twice. Raises UserError where there is none to go back to, MlflowFailed where MLflow
     does not answer.
     """
-    with failures_told(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), exclusive(f"registry-{name}"):
         client = connect()
         model = need_model(client, name)
         names = aliases_of(model)

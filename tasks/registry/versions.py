@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache import settings
+from tasks.tracking.connection import every
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
@@ -103,11 +104,3 @@ def figures_in(tags: Mapping[str, str]) -> dict[str, Any]:
 def problem(where: str, message: str) -> UserError:
     """A mistake in what was asked of the registry."""
     return UserError([Problem(kind="registry", where=where, message=message)])
-
-
-def every(search: Callable[..., Any], **chosen: Any) -> Iterator[Any]:
-    """What a search of MLflow's finds, all pages of it."""
-    page = None
-    while page is None or page.token:
-        page = search(**chosen, page_token=page.token if page else None)
-        yield from page

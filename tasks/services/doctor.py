@@ -1,6 +1,6 @@
-"""What runs depend on, looked at one by one: versions, ports, disks, memory, GPUs, the Hub, the home, databases.
+"""Checks of `finetune doctor`: versions, ports, disks, memory, GPUs, the home, databases, servers and the Hub.
 
-Nothing is changed by it, nor is the home made.
+The checks change nothing, and do not create the home.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.cache import settings
 from tasks.cache.locks import held
 from tasks.jobs.hardware import gpus
 from tasks.prefect import servers
-from tasks.prefect.embedded import database_url
+from tasks.prefect.ephemeral_server import database_url
 from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
 from tasks.tracking import connection
 from training.problems import UserError
@@ -40,10 +40,10 @@ from training.problems import UserError
 PACKAGE = "finetune-flows"
 SHOWN = ("prefect", "mlflow", "torch", "transformers", "accelerate", "datasets")
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
-"""The versions that are tested together; where this is installed without a checkout they are not there."""
+"""The versions that are tested together; missing in an installation without a checkout."""
 NETWORK_TIMEOUT_S = 3.0
 MLFLOW_TIMEOUT_S = 10.0
-"""A database is behind what is asked."""
+"""The request reaches a database."""
 DATABASE_TIMEOUT_S = 1.0
 TOO_LITTLE_DISK_GB, LITTLE_DISK_GB = 1.0, 10.0
 LITTLE_MEMORY_GB = 2.0
@@ -52,27 +52,27 @@ REFUSED = {
     "HTTP 401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to what its proxy asks for",
     "HTTP 403": "name its host in MLFLOW_SERVER_ALLOWED_HOSTS, where the server runs, or let this user in",
 }
-"""What to do where MLflow, or the proxy in front of it, says so."""
+"""The next step for an HTTP error of MLflow, or of the proxy in front of it."""
 
 Level = Literal["ok", "warning", "problem"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
-    what: str
+    subject: str
     found: str
-    do: str = ""
-    """The next step; empty where all is well."""
+    next_step: str = ""
+    """Empty if all is well."""
 
 
 def examine() -> list[Finding]:
-    """All findings. Takes seconds at most, the network's time-outs included."""
-    state = servers.told()
+    """All findings, within seconds: the time-outs of the network are short."""
+    state = servers.last_state()
     hub = _hub()
     found = [_python(), *_packages(), *_ports(state), *_disks(), _memory(), *_gpus()]
-    found += [_home(), *_servers(), *_left(state), *_unheard()]
+    found += [_home(), *_servers(), *_leftovers(state), *_undelivered()]
     return [*found, hub(), _token()]
 
 
@@ -86,7 +86,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """A line for all that are as they should be, and one for each that is not."""
+    """One finding for all packages that are as required, and one for each that is not."""
     try:
         needed = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -148,10 +148,10 @@ def _disks() -> Iterator[Finding]:
 def _memory() -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{total / 1e9:,.1f} GB"
-    with contextlib.suppress(OSError):  # elsewhere than on Linux nothing tells what is free
-        told = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        if told:
-            free = int(told[1]) * 1024 / 1e9
+    with contextlib.suppress(OSError):  # without Linux's /proc the free memory is unknown
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if available:
+            free = int(available[1]) * 1024 / 1e9
             found = f"{free:,.1f} GB of {found} free"
             if free < LITTLE_MEMORY_GB:
                 return Finding("warning", "memory", found, "end what you do not need: libraries alone take a gigabyte")
@@ -161,7 +161,7 @@ def _memory() -> Finding:
 def _gpus() -> Iterator[Finding]:
     found = gpus()
     if not found:
-        yield Finding("ok", "GPU", "none that NVIDIA's driver shows: training runs on the CPU")
+        yield Finding("ok", "GPU", "NVIDIA's driver shows none: training runs on the CPU")
     for gpu in found:
         memory = f"{gpu.free_bytes / 1e9:,.1f} of {gpu.total_bytes / 1e9:,.1f} GB free"
         yield Finding("ok", "GPU", f"{gpu.name}, {memory}, driver {gpu.driver}")
@@ -176,8 +176,8 @@ def _home() -> Finding:
     if not place.exists():
         there = next(folder for folder in place.parents if folder.exists())
         if not os.access(there, os.W_OK | os.X_OK):
-            return Finding("problem", "home", f"{place} cannot be made", "name another folder in FINETUNE_HOME")
-        return Finding("ok", "home", f"{place} is not there yet: the first run makes it")
+            return Finding("problem", "home", f"{place} cannot be created", "name another folder in FINETUNE_HOME")
+        return Finding("ok", "home", f"{place} does not exist yet: the first run creates it")
     try:
         settings.home()
     except UserError as error:
@@ -190,25 +190,25 @@ def _home() -> Finding:
 
 
 def _servers() -> list[Finding]:
-    """Prefect's and MLflow's server where one is named, else their databases."""
+    """Prefect's and MLflow's servers if they are named, else their databases."""
     from prefect.settings import PREFECT_API_URL
 
     prefect = PREFECT_API_URL.value() or database_url()
     mlflow = os.environ.get(VARIABLES[MLFLOW]) or f"sqlite:///{settings.home_path() / 'mlflow.db'}"
-    looks = [
+    checks = [
         (_server if url.startswith(("http:", "https:")) else partial(partial, _database))(name, url)
         for name, url in (("Prefect", str(prefect)), ("MLflow", mlflow))
     ]
-    return [look() for look in looks]
+    return [check() for check in checks]
 
 
 def _server(name: str, url: str) -> Callable[[], Finding]:
     shown = settings.without_credentials(url)
-    wait = _asked(f"{shown.rstrip('/')}/health")
+    wait = _request(f"{shown.rstrip('/')}/health")
 
     def finding() -> Finding:
-        # /health says nothing of who may ask, nor of the name that the server goes by.
-        if trouble := wait() or (_mlflow_refuses() if name == "MLflow" else None):
+        # /health checks neither the login nor the host name of a request.
+        if trouble := wait() or (_mlflow_error() if name == "MLflow" else None):
             do = f"start it, or change {VARIABLES[name.lower()]}"
             return Finding("problem", name, f"{shown}: {trouble}", REFUSED.get(trouble, do) if name == "MLflow" else do)
         return Finding("ok", name, f"{shown} answers")
@@ -216,31 +216,31 @@ def _server(name: str, url: str) -> Callable[[], Finding]:
     return finding
 
 
-def _mlflow_refuses() -> str | None:
-    """Why MLflow's client, with its passwords, is not answered; None where it is."""
-    from mlflow.exceptions import MlflowException  # takes seconds, which are not the server's
+def _mlflow_error() -> str | None:
+    """The error of MLflow's client, with its login; None if it gets an answer."""
+    from mlflow.exceptions import MlflowException  # the import takes seconds, which are not the server's
     from requests import RequestException
 
-    def ask() -> str:
+    def connect() -> str:
         try:
             connection.connect()
         except MlflowException as error:
             status = f"HTTP {error.get_http_status_code()}"
-            return status if status in REFUSED else connection.told(error)
+            return status if status in REFUSED else connection.one_line(error)
         except RequestException as error:
-            return connection.told(error)
+            return connection.one_line(error)
         return ""
 
-    return _in_time(ask, MLFLOW_TIMEOUT_S)()
+    return _in_time(connect, MLFLOW_TIMEOUT_S)()
 
 
 def _database(name: str, url: str) -> Finding:
     scheme, _, path = url.partition(":///")
     if not scheme.startswith("sqlite"):
-        return Finding("ok", name, f"{settings.without_credentials(url)}: a database of yours, not looked into")
+        return Finding("ok", name, f"{settings.without_credentials(url)}: not checked: it is a database of your own")
     file = Path(path).absolute()
     if not file.exists():
-        return Finding("ok", name, f"{file} is not there yet: the first run makes it")
+        return Finding("ok", name, f"{file} does not exist yet: the first run creates it")
     ends = time.monotonic() + DATABASE_TIMEOUT_S
     try:
         with contextlib.closing(
@@ -248,54 +248,57 @@ def _database(name: str, url: str) -> Finding:
         ) as database:
             (revision,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
             database.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
-            told = database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            integrity = database.execute("PRAGMA integrity_check(1)").fetchone()[0]
     except sqlite3.OperationalError as error:
         if str(error) == "interrupted":
-            return Finding("ok", name, f"{file}, schema {revision}; too large to be checked whole in a moment")
+            return Finding("ok", name, f"{file}, schema {revision}; too large for a full check within a second")
         busy = "locked" in str(error)
-        do = "try again when the runs have ended" if busy else _mend(file)
+        do = "try again when the runs have ended" if busy else _repair(file)
         return Finding("warning" if busy else "problem", name, f"{file}: {error}", do)
     except (sqlite3.DatabaseError, TypeError) as error:
         reason = "it has no schema revision" if isinstance(error, TypeError) else error
-        return Finding("problem", name, f"{file}: {reason}", _mend(file))
-    if told != "ok":
-        return Finding("problem", name, f"{file}: {told}", _mend(file))
+        return Finding("problem", name, f"{file}: {reason}", _repair(file))
+    if integrity != "ok":
+        return Finding("problem", name, f"{file}: {integrity}", _repair(file))
     return Finding("ok", name, f"{file} is whole, schema {revision}")
 
 
-def _mend(file: Path) -> str:
-    return f"put a backup in its place, or move {file.name} away: a new one is made"
+def _repair(file: Path) -> str:
+    return f"put a backup in its place, or move {file.name} away: a new one is created"
 
 
-def _left(state: State | None) -> Iterator[Finding]:
-    """What a keeper that died has left running; nothing where one keeps it, or nothing answers."""
+def _leftovers(state: State | None) -> Iterator[Finding]:
+    """Servers that a killed process manager has left running."""
     if state is None or servers.running():
         return
     for name, url in ((PREFECT, state.prefect), (MLFLOW, state.mlflow)):
         health = f"{url}/api/health" if name == PREFECT else f"{url}/health"
-        if url and _asked(health)() is None:
+        if url and _request(health)() is None:
             do = f"find it with `ss -ltnp 'sport = :{url.rpartition(':')[2]}'` and end it"
-            yield Finding("warning", "leftover", f"{name} answers at {url}, and no keeper of this home runs", do)
+            yield Finding("warning", "leftover", f"{name} answers at {url}, and no `finetune up` of this home runs", do)
 
 
-def _unheard() -> Iterator[Finding]:
-    """What runs of this home had to say, and the servers have not heard. Runs that go on are still saying it."""
+def _undelivered() -> Iterator[Finding]:
+    """Ended runs of this home of which MLflow or Prefect has still to receive something."""
     from tasks.prefect import pending_states
-    from tasks.tracking.outbox import left_by_others
+    from tasks.tracking.outbox import undelivered
 
     if not (settings.home_path() / "runs").is_dir():
         return
     try:
-        waiting = [box.run for box in left_by_others("") if not held(box.folder / "lock")]
-        ends = pending_states.left()
+        waiting = [box.run for box in undelivered() if not held(box.folder / "lock")]
+        ends = pending_states.pending_runs()
     except UserError:
-        return  # of the home, which has a finding of its own
-    delivers = "the next run delivers it, once MLflow answers"
-    tells = "`finetune up`, or the next run that runs a stage, tells it, once the server answers"
-    for runs, what, do in ((waiting, "MLflow has not all of", delivers), (ends, "Prefect knows no end of", tells)):
+        return  # the home's own finding reports it
+    to_mlflow = "the next run delivers it, once MLflow answers"
+    to_prefect = "`finetune up`, or the next run that runs a stage, delivers it, once the server answers"
+    for runs, missing, do in (
+        (waiting, "MLflow has not all of", to_mlflow),
+        (ends, "Prefect has no final state of", to_prefect),
+    ):
         if runs:
             some = ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
-            yield Finding("warning", "unheard", f"{what} {len(runs):,} run{'s' * (len(runs) > 1)}: {some}", do)
+            yield Finding("warning", "undelivered", f"{missing} {len(runs):,} run{'s' * (len(runs) > 1)}: {some}", do)
 
 
 def _hub() -> Callable[[], Finding]:
@@ -303,12 +306,12 @@ def _hub() -> Callable[[], Finding]:
 
     shown = settings.without_credentials(ENDPOINT)
     if HF_HUB_OFFLINE:
-        return lambda: Finding("ok", "Hub", f"{shown}: not asked, as HF_HUB_OFFLINE says")
-    wait = _asked(shown, "HEAD", (401, 404, 405))
+        return lambda: Finding("ok", "Hub", f"{shown}: not checked, as HF_HUB_OFFLINE is set")
+    wait = _request(shown, "HEAD", (401, 404, 405))
 
     def finding() -> Finding:
         if trouble := wait():
-            do = "check the network, or HF_ENDPOINT; what is stored here still works"
+            do = "check the network, or HF_ENDPOINT; runs from files that are stored here still work"
             return Finding("warning", "Hub", f"{shown}: {trouble}", do)
         return Finding("ok", "Hub", f"{shown} answers")
 
@@ -316,7 +319,7 @@ def _hub() -> Callable[[], Finding]:
 
 
 def _token() -> Finding:
-    """Whether there is one. It is neither read from its file nor refreshed, as asking the Hub's client would."""
+    """Whether there is a token. Unlike the Hub's client, this neither reads its file nor refreshes it."""
     from huggingface_hub.constants import HF_TOKEN_PATH
 
     named = [name for name in settings.ACCESS_TOKENS if os.environ.get(name)]
@@ -325,37 +328,36 @@ def _token() -> Finding:
     return Finding("ok", "Hub token", found)
 
 
-def _asked(url: str, method: str = "GET", fine: tuple[int, ...] = (401,)) -> Callable[[], str | None]:
-    """Asks at once; gives what waits for the answer: None for a good one, or an error that is `fine`, else why not."""
+def _request(url: str, method: str = "GET", accepted: tuple[int, ...] = (401,)) -> Callable[[], str | None]:
+    """Sends the request; returns a function that waits for the response and returns the error, None if it is a success
+    or an `accepted` status."""
 
-    def ask() -> str:
+    def send() -> str:
         request = urllib.request.Request(url, method=method)
         try:
             with urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S):
                 return ""
         except urllib.error.HTTPError as error:
-            return "" if error.code in fine else f"HTTP {error.code}"
+            return "" if error.code in accepted else f"HTTP {error.code}"
         except (OSError, ValueError, http.client.HTTPException) as error:
             return settings.without_credentials(str(getattr(error, "reason", error)))
 
-    return _in_time(ask, NETWORK_TIMEOUT_S)
+    return _in_time(send, NETWORK_TIMEOUT_S)
 
 
-def _in_time(ask: Callable[[], str], timeout_s: float) -> Callable[[], str | None]:
-    """Asks at once; gives what waits for the answer: None for an empty one.
+def _in_time(call: Callable[[], str], timeout_s: float) -> Callable[[], str | None]:
+    """Calls in a thread, as looking up a host's name has no time-out; returns a function that waits for the result,
+    None if it is empty."""
+    ends, result = time.monotonic() + timeout_s, [f"no answer within {timeout_s:g} s"]
 
-    In a thread of its own, for looking up a host's name has no time-out.
-    """
-    ends, answer = time.monotonic() + timeout_s, [f"no answer within {timeout_s:g} s"]
+    def run() -> None:
+        result[0] = call()
 
-    def put() -> None:
-        answer[0] = ask()
-
-    thread = threading.Thread(target=put, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
     def wait() -> str | None:
         thread.join(max(0.0, ends - time.monotonic()))
-        return answer[0] or None
+        return result[0] or None
 
     return wait

@@ -1,11 +1,15 @@
-"""The program that keeps the services of `finetune up` running:
+"""The process manager of `finetune up`: the program that keeps its services running.
 
     python -m tasks.services.process_manager [--until-eof] [NAME=PORT ...]
 
-It starts each service when the one before answers, each under a supervisor (training/jobs/supervise.py) that lets none
-of its processes outlive it or this program, and starts one again that ends. On SIGTERM it stops all: the runs first,
-which save a checkpoint, then the worker, then the servers; with `--until-eof` also when its standard input ends, which
-a foreground `finetune up` holds open.
+It starts each service once the one before answers, and restarts a service that ends. Each runs under a supervisor
+(training/jobs/supervise.py) that lets none of its processes outlive it or this program. On SIGTERM all is stopped: the
+runs first, which save a checkpoint, then the worker, then the servers. With `--until-eof` the end of standard input,
+which a foreground `finetune up` holds open, has the same effect.
+
+The socket of Prefect's server is bound here and handed on at each start. So its port is never free while the server
+restarts, and no other user's process can listen there and be sent the password. MLflow's server takes no socket: for
+the seconds of its restart its port is free.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +32,7 @@ from pathlib import Path
 
 from tasks.cache import settings
 from tasks.prefect.servers import (
+    LOCK,
     MLFLOW,
     POOL,
     PREFECT,
@@ -35,12 +41,12 @@ from tasks.prefect.servers import (
     State,
     answers,
     folder,
-    kept_alone,
+    managing,
     one_server_starts,
     password,
-    tell,
+    worker_is_online,
     worker_name,
-    works,
+    write_state,
 )
 from tasks.tracking import connection
 from training.jobs.processes import descendants, send, start_ticks, variable
@@ -54,8 +60,8 @@ TRIM_EVERY_S = 60.0
 LOG_BYTES = 10_000_000
 """A longer log is cut to its last half."""
 LOGS_KEPT = 5
-"""Of each service, one log a start."""
-# A password is compared with a slow hash, 50 ms each: an answer is kept for a minute.
+"""Logs of each service, one a start."""
+# Comparing a password takes a slow hash of 50 ms: the result is cached for a minute.
 MLFLOW_AUTH = """[mlflow]
 default_permission = NO_PERMISSIONS
 database_uri = sqlite:///{database}
@@ -65,92 +71,95 @@ auth_cache_ttl_seconds = 60
 
 @dataclass
 class Service:
-    """One program, started again whenever it ends."""
+    """One program, restarted whenever it ends."""
 
     name: str
     argv: list[str]
     environment: Callable[[], dict[str, str]]
-    """Made anew at each start."""
+    """Called at each start."""
     ready: Callable[[], bool]
+    sockets: tuple[socket.socket, ...] = ()
+    """Handed on to the program at each start, under the same descriptors."""
     supervisor: subprocess.Popen[bytes] | None = None
     starts: int = 0
     started: float = 0.0
 
     def start(self) -> None:
-        """Runs it; what it prints is in services/NAME/logs."""
+        """Starts the program; its output goes to services/NAME/logs."""
         place = folder() / self.name
         place.mkdir(exist_ok=True)
         supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(SERVER_STOP_S), str(place), "--"]
         self.supervisor = subprocess.Popen(
             [*supervise, sys.executable, "-m", *self.argv],
             env=os.environ | self.environment(),
-            stdin=subprocess.PIPE,  # held open by this program: its end is the end of the service
+            stdin=subprocess.PIPE,  # this program holds the other end open: when it ends, the service ends
+            pass_fds=[listening.fileno() for listening in self.sockets],
             start_new_session=True,
         )
         self.starts, self.started = self.starts + 1, time.monotonic()
 
-    def keep(self) -> None:
-        """Starts it again where it has ended, sooner after a long life than after a short one."""
+    def restart_if_ended(self) -> None:
+        """Restarts the program if it has ended, sooner after a long life than after a short one."""
         if self.supervisor is None or self.supervisor.poll() is None:
             return
         lived = time.monotonic() - self.started
         pause = 1.0 if lived > 2 * LONGEST_PAUSE_S else min(2.0**self.starts, LONGEST_PAUSE_S)
         if lived > pause:
-            print(f"{self.name} ended with exit code {self.supervisor.returncode}: starting it again.", flush=True)
+            print(f"{self.name} ended with exit code {self.supervisor.returncode}: restarting it.", flush=True)
             self.start()
 
     def stop(self) -> None:
-        """Ends it, and returns when nothing is left of it."""
+        """Stops the program and returns once none of its processes is left."""
         if self.supervisor is not None:
             self.supervisor.terminate()
             self.supervisor.wait()
 
 
-class Keeper:
+class ProcessManager:
     """All services, from the first start to the last end."""
 
     def __init__(self, ports: dict[str, int], until_eof: bool) -> None:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         pid = os.getpid()
         self._state = State(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
-        self._services = [service for service in _services(ports) if service.name in self._state.kept]
+        self._services = [service for service in _services(ports) if service.name in self._state.services]
         self._until_eof = until_eof
         self._stopping = False
         self._trim_at = 0.0
 
     def run(self) -> None:
-        """Until it is asked to stop."""
+        """Runs the services until a signal or the end of standard input."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
         os.environ.update(self._state.environment)
-        tell(self._state)
+        write_state(self._state)
         try:
             for service in self._services:
                 if service.name == WORKER:
-                    _put_in_order(ours=self._state.prefect is not None)
+                    _report_dead_runs(own_server=self._state.prefect is not None)
                 with one_server_starts() if service.name == PREFECT else contextlib.nullcontext():
                     service.start()
                     while not self._stopping and not service.ready():
-                        self._keep()
+                        self._tick()
                 if self._stopping:
                     return
                 self._state = self._state.model_copy(update={"answering": (*self._state.answering, service.name)})
-                tell(self._state)
+                write_state(self._state)
             while not self._stopping:
-                self._keep()
+                self._tick()
         finally:
-            _end_runs()
+            _stop_runs()
             for service in reversed(self._services):
                 service.stop()
 
-    def _keep(self) -> None:
+    def _tick(self) -> None:
         for service in self._services:
-            service.keep()
+            service.restart_if_ended()
         if time.monotonic() > self._trim_at:
             with contextlib.suppress(OSError):
                 trim_logs(folder())
             self._trim_at = time.monotonic() + TRIM_EVERY_S
-        if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # nobody writes: it is readable at its end
+        if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # readable at its end only
             self._stopping = True
         elif not self._until_eof:
             time.sleep(TICK_S)
@@ -165,14 +174,14 @@ def trim_logs(services: Path) -> None:
         starts = sorted((log for log in logs.glob("*.log") if log.stem.isdigit()), key=lambda log: int(log.stem))
         for old in starts[:-LOGS_KEPT]:
             old.unlink()
-    for log in (*services.glob("*/logs/*.log"), services / "keeper.log"):
+    for log in (*services.glob("*/logs/*.log"), services / f"{LOCK}.log"):
         if log.exists() and log.stat().st_size > LOG_BYTES:
             with open(log, "r+b") as opened:
                 opened.seek(-LOG_BYTES // 2, os.SEEK_END)
                 last = opened.read()
                 opened.seek(0)
                 opened.write(last)
-                opened.truncate()  # the service appends: its next line comes behind this
+                opened.truncate()  # the service appends: its next line follows
 
 
 def _services(ports: dict[str, int]) -> list[Service]:
@@ -180,12 +189,14 @@ def _services(ports: dict[str, int]) -> list[Service]:
     store = ["--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
     store += ["--artifacts-destination", str(settings.mlflow_artifacts())]
     worker = worker_name()
+    listening = [socket.create_server(("127.0.0.1", prefect))] if prefect else []
     return [
         Service(
             PREFECT,
-            ["tasks.prefect.prefect_server", str(prefect)],
+            ["tasks.prefect.prefect_server", str(prefect), *(f"--fd={one.fileno()}" for one in listening)],
             dict,
             partial(answers, f"http://127.0.0.1:{prefect}/api"),
+            tuple(listening),
         ),
         Service(
             MLFLOW,
@@ -197,17 +208,17 @@ def _services(ports: dict[str, int]) -> list[Service]:
             WORKER,
             ["prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker],
             lambda: {"PREFECT_WORKER_QUERY_SECONDS": "2"},
-            partial(works, datetime.now(UTC)),
+            partial(worker_is_online, datetime.now(UTC)),
         ),
     ]
 
 
 def _mlflow_environment(port: int) -> dict[str, str]:
-    """The variables with which MLflow's server asks for the password and refuses foreign hosts and origins."""
-    connection.follow_home()
+    """The variables that have MLflow's server require the password and refuse foreign hosts and origins."""
+    connection.update_artifact_paths()
     place = folder() / MLFLOW
     place.mkdir(exist_ok=True)
-    # MLflow keeps a hash of the password and never looks at a new one: its list of users is made anew each time.
+    # MLflow stores a hash of the first password and ignores a new one: its list of users is made anew at each start.
     for left in place.glob("users.db*"):
         left.unlink()
     (place / "users.db").touch(mode=0o600)
@@ -226,28 +237,28 @@ def _mlflow_environment(port: int) -> dict[str, str]:
     }
 
 
-def _put_in_order(ours: bool) -> None:
-    """Tells the server of runs that died with an earlier worker of this home; one that is ours crashes what dies from
-    now on. Without either, runs run."""
+def _report_dead_runs(own_server: bool) -> None:
+    """Reports the runs that died with an earlier worker of this home to the Prefect server, and has a server of our own
+    crash those that die from now on. An error is printed: runs work without either."""
     from prefect.client.orchestration import get_client
 
     from tasks.prefect import automations, flow_runs, pending_states
 
     try:
-        pending_states.tell()
-        flow_runs.tell_killed()
-        if ours:
+        pending_states.deliver()
+        flow_runs.report_killed()
+        if own_server:
             with get_client(sync_client=True) as client:
                 automations.crash_silent_runs(client)
     except Exception as error:
-        print(f"the Prefect server was not told of runs that died, or how to find them: {error}", flush=True)
+        print(f"runs that died could not be reported to the Prefect server: {error}", flush=True)
 
 
-def _end_runs() -> None:
-    """Asks each flow run to end; it saves a checkpoint, and tells the servers, which are still there."""
+def _stop_runs() -> None:
+    """Stops each flow run: it saves a checkpoint and reports its end to the servers, which still run."""
     runs = {pid: variable(pid, FLOW_RUN) for pid in descendants(os.getpid())}
     first: dict[str, int] = {}
-    for pid, run in runs.items():  # parents come before children: what a run has started, it stops by itself
+    for pid, run in runs.items():  # parents come before children: a run stops its own children
         if run:
             first.setdefault(run, pid)
     for pid in first.values():
@@ -258,17 +269,17 @@ def _end_runs() -> None:
 
 
 def main() -> None:
-    """Keeps them until it is stopped. Ends with 1 where another keeper has this home."""
+    """Runs the services until it is stopped. Exits with 1 if another process manager has this home."""
     settings.prepare_environment()
-    with kept_alone() as held:
-        if not held:
-            sys.exit("another `finetune up` runs over this home: stop it by `finetune down`.")
+    with managing() as alone:
+        if not alone:
+            sys.exit("another `finetune up` runs over this home: stop it with `finetune down`.")
         parser = argparse.ArgumentParser(prog="python -m tasks.services.process_manager")
         parser.add_argument("--until-eof", action="store_true")
         parser.add_argument("port", nargs="*", metavar="NAME=PORT")
         options = parser.parse_args()
         ports = dict(argument.split("=") for argument in options.port)
-        Keeper({name: int(port) for name, port in ports.items()}, options.until_eof).run()
+        ProcessManager({name: int(port) for name, port in ports.items()}, options.until_eof).run()
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ from tasks.tracking.connection import (
     connect,
     environment,
     exclusive,
-    failures_told,
     find_or_create_run,
+    mlflow_errors,
 )
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
@@ -89,7 +89,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *made: Re
     artifacts, champion = _by_stage(made), recipe.release.champion
     judged = _judged(recipe, verdict, artifacts)
     # Two runs that end with the same model at once register it once.
-    with failures_told(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), exclusive(f"registry-{name}"):
         client = connect()
         model = find_model(client, name)
         now = model.aliases.get(champion) if model else None
@@ -139,7 +139,7 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         work.state = "skipped"
         return None
     names = Aliases(recipe.release.champion, recipe.release.challenger)
-    with failures_told(), exclusive(f"registry-{version.name}"):
+    with mlflow_errors(), exclusive(f"registry-{version.name}"):
         client = connect()
         model = need_model(client, version.name)
         promotions.call_aliases(client, model, names)
@@ -174,7 +174,7 @@ def _need_compared(champion: object, name: str, version: str | None, verdict: Ve
 
 
 def _unregister(name: str, version: str) -> str:
-    with failures_told(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), exclusive(f"registry-{name}"):
         client = connect()
         # Another run or a person may have given it one, or this run, and only the answer was lost.
         if given := aliases_given(need_model(client, name), version):
@@ -185,7 +185,7 @@ def _unregister(name: str, version: str) -> str:
 
 def _put_back(name: str, before: Mapping[str, str | None], version: str) -> str:
     """Moves the version's aliases back, except those that somebody has moved since."""
-    with failures_told(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), exclusive(f"registry-{name}"):
         client = connect()
         for alias, was in before.items():
             now = need_model(client, name).aliases.get(alias)

@@ -1,4 +1,4 @@
-"""MLflow's server or database: reached, made, asked by one at a time, and what its failures are called."""
+"""Connection to MLflow: the server or the home's database, runs and experiments, locks, errors and page addresses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
 
 from tasks.cache import settings
 from tasks.cache.locks import FlockManager
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FLOW_RUN_TAG = "finetune.flow_run_id"
-# On a registered version: the digest of its model's folder, and the tokens after which it cuts a text.
+# Tags of a registered version: the digest of its model's folder, and the tokens after which a text is truncated.
 MODEL_TAG = "finetune.model_digest"
 MAX_LENGTH_TAG = "finetune.max_length"
 
@@ -28,16 +28,16 @@ _logger = logging.getLogger(__name__)
 
 
 class MlflowFailed(Exception):
-    """MLflow did not do what a stage or a command needs at once; the message is for the user."""
+    """MLflow failed at something that a stage or a command needs at once; the message is for the user."""
 
 
 def connect() -> MlflowClient:
-    """A client of the tracking server, or of the database in the home folder, made ready to be used by many."""
-    # The outbox tries again by itself; minutes of retries inside one call would only delay the end of a run.
+    """A client of the tracking server, or of the database in the home, which is created if missing."""
+    # The outbox retries by itself; minutes of retries inside one call would only delay the end of a run.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # They print pages about what is raised all the same, and told in one line by whoever asked.
+    # They log pages about errors that they raise all the same, and that the caller reports in one line.
     for name in ("mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from mlflow import MlflowClient
@@ -47,14 +47,14 @@ def connect() -> MlflowClient:
     with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
             _make_database(_database())
-            follow_home()
+            update_artifact_paths()
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
 
 
 def database_there() -> bool:
-    """Whether anything can be in MLflow at all: the database in the home folder is made by whoever connects first."""
+    """Whether MLflow can hold anything: the first connection creates the database in the home."""
     return not settings.tracking_is_local() or _database().exists()
 
 
@@ -63,7 +63,7 @@ def _database() -> Path:
 
 
 def _make_database(final: Path) -> None:
-    """A new database has all of its tables or is not there: half of them could never be completed."""
+    """Creates the database with all of its tables or not at all: MLflow cannot complete a partial migration."""
     from mlflow import MlflowClient
 
     if not final.exists():
@@ -80,10 +80,10 @@ _PLACES = {
     "logged_models": ("artifact_location",),
     "model_versions": ("source", "storage_location"),
 }
-"""The columns in which MLflow keeps absolute places of files, by table."""
+"""Columns with absolute paths of files, by table of MLflow's database."""
 
 
-def follow_home() -> None:
+def update_artifact_paths() -> None:
     """Rewrites the artifact paths in the home's own database after the home was moved or copied."""
     here, database = settings.mlflow_artifacts(), _database()
     if not here.is_dir() or not database.exists():  # the database alone was copied: its files are where they were
@@ -106,8 +106,8 @@ def follow_home() -> None:
 
 
 @contextlib.contextmanager
-def failures_told() -> Iterator[None]:
-    """Around what cannot wait in an outbox. Raises MlflowFailed where MLflow is down or refuses."""
+def mlflow_errors() -> Iterator[None]:
+    """Turns the errors of MLflow's client in the block into MlflowFailed: MLflow is down or refuses."""
     from mlflow.exceptions import MlflowException
     from requests import RequestException
 
@@ -117,12 +117,12 @@ def failures_told() -> Iterator[None]:
         uri = settings.without_credentials(settings.tracking_uri())
         # Their own traces name the URL with its password.
         raise MlflowFailed(
-            f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({told(error)})."
+            f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({one_line(error)})."
         ) from None
 
 
 def environment() -> dict[str, str]:
-    """What a child that talks to MLflow by itself is given: the server, the login, and time to store a large model."""
+    """The variables of a child program that uses MLflow: server, login, and time to store a large model."""
     return {
         **{name: os.environ[name] for name in settings.MLFLOW_LOGIN if name in os.environ},
         "MLFLOW_TRACKING_URI": settings.tracking_uri(),
@@ -139,14 +139,14 @@ def find_or_create_run(
     warn: Callable[[str], None] = _logger.warning,
     began_s: float | None = None,
 ) -> str:
-    """The id of the MLflow run that belongs to the flow run, which began at this time of the clock (None: now). An
-    experiment that was deleted is restored, with a warning."""
+    """The id of the flow run's MLflow run, created if missing with this start time (default: now). A deleted experiment
+    is restored, with a warning."""
     with exclusive(f"mlflow-run-{run}"):
         experiment_id = _experiment_id(client, experiment, warn)
         found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
-        # MLflow may have been away since: a run that is delivered late did not begin late.
+        # MLflow may have been down since: a late delivery does not change the start time.
         began_ms = None if began_s is None else int(began_s * 1000)
         name = f"{experiment}-{run[-8:]}"
         created = client.create_run(experiment_id, began_ms, tags={FLOW_RUN_TAG: run}, run_name=name)
@@ -157,11 +157,11 @@ def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None])
     with exclusive(f"mlflow-experiment-{name}"):
         found = client.get_experiment_by_name(name)
         if found is not None:
-            if found.lifecycle_stage == "deleted":  # MLflow keeps the name, and takes no run under it
+            if found.lifecycle_stage == "deleted":  # MLflow keeps its name reserved
                 client.restore_experiment(found.experiment_id)
                 warn(
-                    f"The experiment {name!r} was deleted in MLflow, and is restored with its runs, for this recipe "
-                    "tracks its runs there. To begin an empty one, give the recipe another name."
+                    f"The experiment {name!r} was deleted in MLflow, and is restored with its runs because this recipe "
+                    "tracks its runs there. For an empty one, give the recipe another name."
                 )
             return str(found.experiment_id)
         place = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
@@ -170,7 +170,7 @@ def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None])
 
 @contextlib.contextmanager
 def exclusive(name: str) -> Iterator[None]:
-    """Keeps other threads and processes that use this home folder out of the block of the same name."""
+    """Keeps other threads and processes of this home out of the block of the same name."""
     locks = FlockManager(settings.home() / "locks")
     holder = f"{os.getpid()}-{threading.get_ident()}"
     locks.acquire_lock(name, holder)
@@ -180,13 +180,42 @@ def exclusive(name: str) -> Iterator[None]:
         locks.release_lock(name, holder)
 
 
-def told(error: Exception) -> str:
-    """An error in one line, without passwords."""
+def one_line(error: Exception) -> str:
+    """The error in one line, without passwords."""
     return settings.without_credentials(f"{type(error).__name__}: {first_line(error)}")
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first."""
+    """The first line of the error's message, at most 200 characters."""
     line = (str(error).splitlines() or [""])[0]
-    # Where a connection failed, the cause comes last, behind 300 characters.
+    # If a connection failed, the cause comes last, behind 300 characters.
     return line.rpartition("(Caused by ")[2].removesuffix(")")[:200]
+
+
+def every(search: Callable[..., Any], **chosen: Any) -> Iterator[Any]:
+    """The results of one of MLflow's searches, all pages of it."""
+    page = None
+    while page is None or page.token:
+        page = search(**chosen, page_token=page.token if page else None)
+        yield from page
+
+
+def run_url(run_id: str | None) -> str | None:
+    """The address of an MLflow run's page; None without a run or a server."""
+    return _url(f"runs/{run_id}") if run_id else None
+
+
+def version_url(name: str, number: str) -> str | None:
+    """The address of a version's page in MLflow's registry; None without a server."""
+    return _url(version_page(name, number))
+
+
+def version_page(name: str, number: str) -> str:
+    """The same as a link from another page of MLflow's, which has it behind `#/`."""
+    return f"models/{quote(name)}/versions/{number}"
+
+
+def _url(page: str) -> str | None:
+    uri = settings.tracking_uri()
+    is_server = uri.startswith(("http://", "https://"))
+    return f"{settings.without_credentials(uri).rstrip('/')}/#/{page}" if is_server else None

@@ -15,14 +15,14 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.refs import Ref, Verdict, Version
 from tasks.cache.stage import Listener, Row
-from tasks.tracking import addresses, system_metrics
-from tasks.tracking.connection import connect, find_or_create_run, first_line, told
-from tasks.tracking.outbox import Outbox, left_by_others
+from tasks.tracking.connection import connect, find_or_create_run, first_line, one_line, run_url
+from tasks.tracking.outbox import Outbox, undelivered
 from tasks.tracking.reports import slice_figures, tracked_figure
 from training.jobs.protocol import EVENTS, read_events
 
 RETRY_S = 3.0
 LAST_RETRY_S = 0.5
+SAMPLE_S = 10.0
 LOAD_WAIT_S = 1.0
 # How long a run that has ended waits for a tracker that answers slowly, or not.
 LAST_WAIT_S = 30.0
@@ -77,13 +77,13 @@ class Tracker(Listener):
         )
         self._thread.start()
         self._resting = threading.Event()
-        self._load = threading.Thread(target=system_metrics.sample, args=(self._sampled, self._resting), daemon=True)
+        self._load = threading.Thread(target=sample_system_metrics, args=(self._sampled, self._resting), daemon=True)
         self._load.start()
 
     @property
     def url(self) -> str | None:
         """The page of the MLflow run; None before it is known, and where no server shows it."""
-        return addresses.mlflow_run(self.mlflow_run_id)
+        return run_url(self.mlflow_run_id)
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Logs the recipe's fields, flat."""
@@ -199,11 +199,11 @@ class Tracker(Listener):
                 delivered = mine  # else another command delivers what an earlier try had left: the rest waits for it
                 self.mlflow_run_id = delivery.run_of(self._outbox)
                 if others_waiting:
-                    delivery.deliver_left_by_others(self._outbox.run)
+                    delivery.deliver_of_killed_runs(except_run=self._outbox.run)
                     others_waiting = False
                 self.trouble = None
             except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
-                self.trouble = told(error)
+                self.trouble = one_line(error)
             if last and ((delivered and self.trouble is None) or self._given_up.wait(LAST_RETRY_S)):
                 return
 
@@ -233,10 +233,10 @@ class Delivery:
                 _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, first_line(error))
             outbox.mark(offset)
 
-    def deliver_left_by_others(self, run: str) -> None:
+    def deliver_of_killed_runs(self, except_run: str = "") -> None:
         """Delivers what dead runs left, and ends them as KILLED. Raises the first error after trying them all."""
         errors: list[Exception] = []
-        for outbox in left_by_others(run):
+        for outbox in undelivered(except_run):
             with outbox.delivering() as mine:
                 if not mine or not outbox.end_if_killed():
                     continue
@@ -301,11 +301,11 @@ class Delivery:
 
 def deliver_left() -> str | None:
     """Delivers what earlier runs left. Gives why that failed; None where all is well."""
-    if left_by_others(""):
+    if undelivered():
         try:
-            Delivery().deliver_left_by_others("")
+            Delivery().deliver_of_killed_runs()
         except Exception as error:
-            return told(error)
+            return one_line(error)
     return None
 
 
@@ -328,3 +328,29 @@ def _numbers(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
             yield from _numbers(value, f"{above}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield above + name, float(value)
+
+
+def sample_system_metrics(on_sample: Callable[[dict[str, float]], None], ended: threading.Event) -> None:
+    """Passes on the machine's load (processor, memory, disk, network, GPU) every ten seconds until `ended` is set."""
+    # MLflow's own monitor calls the server at each sample, and ends for good if the server does not answer.
+    monitors: list[Any] = []
+    while not ended.wait(SAMPLE_S):
+        monitors = monitors or _monitors()
+        figures: dict[str, float] = {}
+        for monitor in monitors:
+            monitor.collect_metrics()
+            figures |= monitor.aggregate_metrics()
+            monitor.clear_metrics()
+        on_sample(figures)
+
+
+def _monitors() -> list[Any]:
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+    with contextlib.suppress(Exception):  # of any type, on a machine without an NVIDIA GPU or its library
+        monitors.append(GPUMonitor())
+    return monitors

@@ -1,16 +1,16 @@
-"""What a run wants tracked, written down first and delivered to MLflow when MLflow answers.
+"""Outbox of a run: tracking entries on disk, delivered to MLflow when it answers.
 
     <home>/runs/<flow run>/outbox.jsonl    entries, append-only, in order
-    <home>/runs/<flow run>/delivered       how many bytes of it MLflow has
-    <home>/runs/<flow run>/lock            held by the process that runs, from its start to its end
-    <home>/runs/<flow run>/delivery.lock   held by whoever delivers
+    <home>/runs/<flow run>/delivered       number of bytes that MLflow has
+    <home>/runs/<flow run>/lock            held by the process of the run, from its start to its end
+    <home>/runs/<flow run>/delivery.lock   held by the process that delivers
 
-A tracker that is down costs a run nothing: entries wait here, with their own times, for the next try, which may be
-the next run's. Every entry may be delivered twice without harm: MLflow drops a point that it has, and the rest is
-set, not added.
+A tracker that is down costs a run nothing: entries keep their times and wait for the next delivery, which may be the
+next run's. An entry may be delivered twice without harm: MLflow drops a point that it has, and all else is set, not
+added.
 
-Only the first lock says whether a run goes on. Delivering the entries of a dead run may take minutes; the run can be
-started again meanwhile.
+Only the first lock tells whether a run is running. Delivering the entries of a killed run may take minutes, during
+which the run may be resumed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.locks import exclusively
+from tasks.cache.locks import exclusively, held
 from training.jobs.protocol import write_atomically
 
 OUTBOX = "outbox.jsonl"
 DELIVERED = "delivered"
-UNTOLD = "untold"
+PENDING_STATE = "pending_state"
+"""Beside them: see tasks/prefect/pending_states.py."""
 FIGURES = b'{"entry": "metrics"'
-"""How a line of figures begins."""
+"""The beginning of a line of figures."""
 
 
 class Outbox:
@@ -43,25 +44,25 @@ class Outbox:
         self.folder: Path = settings.home() / "runs" / run
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.unwritten = b""
-        """What a full disk did not take; written with the next entry."""
+        """Bytes that a full disk did not take; written with the next entry."""
         self._ended = False
         self._lock = threading.Lock()
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Adds an entry; one that the disk does not take stays in memory and is no error.
+        """Adds an entry. An entry that the disk does not take stays in memory and is no error.
 
         After the end, until the run starts again, entries are dropped.
         """
         line = json.dumps({"entry": kind, "time": time.time(), **fields}) + "\n"
         with self._lock:
             if self._ended and kind != "start":
-                return  # a thread that was late: with it behind the end, the run would look unended
+                return  # from a late thread: behind the end, it would make the run look unfinished
             self._ended = kind == "end"
             self.unwritten += line.encode()
             with contextlib.suppress(OSError):
                 descriptor = os.open(self.folder / OUTBOX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 try:
-                    # A disk that is almost full takes a part of it.
+                    # A disk that is almost full takes a part.
                     self.unwritten = self.unwritten[os.write(descriptor, self.unwritten) :]
                 finally:
                     os.close(descriptor)
@@ -83,7 +84,7 @@ class Outbox:
         return entries
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """All that was ever put, but for figures, which are most of it; delivered or not."""
+        """All entries except figures, which are most of the file; delivered or not."""
         path = self.folder / OUTBOX
         if path.is_file():
             with path.open("rb") as file:
@@ -93,7 +94,7 @@ class Outbox:
                             yield json.loads(line)
 
     def start(self) -> dict[str, Any]:
-        """The run's first entry, with its experiment. Raises LookupError before there is one."""
+        """The run's first entry, with its experiment. Raises LookupError if there is none yet."""
         with (self.folder / OUTBOX).open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):
@@ -103,14 +104,14 @@ class Outbox:
         raise LookupError(f"{self.folder / OUTBOX} has no start")
 
     def mark(self, offset: int) -> None:
-        """Notes that everything before `offset` bytes is delivered."""
+        """Records that the first `offset` bytes are delivered."""
         write_atomically(self.folder / DELIVERED, str(offset).encode())
 
     def trim(self) -> None:
-        """Drops the figures of a run that has ended, once MLflow has all of it: they are most of the file.
+        """Drops the figures, which are most of the file, of a run that ended and that MLflow has completely.
 
-        Call it while this process has claimed the outbox and delivers it. After a kill half-way through MLflow is
-        told again, no more.
+        Call it while this process has claimed the outbox and delivers it. After a kill half-way, MLflow only gets the
+        same entries again.
         """
         path = self.folder / OUTBOX
         if not path.is_file() or self.is_open() or self.waiting():
@@ -123,13 +124,13 @@ class Outbox:
             self.mark(len(kept))
 
     def is_open(self) -> bool:
-        """Whether the run was begun and its last entry is not its end."""
+        """Whether the run has started and its last entry is not its end."""
         last = self._last()
         return last is not None and last["entry"] != "end"
 
     @contextlib.contextmanager
     def claimed(self, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-        """Whether this process is now the one that runs it: False while, for `wait_s`, another one is. `on_wait` is
+        """Claims the run for this process; yields False if another process still holds it after `wait_s`. `on_wait` is
         called once if that takes longer than some seconds."""
         with exclusively(self.folder / "lock", wait_s, on_wait) as mine:
             if mine:
@@ -138,19 +139,19 @@ class Outbox:
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[bool]:
-        """Whether this process may deliver it: False while another one does."""
+        """Claims the delivery for this process; yields False while another process delivers."""
         with exclusively(self.folder / "delivery.lock") as mine:
             yield mine
 
     def end_if_killed(self) -> bool:
-        """Whether no process runs it; if it was not ended, its end is put."""
+        """Whether no process runs the run. If it has no end yet, an end as KILLED is added."""
         with self.claimed() as mine:
             if mine and self.is_open():
                 self.put("end", status="KILLED")
         return mine
 
     def _last(self) -> dict[str, Any] | None:
-        """The last whole entry. Read from the end: most runs ended long ago, and there may be many of them."""
+        """The last whole entry. Read from the file's end: there may be many runs, most of which ended long ago."""
         path = self.folder / OUTBOX
         size = path.stat().st_size if path.is_file() else 0
         read = 4096
@@ -158,7 +159,7 @@ class Outbox:
             with path.open("rb") as file:
                 file.seek(max(0, size - read))
                 lines = file.read().splitlines()
-            # The first line is a whole one only where the file begins.
+            # The first line is whole only at the beginning of the file.
             for line in reversed(lines if read >= size else lines[1:]):
                 with contextlib.suppress(ValueError):
                     return dict(json.loads(line))
@@ -168,7 +169,7 @@ class Outbox:
         return None
 
     def _close_torn_line(self) -> None:
-        """Ends the line that a killed process left, or the next entry would be lost with it."""
+        """Ends the line that a killed process left; otherwise the next entry would be lost with it."""
         path = self.folder / OUTBOX
         if path.is_file() and path.stat().st_size:
             with path.open("rb+", buffering=0) as file:
@@ -183,10 +184,20 @@ class Outbox:
             return 0
 
 
-def left_by_others(run: str) -> list[Outbox]:
-    """Outboxes of other runs in which something waits or whose run was never ended."""
+def undelivered(except_run: str = "") -> list[Outbox]:
+    """Outboxes of this home, except that of one run, with entries to deliver or without an end."""
     runs = settings.home() / "runs"
-    # Unlike iterdir, glob finds nothing where somebody has removed the folder.
-    others = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != run]
+    # Unlike iterdir, glob finds nothing if the folder was removed.
+    others = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != except_run]
     boxes = [Outbox(name) for name in others]
     return [box for box in boxes if box.waiting() or box.is_open()]
+
+
+def is_running_here(run: str) -> bool:
+    """Whether a process of this home runs the flow run, whatever its state at the Prefect server."""
+    return held(settings.home() / "runs" / run / "lock")
+
+
+def was_killed_here(run: str) -> bool:
+    """Whether the flow run, which has no final state, began in this home and no process here runs it any more."""
+    return (settings.home() / "runs" / run).is_dir() and not is_running_here(run)

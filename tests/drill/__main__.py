@@ -66,7 +66,7 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
 def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
     """The kills, and what came of each fire, beside runs that nothing disturbs."""
     from tasks.prefect import servers
-    from tasks.prefect.embedded import ensure_prefect_server
+    from tasks.prefect.ephemeral_server import ensure_prefect_server
     from tests.drill.fires import FIRES, Fires
     from tests.drill.ground import Ground
     from tests.drill.kills import Kills, random_kills, undisturbed

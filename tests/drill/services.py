@@ -91,7 +91,7 @@ def mlflow(training: Training) -> tuple[str, str]:
     return f"it is back after {seconds:.0f} s", ""
 
 
-def keeper(training: Training) -> tuple[str, str]:
+def process_manager(training: Training) -> tuple[str, str]:
     """All that it keeps ends with it, the run too."""
     training.kill("tasks.services.process_manager")
     seconds = wait_until(lambda: not of_home(training.machine.home))
@@ -105,7 +105,13 @@ def nothing(training: Training) -> tuple[str, str]:
     return "", ""
 
 
-VICTIMS = {"nothing": nothing, "worker": worker, "Prefect server": prefect, "MLflow server": mlflow, "keeper": keeper}
+VICTIMS = {
+    "nothing": nothing,
+    "worker": worker,
+    "Prefect server": prefect,
+    "MLflow server": mlflow,
+    "process manager": process_manager,
+}
 
 
 def kill_services(machine: Machine) -> None:

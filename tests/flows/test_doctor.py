@@ -29,7 +29,7 @@ def elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def of(what: str) -> list[Finding]:
-    return [finding for finding in examine() if finding.what == what]
+    return [finding for finding in examine() if finding.subject == what]
 
 
 def test_where_nothing_has_run_there_is_no_problem_and_the_home_is_not_made(
@@ -37,7 +37,7 @@ def test_where_nothing_has_run_there_is_no_problem_and_the_home_is_not_made(
 ) -> None:
     assert main(["doctor"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"{home} is not there yet: the first run makes it" in printed
+    assert f"{home} does not exist yet: the first run creates it" in printed
     assert "problem" not in printed and "prefect 3.8.8" in printed and "from HF_TOKEN" in printed
     assert TOKEN not in printed and not home.exists()
 
@@ -61,18 +61,18 @@ def test_each_problem_comes_with_what_to_do_and_the_exit_code_is_one(
         fcntl.flock(lock, fcntl.LOCK_EX)
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        found = {finding.what: finding for finding in examine()}
+        found = {finding.subject: finding for finding in examine()}
         assert main(["doctor"]) == 1
     problems = {what for what, finding in found.items() if finding.level == "problem"}
     assert problems == {"prefect", "nowhere", "MLflow", "Prefect"}
-    assert all(found[what].do for what in problems) and away in found["Prefect"].found
-    assert found["prefect"].do == "pip install 'prefect<3' -c constraints.txt"
+    assert all(found[what].next_step for what in problems) and away in found["Prefect"].found
+    assert found["prefect"].next_step == "pip install 'prefect<3' -c constraints.txt"
     assert (found[f"port {port}"].level, found[f"port {port}"].found) == ("warning", "Address already in use")
     assert "in use: fit-k" in found["home"].found
     assert "→ pip install 'nowhere>=1'" in capsys.readouterr().out
     home.chmod(0o777)
     (told,) = of("home")
-    assert told.level == "problem" and "chmod 700" in told.do
+    assert told.level == "problem" and "chmod 700" in told.next_step
     assert "may be written by others" in told.found
 
 
@@ -95,7 +95,7 @@ def test_a_database_is_whole_damaged_or_without_a_schema_and_stays_as_it_is(home
     assert file.read_bytes() == before
     file.write_bytes(before[:-4096] + b"\7" * 4096)
     (damaged,) = of("MLflow")
-    assert damaged.level == "problem" and "move mlflow.db away" in damaged.do
+    assert damaged.level == "problem" and "move mlflow.db away" in damaged.next_step
 
 
 @pytest.mark.parametrize(("status", "does"), [(401, "MLFLOW_TRACKING_PASSWORD"), (403, "MLFLOW_SERVER_ALLOWED_HOSTS")])
@@ -114,10 +114,10 @@ def test_an_mlflow_that_is_well_and_refuses_its_client_is_a_problem(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
         (found,) = of("MLflow")
         server.shutdown()
-    assert found.level == "problem" and found.found.endswith(f": HTTP {status}") and does in found.do
+    assert found.level == "problem" and found.found.endswith(f": HTTP {status}") and does in found.next_step
 
 
-def test_what_the_servers_have_not_heard_is_told_but_not_of_a_run_that_goes_on(home: Path) -> None:
+def test_undelivered_entries_and_states_are_found_except_those_of_a_run_that_is_running(home: Path) -> None:
     for run in ("over", "goes-on", "heard"):
         Outbox(run).put("start", experiment="recipe")
         Outbox(run).put("end", status="FINISHED")
@@ -125,9 +125,9 @@ def test_what_the_servers_have_not_heard_is_told_but_not_of_a_run_that_goes_on(h
     heard.mark(heard.waiting()[-1][1])
     pending_states.keep("heard", StateType.COMPLETED)
     with Outbox("goes-on").claimed():
-        found = of("unheard")
+        found = of("undelivered")
     assert [(one.level, one.found) for one in found] == [
         ("warning", "MLflow has not all of 1 run: over"),
-        ("warning", "Prefect knows no end of 1 run: heard"),
+        ("warning", "Prefect has no final state of 1 run: heard"),
     ]
-    assert all("the next run" in one.do for one in found)
+    assert all("the next run" in one.next_step for one in found)

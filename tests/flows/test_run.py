@@ -418,7 +418,7 @@ def test_what_the_prefect_server_missed_is_promised_to_the_next_run_that_runs_a_
     monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)
     monkeypatch.setattr(pending_states, "server_answers", lambda: False)
     result = run_flow()
-    assert result["state"] == "completed" and pending_states.waits(result["flow_run_id"])
+    assert result["state"] == "completed" and pending_states.is_pending(result["flow_run_id"])
     assert "The next run that runs a stage tells it" in result["warnings"][-1]
 
 

@@ -10,7 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
-from tasks.prefect.flow_runs import find, tell_killed
+from tasks.prefect.flow_runs import find, report_killed
 from tasks.tracking.outbox import Outbox
 from training.problems import UserError
 
@@ -62,6 +62,6 @@ def test_a_server_that_died_with_its_runs_is_told_of_them_and_of_no_other(prefec
         for run in (killed, cancelled):
             Outbox(str(run.id))
         with Outbox(str(alive.id)).claimed():
-            tell_killed()
+            report_killed()
         found = [client.read_flow_run(run.id).state_type for run in (killed, cancelled, alive, elsewhere)]
     assert found == [StateType.CRASHED, StateType.CANCELLED, StateType.RUNNING, StateType.RUNNING]

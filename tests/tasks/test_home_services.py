@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
 import socket
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +15,11 @@ import pytest
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL, temporary_settings
 
 from flows.cli.main import main
-from tasks.prefect import embedded, servers
+from tasks.cache import settings
+from tasks.prefect import ephemeral_server, servers
 from tasks.prefect.servers import MLFLOW, PREFECT, ServicesFailed, State
-from tasks.services import process_manager
+from tasks.services import lifecycle, process_manager
+from tasks.tracking.connection import connect
 from training.jobs.processes import start_ticks
 from training.problems import UserError
 
@@ -24,16 +30,16 @@ OTHER = "http://prefect.example/api"
 
 @pytest.fixture(autouse=True)
 def kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A keeper holds its lock; the environment is restored at the end."""
+    """The process manager's lock is held; the environment is restored at the end."""
     for name in (*PREFECT_VARIABLES, *MLFLOW_VARIABLES):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    with servers.kept_alone() as alone:
+    with servers.managing() as alone:
         assert alone
         yield
 
 
-def told(**more: object) -> State:
+def running_services(**more: object) -> State:
     state = State(
         pid=os.getpid(),
         ticks=start_ticks(os.getpid()),
@@ -41,7 +47,7 @@ def told(**more: object) -> State:
         mlflow="http://127.0.0.1:2",
         answering=(PREFECT, MLFLOW),
     ).model_copy(update=more)
-    servers.tell(state)
+    servers.write_state(state)
     return state
 
 
@@ -50,7 +56,7 @@ def environment() -> dict[str, str]:
 
 
 def test_a_process_is_pointed_at_the_servers_of_its_home_and_logged_in() -> None:
-    told()
+    running_services()
     servers.use()
     password = servers.password()
     assert environment() == {
@@ -63,7 +69,7 @@ def test_a_process_is_pointed_at_the_servers_of_its_home_and_logged_in() -> None
 
 
 def test_a_server_of_somebody_else_is_not_given_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    told()
+    running_services()
     monkeypatch.setenv("PREFECT_API_URL", OTHER)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "theirs")
@@ -73,7 +79,7 @@ def test_a_server_of_somebody_else_is_not_given_the_password(monkeypatch: pytest
 
 
 def test_a_shell_with_an_earlier_password_gets_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    told()
+    running_services()
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "finetune:earlier")
     servers.use()
@@ -81,7 +87,7 @@ def test_a_shell_with_an_earlier_password_gets_the_present_one(monkeypatch: pyte
 
 
 def test_a_server_that_does_not_answer_yet_is_not_used() -> None:
-    told(answering=(PREFECT,))
+    running_services(answering=(PREFECT,))
     servers.use()
     assert set(environment()) == set(PREFECT_VARIABLES)
 
@@ -95,7 +101,7 @@ def test_the_password_is_not_sent_to_a_port_that_another_user_has_taken() -> Non
         taken.listen()
         os.seteuid(uid)
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        told(prefect=url, mlflow=None, answering=(PREFECT,))
+        running_services(prefect=url, mlflow=None, answering=(PREFECT,))
         servers.use()
         assert environment() == {} and not servers.answers(url)
 
@@ -111,30 +117,30 @@ def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     signalled: list[object] = []
-    monkeypatch.setattr(servers, "send", lambda *arguments: signalled.append(arguments))
-    told(host="other-machine")
+    monkeypatch.setattr(lifecycle, "send", lambda *arguments: signalled.append(arguments))
+    running_services(host="other-machine")
     servers.use()
     assert environment() == {}
     with pytest.raises(ServicesFailed, match=r"runs on other-machine since .*: run `finetune down` there"):
-        servers.down()
+        lifecycle.down()
     assert signalled == []
     assert main(["status", "--env"]) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and "on other-machine since" in printed.err
     with temporary_settings(restore_defaults={PREFECT_API_URL}), pytest.raises(UserError) as refused:
-        embedded.ensure_prefect_server()
+        ephemeral_server.ensure_prefect_server()
     assert "on other-machine since" in refused.value.problems[0].message
 
 
-def test_a_process_that_has_the_number_of_a_keeper_that_is_gone_is_not_signalled(
+def test_a_process_that_has_the_pid_of_a_process_manager_that_ended_is_not_signalled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     signalled: list[object] = []
-    monkeypatch.setattr(servers, "send", lambda *arguments: signalled.append(arguments))
-    monkeypatch.setattr(servers, "STOP_TIMEOUT_S", 0.1)
-    told(ticks=1)
+    monkeypatch.setattr(lifecycle, "send", lambda *arguments: signalled.append(arguments))
+    monkeypatch.setattr(lifecycle, "STOP_TIMEOUT_S", 0.1)
+    running_services(ticks=1)
     with pytest.raises(ServicesFailed):
-        servers.down()
+        lifecycle.down()
     assert signalled == []
 
 
@@ -142,14 +148,14 @@ def test_each_home_has_a_prefect_database_of_its_own_unless_the_user_names_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with temporary_settings(restore_defaults={PREFECT_API_DATABASE_CONNECTION_URL}):
-        assert embedded.database_url() == f"sqlite+aiosqlite:///{home}/prefect/prefect.db"
+        assert ephemeral_server.database_url() == f"sqlite+aiosqlite:///{home}/prefect/prefect.db"
         monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "second"))
-        assert embedded.database_url() == f"sqlite+aiosqlite:///{tmp_path}/second/prefect/prefect.db"
+        assert ephemeral_server.database_url() == f"sqlite+aiosqlite:///{tmp_path}/second/prefect/prefect.db"
     with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: ""}):
-        assert embedded.database_url().endswith("/second/prefect/prefect.db")
+        assert ephemeral_server.database_url().endswith("/second/prefect/prefect.db")
     mine = "postgresql+asyncpg://me@127.0.0.1/prefect"
     with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: mine}):
-        assert embedded.database_url() == mine
+        assert ephemeral_server.database_url() == mine
 
 
 def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,3 +173,57 @@ def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeyp
     assert {path.stem for path in logs.iterdir()} == {"7", "8", "9", "10", "11", "notes"}
     kept_text = (logs / "11.log").read_text()
     assert len(kept_text) == 505 and kept_text.endswith("xlast\nnext\n") and "early" not in kept_text
+
+
+def test_mlflow_server_of_a_home_that_was_moved_serves_the_files_where_they_are_now(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    client.create_experiment("small", artifact_location=(settings.mlflow_artifacts() / "small").as_uri())
+    settings.mlflow_artifacts().mkdir(exist_ok=True)
+    moved = tmp_path / "moved"
+    shutil.copytree(home, moved)
+    shutil.rmtree(home)
+    monkeypatch.setenv("FINETUNE_HOME", str(moved))
+    (server,) = [service for service in process_manager._services({}) if service.name == MLFLOW]
+    server.environment()
+    with contextlib.closing(sqlite3.connect(moved / "mlflow.db")) as database:
+        (location,) = database.execute("SELECT artifact_location FROM experiments WHERE name = 'small'").fetchone()
+    assert location == (moved / "mlartifacts" / "small").as_uri()
+
+
+def test_the_socket_of_a_service_reaches_its_program_and_keeps_the_port_while_that_restarts(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "greeter.py").write_text(GREETER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        service = process_manager.Service(
+            "greeter", ["greeter", str(listening.fileno())], dict, lambda: True, (listening,)
+        )
+        service.start()
+        pids = [greeting(port)]
+        os.kill(int(pids[0]), signal.SIGKILL)
+        with pytest.raises(OSError, match="in use"), socket.create_server(("127.0.0.1", port)):
+            pass
+        service.stop()
+        service.start()
+        pids.append(greeting(port))
+        service.stop()
+    assert pids[0] != pids[1]
+
+
+GREETER = """
+import os, socket, sys
+listening = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    connection, _ = listening.accept()
+    connection.sendall(str(os.getpid()).encode())
+    connection.close()
+"""
+
+
+def greeting(port: int) -> str:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        return connection.recv(100).decode()

@@ -27,7 +27,7 @@ REMOVING = """
 import contextlib, os, signal, sys
 from pathlib import Path
 from tasks.registry import garbage_collection as keeping
-keeping.failures_told, keeping.connect = contextlib.nullcontext, lambda: None
+keeping.mlflow_errors, keeping.connect = contextlib.nullcontext, lambda: None
 keeping._aliased = keeping._unfinished = lambda *given: []
 calls, at = [], int(sys.argv[2])
 original = getattr(*(owner := {"rename": (Path, "rename"), "rmtree": (keeping.shutil, "rmtree")}[sys.argv[1]]))
@@ -120,8 +120,8 @@ def test_record_of_a_run_goes_once_nothing_of_it_is_left(tracked: Path) -> None:
     ran("22222222-stored", {"fit": made("fit", "b1")})
     ran("33333333-to-go-on", {"fit": "c1"}, status=None)
     Outbox("44444444-undelivered").put("start", experiment="small")
-    ran("55555555-untold", {"fit": "d1"})
-    (tracked / "runs/55555555-untold/untold").write_text("COMPLETED")
+    ran("55555555-pending", {"fit": "d1"})
+    (tracked / "runs/55555555-pending/pending_state").write_text("COMPLETED")
     records = [piece.path for piece in look() if piece.sort == RECORDS]
     assert records == [tracked / "runs/11111111-gone"]
     remove(records)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tracking.outbox import OUTBOX, Outbox, left_by_others
+from tasks.tracking.outbox import OUTBOX, Outbox, undelivered
 
 
 def entries(outbox: Outbox) -> list[str]:
@@ -81,7 +81,7 @@ def test_a_line_torn_by_a_kill_takes_no_later_entry_along(home: Path, torn: byte
 def test_a_run_killed_within_its_first_line_is_no_run(home: Path) -> None:
     outbox = Outbox("run")
     (outbox.folder / OUTBOX).write_text('{"entry": "sta')
-    assert not outbox.is_open() and left_by_others("another") == []
+    assert not outbox.is_open() and undelivered("another") == []
     with outbox.claimed():
         outbox.put("start", experiment="recipe")
     assert outbox.start()["experiment"] == "recipe"
@@ -133,7 +133,7 @@ def _inheritable(descriptor: int) -> bool:
 def test_nobody_left_anything_where_the_folder_of_the_runs_was_removed(home: Path) -> None:
     begun()
     shutil.rmtree(home / "runs")
-    assert left_by_others("") == []
+    assert undelivered() == []
 
 
 def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
@@ -144,7 +144,7 @@ def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
     done.mark((done.folder / OUTBOX).stat().st_size)
     begun("waiting").put("end", status="FINISHED")
     (home / "runs" / "lock only").mkdir()
-    assert [box.run for box in left_by_others("mine")] == ["open", "waiting"]
+    assert [box.run for box in undelivered("mine")] == ["open", "waiting"]
 
 
 def test_figures_of_a_delivered_run_are_dropped_and_a_retry_goes_on_behind(home: Path) -> None:

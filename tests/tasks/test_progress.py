@@ -22,7 +22,7 @@ from tasks.cache.refs import Publication, Ref, Version
 from tasks.cache.stage import Row
 from tasks.prefect import progress
 from tasks.prefect.progress import PrefectProgress
-from tasks.tracking import addresses
+from tasks.tracking.connection import run_url
 from training.problems import Problem
 
 UP_TO = [{"kind": "progress", "done": done, "total": 4} for done in range(1, 4)]
@@ -175,7 +175,7 @@ def test_a_run_links_what_it_made_where_that_has_an_address(home: Path, monkeypa
 
     @flow(name="links")
     def body() -> str:
-        shown = PrefectProgress(lambda: addresses.mlflow_run("a1b2"))
+        shown = PrefectProgress(lambda: run_url("a1b2"))
         for result in made:
             shown.stage_started("any", "k")
             shown.stage_ended(Row("any", "k", "ran", 1.0), result)

@@ -26,11 +26,10 @@ import tasks
 from tasks.cache import store
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Row
-from tasks.prefect.flow_runs import goes_on_here, was_killed_here
-from tasks.tracking import mlflow_run, system_metrics
-from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, failures_told
+from tasks.tracking import mlflow_run
+from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, mlflow_errors
 from tasks.tracking.mlflow_run import Delivery, Tracker, deliver_left
-from tasks.tracking.outbox import OUTBOX, Outbox, left_by_others
+from tasks.tracking.outbox import OUTBOX, Outbox, is_running_here, undelivered, was_killed_here
 from tests.servers import Server, closed_port, mlflow_server
 
 ROOT = str(Path(tasks.__path__[0]).parent)
@@ -305,7 +304,7 @@ def test_a_server_that_fails_in_everything_holds_up_no_run(home: Path, monkeypat
 def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answers(
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_metrics, "SAMPLE_S", 0.2)
+    monkeypatch.setattr(mlflow_run, "SAMPLE_S", 0.2)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     dead = Tracker("recipe", "flow-1")
     wait_until(lambda: len([e for e, _ in Outbox("flow-1").waiting() if e["entry"] == "metrics"]) > 2)
@@ -314,7 +313,7 @@ def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answ
     assert deliver_left() is None
     assert the_run().info.status == "FINISHED"
     assert len(history("system/cpu_utilization_percentage")) > 2
-    assert deliver_left() is None and not left_by_others("")
+    assert deliver_left() is None and not undelivered()
 
 
 def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +325,7 @@ def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monk
         tell({"cpu_utilization_percentage": 50.0})
         told.set()
 
-    monkeypatch.setattr(system_metrics, "sample", slow)
+    monkeypatch.setattr(mlflow_run, "sample_system_metrics", slow)
     for name in ("LOAD_WAIT_S", "LAST_WAIT_S", "DEAD_WAIT_S"):
         monkeypatch.setattr(mlflow_run, name, 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
@@ -349,7 +348,7 @@ def test_what_a_full_disk_never_took_is_told_as_lost_and_stops_no_sample(
         return open_(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refusing)
-    monkeypatch.setattr(system_metrics, "sample", lambda tell, ended: None)
+    monkeypatch.setattr(mlflow_run, "sample_system_metrics", lambda tell, ended: None)
     monkeypatch.setattr(mlflow_run, "DEAD_WAIT_S", 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     full.set()
@@ -421,7 +420,7 @@ def test_what_mlflow_fails_in_is_told_with_its_address_and_without_its_password(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{closed_port()}")
-    with pytest.raises(MlflowFailed, match=r"^MLflow at http://127\..* fails: start it") as failed, failures_told():
+    with pytest.raises(MlflowFailed, match=r"^MLflow at http://127\..* fails: start it") as failed, mlflow_errors():
         connect()
     assert "secret" not in "".join(traceback.format_exception(failed.value))
 
@@ -476,15 +475,15 @@ def test_a_run_started_while_another_command_slowly_delivers_what_it_had_left_is
     began = time.monotonic()
     tracker = Tracker("recipe", "flow-1")  # the run is started again
     assert time.monotonic() - began < 1
-    assert goes_on_here("flow-1") and not was_killed_here("flow-1")
+    assert is_running_here("flow-1") and not was_killed_here("flow-1")
     assert Outbox("flow-1").end_if_killed() is False
     go_on.set()
     other.join()
-    assert goes_on_here("flow-1") and deliver_left() is None and Outbox("flow-1").is_open()
+    assert is_running_here("flow-1") and deliver_left() is None and Outbox("flow-1").is_open()
     assert the_run().info.status == "RUNNING"
     tracker.tags({"fit.key": "new"})
     tracker.end("FINISHED")
-    assert tracker.trouble is None and not goes_on_here("flow-1")
+    assert tracker.trouble is None and not is_running_here("flow-1")
     assert the_run().info.status == "FINISHED" and the_run().data.tags["fit.key"] == "new"
 
 
@@ -496,7 +495,7 @@ def test_a_second_process_of_the_same_run_waits_until_the_first_has_ended(tracke
     assert thread.is_alive() and not seconds
     first.end("FAILED")
     thread.join(10)
-    assert goes_on_here("flow-1")
+    assert is_running_here("flow-1")
     seconds[0].end("FINISHED")
 
 

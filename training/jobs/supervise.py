@@ -131,6 +131,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, SUPERVISOR: identity(parent)},
+                close_fds=False,  # of this process's files only those that its starter handed on are inheritable
                 process_group=0,
                 preexec_fn=tie_to_parent,
             )

@@ -1,8 +1,8 @@
-"""A stage in a few words, for whoever follows a run: the figure that says most about its result, and what an evaluation
-in its midst came to."""
+"""A stage in a few words, for terminal, log and Prefect: its key figure, its evaluations, and the time that is left."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,16 +11,16 @@ from tasks.tracking.reports import counted, score_told, value_told
 
 
 def evaluation(event: Mapping[str, Any]) -> str | None:
-    """`step 280: loss 0.7535, accuracy 0.7745`; None of other figures than an evaluation's."""
+    """`step 280: loss 0.7535, accuracy 0.7745`; None if the event is no evaluation."""
     found = {name: value for name, value in event["values"].items() if not name.endswith(("_second", "_runtime"))}
     if not any(name.startswith("eval_") for name in found):
         return None
-    told = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in found.items())
-    return f"step {event['step']}: {told}"
+    listed = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in found.items())
+    return f"step {event['step']}: {listed}"
 
 
 def figure(stage: str, result: Any) -> str:
-    """The one figure that says most about a stage's result."""
+    """The most telling figure of a stage's result, in words."""
     if isinstance(result, Ref):
         describe = _FIGURES.get(stage)
         return describe(result.figures) if describe else ""
@@ -73,3 +73,19 @@ _FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{f['metric']} {value_told(f['value'])} beside {value_told(f['champion_value'])} of {f['champion']}"
     ),
 }
+
+
+class Pace:
+    """Estimates how long a stage still takes, from its first progress on: imports take seconds, and a resumed training
+    starts in the middle."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def left_s(self, done: int, total: int) -> float | None:
+        """Seconds until all is done, at the speed so far; None before there is any."""
+        now = time.monotonic()
+        if self._first is None or done < self._first[1]:  # another part of the stage has begun
+            self._first = (now, done)
+        since, before = self._first
+        return (now - since) / (done - before) * (total - done) if done > before else None

@@ -1,4 +1,7 @@
-"""The Prefect server of a run that has none, started for the run and gone with it, and the database of such servers."""
+"""The Prefect server of a run that has no other: it is started for the run, and ends with it.
+
+Such servers and that of `finetune up` share one database in the home, unless the user names another.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,18 @@ from training.problems import Problem, UserError
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
 
-
-# Undone when the process ends; a server must outlive Prefect's own clean-up, which sends it the last log lines.
+# Closed when the process ends: the server must outlive Prefect's own clean-up, which sends it the last log lines.
 _for_this_process = contextlib.ExitStack()
 
 
 def ensure_prefect_server() -> str:
     """The URL of the server that the settings name, of `finetune up`, or of one that lives as long as this process.
 
-    Prefect would start one itself, but in this process's group: a Ctrl-C would end it before the run could tell it
-    anything, and a SIGKILL of this process would leave it running. This one is in a session of its own and dies
-    with this process. Its history is kept in the database of the home, and it asks for the password of the home.
+    Prefect would start one itself, but in this process's group: Ctrl-C would end it before the run could report its
+    state, and SIGKILL of this process would leave it running. This one has a session of its own and dies with this
+    process. Its history is kept in the database of the home, and it requires the password of the home.
     Call it from the main thread: the server is tied to the thread that starts it.
-    Raises RuntimeError where it does not start, and UserError where another machine has this home's server.
+    Raises RuntimeError if the server does not start, and UserError if another machine runs this home's server.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_ENABLED, temporary_settings
 
@@ -47,17 +49,17 @@ def ensure_prefect_server() -> str:
     with servers.one_server_starts():
         state = servers.running()
         if state is not None and state.prefect and servers.PREFECT in state.answering:
-            # `finetune up` was starting when this process looked for it first.
+            # `finetune up` was still starting when this process began.
             url = f"{state.prefect}/api"
         else:
-            url = _started()
+            url = _start_and_wait()
             login |= {PREFECT_UI_ENABLED: False}
     _for_this_process.enter_context(temporary_settings({PREFECT_API_URL: url, **login}))
     return url
 
 
 def database_url() -> str:
-    """The database of the servers of this home: the one that the user's environment or Prefect profile names, else a
+    """The database of this home's Prefect servers: the one that the user's environment or Prefect profile names, else a
     file in the home, so that no two homes see each other's runs."""
     from prefect.settings import get_current_settings
 
@@ -68,31 +70,27 @@ def database_url() -> str:
     return f"sqlite+aiosqlite:///{settings.home_path() / 'prefect' / 'prefect.db'}"
 
 
-def _started() -> str:
+def _start_and_wait() -> str:
     """The URL of a new server, once it answers."""
-    port = _free_port()
-    server = _start(port)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = int(listening.getsockname()[1])
+        server = _start(port, listening.fileno())
     atexit.register(_stop, server)
     url = f"http://127.0.0.1:{port}/api"
     _wait_for(url, server)
     return url
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def _start(port: int) -> subprocess.Popen[bytes]:
-    # A checkout first, and no working directory: no `tasks` folder of the user's is taken for ours.
-    found = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
+def _start(port: int, descriptor: int) -> subprocess.Popen[bytes]:
+    # A checkout comes first in the search path, and no working directory: a `tasks` folder of the user's is not found.
+    path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     return subprocess.Popen(
-        [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), "--for-one-run"],
-        env={**os.environ, "FINETUNE_HOME": str(settings.home()), **found},
+        [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), f"--fd={descriptor}", "--for-one-run"],
+        env={**os.environ, "FINETUNE_HOME": str(settings.home()), **path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        pass_fds=[descriptor],
         start_new_session=True,
         preexec_fn=die_with_parent,
     )

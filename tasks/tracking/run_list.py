@@ -1,4 +1,4 @@
-"""What has run, as MLflow tells it: for a person or a program to read."""
+"""The list of past runs, from MLflow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tasks.prefect.flow_runs import was_killed_here
-from tasks.registry.versions import every, problem
-from tasks.tracking.connection import FLOW_RUN_TAG, connect, failures_told
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, every, mlflow_errors
 from tasks.tracking.mlflow_run import JUDGED_TAG, VERSION_TAG
-from training.problems import nearest
+from tasks.tracking.outbox import was_killed_here
+from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -18,21 +17,21 @@ if TYPE_CHECKING:
 STATES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
 
 
-def listed(recipe: str | None, limit: int) -> list[dict[str, Any]]:
-    """The last `limit` runs, of all recipes or of this one, newest first, as JSON values: ids, `recipe`, `state`,
-    `started_ms`, `seconds`, the figure that is `judged`, `verdict`, `reason` and the `version` that it registered.
+def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
+    """The last `limit` runs of one recipe, or of all, newest first, as JSON values: ids, `recipe`, `state`,
+    `started_ms`, `seconds`, the `judged` figure, `verdict`, `reason` and the registered `version`.
 
-    Raises UserError for a recipe that has not run, MlflowFailed where MLflow does not answer.
+    Raises UserError if the recipe has not run, and MlflowFailed if MLflow does not answer.
     """
-    with failures_told():
+    with mlflow_errors():
         client = connect()
         names = {one.experiment_id: one.name for one in every(client.search_experiments)}
         chosen = [id for id, name in names.items() if recipe in (None, name)]
         if recipe is not None and not chosen:
             has = ", ".join(sorted({*names.values()} - {"Default"})) or "nothing has run yet"
             message = f"no recipe {recipe!r} has run: {has}.{nearest(recipe, list(names.values()))}"
-            raise problem("RECIPE", message)
-        # Others may track in the same place: theirs have no flow run.
+            raise UserError([Problem(kind="registry", where="RECIPE", message=message)])
+        # Runs that other programs track in the same place have no flow run.
         found = client.search_runs(
             chosen, f"tags.`{FLOW_RUN_TAG}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]
         )
@@ -60,7 +59,7 @@ def _as_json(run: Run, recipe: str) -> dict[str, Any]:
 
 
 def _judged(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Any] | None:
-    """The figure that models of the recipe are compared by, once it is known."""
+    """The figure by which models of the recipe are compared; None before it is known."""
     name = tags.get(JUDGED_TAG, "")
     if f"score/{name}/value" not in metrics:
         return None

@@ -15,13 +15,13 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import tasks
-from tasks.prefect.embedded import ensure_prefect_server
+from tasks.prefect.ephemeral_server import ensure_prefect_server
 from training.jobs.processes import LINUX
 
 ROOT = str(Path(tasks.__path__[0]).parent)
 START = """
 import sys, time
-from tasks.prefect.embedded import ensure_prefect_server
+from tasks.prefect.ephemeral_server import ensure_prefect_server
 print(ensure_prefect_server(), flush=True)
 sys.stdin.read()
 """

@@ -1,0 +1,155 @@
+"""Start, stop and status of the services of `finetune up`: Prefect's server, MLflow's, and a worker.
+
+One program, the process manager (tasks/services/process_manager.py), owns them; `up` starts it and `down` stops it.
+tasks/prefect/servers.py has their addresses and the files under <home>/services. The process manager prints to
+<home>/services/process_manager.log, each service to <home>/services/NAME/logs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tasks.cache import settings
+from tasks.cache.locks import FlockManager
+from tasks.prefect.servers import (
+    LOCK,
+    MLFLOW,
+    POOL,
+    PREFECT,
+    START_TIMEOUT_S,
+    VARIABLES,
+    WORKER,
+    ServicesFailed,
+    State,
+    answers,
+    folder,
+    last_state,
+    running,
+    use,
+    worker_is_online,
+)
+from training.jobs.processes import send, start_ticks
+from training.problems import Problem, UserError
+
+STOP_TIMEOUT_S = 90.0
+"""For runs to save a checkpoint, then for the servers to end."""
+HEARTBEATS_S = 100.0
+"""Three heartbeats of a worker: one may be lost."""
+
+
+def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[str, State], None]) -> State:
+    """Starts the process manager and waits until each service answers; `on_answer` is called for each.
+
+    Unless detached, the process manager stops when this process ends, however it ends.
+    Raises UserError for ports that are taken. Raises ServicesFailed if a service does not start; all are stopped then.
+    """
+    ports = {name: port for name, port in ((PREFECT, prefect_port), (MLFLOW, mlflow_port)) if not _is_elsewhere(name)}
+    _require_free(ports)
+    log = folder() / f"{LOCK}.log"
+    argv = [sys.executable, "-m", "tasks.services.process_manager", *(f"{name}={port}" for name, port in ports.items())]
+    argv += [] if detach else ["--until-eof"]
+    # This pipe's other end stays open as long as this process lives: a closed terminal or SIGKILL closes it, too.
+    read_end, _ = os.pipe()
+    with open(log, "wb") as truncated, open(log, "ab") as out:
+        truncated.close()
+        manager = subprocess.Popen(
+            argv, stdin=read_end, stdout=out, stderr=out, env=_environment(), start_new_session=True
+        )
+    os.close(read_end)
+    try:
+        return _wait_for_services(manager, log, on_answer)
+    except BaseException:
+        # By its pid: a process manager that has just started does not hold its lock yet.
+        manager.terminate()
+        manager.wait()
+        raise
+
+
+def _wait_for_services(manager: subprocess.Popen[bytes], log: Path, on_answer: Callable[[str, State], None]) -> State:
+    deadline, answered = time.monotonic() + START_TIMEOUT_S, 0
+    while True:
+        state = last_state()
+        if state is not None and state.pid == manager.pid:
+            for name in state.answering[answered:]:
+                on_answer(name, state)
+            answered = len(state.answering)
+            if answered == len(state.services):
+                return state
+        if manager.poll() is not None:
+            raise ServicesFailed(f"the services did not start: {_last_line(log)} The whole log: {log}")
+        if time.monotonic() > deadline:
+            raise ServicesFailed(f"not all services answered within {START_TIMEOUT_S:g} s: see {folder()}")
+        time.sleep(0.1)
+
+
+def down() -> bool:
+    """Stops the process manager and its services; runs save a checkpoint first. Returns False if none runs.
+
+    Raises ServicesFailed if the services do not end, or run on another machine.
+    """
+    state = running()
+    if state is None:
+        return False
+    if not state.here:
+        raise ServicesFailed(f"`finetune up` over this home runs {state.place}: run `finetune down` there.")
+    if start_ticks(state.pid) == state.ticks:
+        send(state.pid, signal.SIGTERM)
+    if not FlockManager(folder()).wait_for_lock(LOCK, timeout=STOP_TIMEOUT_S):
+        raise ServicesFailed(f"the services did not end within {STOP_TIMEOUT_S:g} s: see {folder() / f'{LOCK}.log'}")
+    while state.ticks and start_ticks(state.pid) == state.ticks:  # it releases the lock just before it ends
+        time.sleep(0.02)
+    return True
+
+
+def status(state: State) -> list[tuple[str, str, bool]]:
+    """Name and place of each service, and whether it answers now."""
+    found = []
+    if state.prefect:
+        found.append((PREFECT, state.prefect, answers(f"{state.prefect}/api")))
+    if state.mlflow:
+        found.append((MLFLOW, state.mlflow, answers(state.mlflow)))
+    use()
+    since = datetime.now(UTC) - timedelta(seconds=HEARTBEATS_S)
+    reachable = all(well for name, _, well in found if name == PREFECT)
+    return [*found, (WORKER, f"work pool {POOL}", reachable and worker_is_online(since))]
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Whether the environment names somebody else's server."""
+    value, last = os.environ.get(VARIABLES[name]), last_state()
+    return bool(value) and not (last and value == last.environment.get(VARIABLES[name]))
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment without the addresses of an earlier `finetune up`."""
+    dropped = {variable for name, variable in VARIABLES.items() if not _is_elsewhere(name)}
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    return inherited | {"FINETUNE_HOME": str(settings.home())}
+
+
+def _require_free(ports: dict[str, int]) -> None:
+    problems = []
+    for name, port in ports.items():
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError as error:
+            message = (
+                f"port {port} cannot be used ({error.strerror}): name another, or, where that is a server to "
+                f"use, its address in {VARIABLES[name]}."
+            )
+            problems.append(Problem(kind="option", where=f"--{name}-port", message=message))
+    if problems:
+        raise UserError(problems)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing."]
+    return lines[-1]
