@@ -136,14 +136,20 @@ class Nightly:
 
     def tracked(self) -> list[Run]:
         """All that MLflow has run."""
-        client = MlflowClient(self.machine.env["MLFLOW_TRACKING_URI"])
+        client = mlflow_of(self.machine)
         experiment = client.get_experiment_by_name("small")
         return list(client.search_runs([experiment.experiment_id])) if experiment else []
 
     def champion(self) -> str:
         """The version with the alias."""
-        client = MlflowClient(self.machine.env["MLFLOW_TRACKING_URI"])
+        client = mlflow_of(self.machine)
         return f"small/{client.get_model_version_by_alias('small', 'champion').version}"
+
+
+def mlflow_of(machine: Machine) -> MlflowClient:
+    """A client of the machine's MLflow, logged in."""
+    os.environ.update({name: value for name, value in machine.env.items() if name.startswith("MLFLOW_TRACKING_")})
+    return MlflowClient(machine.env["MLFLOW_TRACKING_URI"])
 
 
 def retrain(machine: Machine) -> None:
@@ -193,7 +199,7 @@ def sst2(machine: Machine) -> None:
         table = [["parameters", "flow run ends", "learning rate", "registered", "verdict"]]
         for rate, more in (("2e-05", []), ("3e-05", ["-p", 'overrides={"training.learning_rate": 3e-5}'])):
             watched(machine, "finetune/sst2", *more)
-            client = MlflowClient(machine.env["MLFLOW_TRACKING_URI"])
+            client = mlflow_of(machine)
             experiment = client.get_experiment_by_name("sst2")
             run = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"])[0]
             found = run.data.params["training.learning_rate"]
