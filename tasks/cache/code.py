@@ -1,9 +1,9 @@
 """Digests of the code behind a stage, so that an edit which can change its bytes is noticed, and a reformat is not.
 
 From the roots that a stage names, imports are followed through this project's own packages and through the user's
-modules, which are found as the programs of jobs find them. Each file counts as its syntax tree without comments and
-docstrings. Modules in Python's folders of libraries are not followed: the versions of their distributions count. All
-other modules are the user's, including those found through PYTHONPATH or an editable install.
+modules, which are found as the programs of jobs find them. Each file counts as its syntax without comments, docstrings
+and messages (tasks.cache.syntax). Modules in Python's folders of libraries are not followed: the versions of their
+distributions count. All other modules are the user's, including those found through PYTHONPATH or an editable install.
 """
 
 from __future__ import annotations
@@ -24,33 +24,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zipimport import zipimporter
 
-from tasks.cache import settings
+from tasks.cache import settings, syntax
 from tasks.cache.digests import Digests
 from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_module, search_path
 from training.problems import Problem, UserError
 
-# Code that decides how a stage is run, shown or described, not what it makes. A recipe's values are inputs
-# already, so the module that reads them is not.
-NOT_INPUTS = (
+OUTSIDE = (
+    # How a run is started, shown, stored and released. Of the tasks, the stages count.
     "flows",
     *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prefect", "registry", "services", "tracking")),
-    "training.evaluation.plots",
-    "training.engine.throughput",
-    "training.jobs.processes",
-    "training.jobs.program",
-    "training.jobs.protocol",
-    "training.jobs.resources",
-    "training.jobs.supervise",
+    # How a program is started, watched and stopped.
+    "training.jobs",
+    # Messages.
     "training.problems",
-    "training.programs.estimate",
-    "training.recipe.program_settings",
-    *(f"training.recipe.{name}" for name in ("accelerate_file", "code_fields", "deepspeed_file", "error_messages")),
-    *(f"training.recipe.{name}" for name in ("extra_arguments", "fields", "lora", "overrides")),
-    *(f"training.recipe.{name}" for name in ("referenced_files", "rules", "section", "validation")),
-    *(f"training.recipe.tables.{name}" for name in ("engines", "formats", "optimizers", "strategies", "task_types")),
+    # The recipe's fields and tables: the values that a stage reads are among its inputs.
+    "training.recipe",
+    # Pictures, and measurements of speed and memory.
+    *("training.evaluation.plots", "training.evaluation.loss_curve"),
+    *("training.engine.throughput", "training.programs.estimate"),
 )
-# The package itself, whose other modules count.
-_ALONE = ("training.recipe",)
+"""Rooms and modules that cannot change the output of any stage."""
+INSIDE = (
+    # They read and check rows.
+    *(f"training.recipe.{name}" for name in ("column_types", "filters", "source_columns", "tables.checks")),
+    # The options of a task type.
+    "training.recipe.task_specification",
+    # The direction of a metric.
+    "training.recipe.tables.metrics",
+    # The loss of language models, and the order of tags.
+    *("training.evaluation.likelihood", "training.evaluation.tags"),
+)
+"""Modules that programs run, in rooms that are otherwise outside, of all stages or of one."""
+_EMPTY = syntax.digest_of_syntax(ast.parse(""), has_messages=False)
 
 
 class Code(NamedTuple):
@@ -74,11 +79,12 @@ class Source(NamedTuple):
     digest: str
 
 
-def code_behind(roots: Iterable[str]) -> Code:
+def code_behind(roots: Iterable[str], outside: Sequence[str] = ()) -> Code:
     """The files of these modules and of all that they import, as far as they are the project's or the user's.
 
     Args:
         roots: dotted module names. Raises ModuleNotFoundError for one that has no source file here.
+        outside: rooms and modules of the project that are left out, besides OUTSIDE.
     """
     _forget_folders()
     found: dict[str, Source] = {}
@@ -90,10 +96,11 @@ def code_behind(roots: Iterable[str]) -> Code:
         name = waiting.pop()
         module = None if name in seen else _module(name)
         seen.add(name)
-        if module is None or _is_left_out(name) or module.name in found:
+        if module is None or _is_outside(name, outside) or module.name in found:
             continue
         digest, imports = _read(module, _state(module.file))
-        found[module.name] = Source(module.file, digest)
+        if digest != _EMPTY:
+            found[module.name] = Source(module.file, digest)
         waiting.extend(imports)
         # Importing a.b.c runs a/__init__ and a/b/__init__ first.
         waiting.extend(name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1))
@@ -167,8 +174,8 @@ def git_commit() -> GitCommit | None:
         return None
 
 
-def _is_left_out(name: str) -> bool:
-    return name in _ALONE or any(name == out or name.startswith(out + ".") for out in NOT_INPUTS)
+def _is_outside(name: str, more: Sequence[str]) -> bool:
+    return name not in INSIDE and any(f"{name}.".startswith(f"{room}.") for room in (*OUTSIDE, *more))
 
 
 class _Module(NamedTuple):
@@ -267,7 +274,7 @@ def _read(module: _Module, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]
     """
     package = module.dotted if Path(module.name).stem == "__init__" else module.dotted.rpartition(".")[0]
     inside = f" {module.name}" if module.loader else ""
-    found_by = f" code of {package}{inside} {platform.python_version()} {_state(Path(__file__))}"
+    found_by = f" code of {package}{inside} {platform.python_version()} {_state(Path(syntax.__file__))}"
     memory = Digests(settings.home_path())
     digest, *imports = memory.derived(module.file, found_by, lambda _: _parsed(package, module)).split()
     return digest, tuple(imports)
@@ -287,36 +294,5 @@ def _parsed(package: str, module: _Module) -> str:
     if content is None or not module.name.endswith(".py"):
         return hashlib.sha256(module.file.read_bytes()).hexdigest()
     tree = ast.parse(content, filename=str(module.file))
-    imports = dict.fromkeys(_imports(tree, package))
-    for node in ast.walk(tree):
-        _drop_docstring(node)
-    return " ".join([hashlib.sha256(ast.dump(tree).encode()).hexdigest(), *imports])
-
-
-def _imports(tree: ast.AST, package: str) -> Iterable[str]:
-    """What is imported, but for types alone."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            waiting.extend(node.orelse)
-            continue
-        waiting.extend(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, base] if base else above)
-            yield base
-            # `from package import name` may mean a module of that package.
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _drop_docstring(node: ast.AST) -> None:
-    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
-        return
-    first = node.body[0]
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        node.body[0] = ast.Pass()
+    imported = dict.fromkeys(syntax.imports(tree, package))
+    return " ".join([syntax.digest_of_syntax(tree, has_messages=_is_own(module.dotted)), *imported])

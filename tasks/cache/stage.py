@@ -30,7 +30,9 @@ class Inputs:
     values: Mapping[str, Any]
     """Recipe fields, digests of files and of upstream artifacts; JSON values, nested as the recipe nests them."""
     code: Sequence[str] = ()
-    """Dotted modules whose code shapes the output, beside the stage's own."""
+    """Dotted modules whose code shapes the output, besides the stage's own."""
+    outside: Sequence[str] = ()
+    """Rooms and modules that `code` imports, and that cannot change the output with these values."""
     libraries: Sequence[str] = ()
     """Distributions whose version shapes the output."""
     named: Mapping[str, str] = field(default_factory=dict)
@@ -138,7 +140,7 @@ class Stage(Generic[Result]):
         flat = dict(_flat(given.values))
         if self.cached:
             own, installed = users_code(given.named)
-            code = code_behind([self.make.__module__, *given.code, *own])
+            code = code_behind([self.make.__module__, *given.code, *own], given.outside)
             for path, digest in code.digests.items():
                 flat[f"code.{path}"] = digest
             for library, version in library_versions([*given.libraries, *installed, *code.distributions]).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
             STRATEGIES[strategy].module,
             *_engine_code(recipe),
         ],
+        outside=_outside(recipe),
         named=_named(recipe),
         libraries=(
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
@@ -104,6 +105,17 @@ def _are_seen(recipe: Recipe) -> bool:
     """Whether code of the user's sees the figures of an evaluation, and may go by them."""
     training = recipe.training
     return bool(training.callbacks or training.trainer or ":" in training.engine)
+
+
+def _outside(recipe: Recipe) -> Sequence[str]:
+    """The rooms of evaluation code that cannot change the model."""
+    if ":" in recipe.task:
+        return ()
+    if _metrics_matter(recipe):
+        return ("training.evaluation.constant_predictions",)
+    if task_types.calibrates(recipe.task):
+        return ("training.evaluation.metrics", "training.evaluation.constant_predictions")
+    return ("training.evaluation",)
 
 
 def _engine_code(recipe: Recipe) -> list[str]:

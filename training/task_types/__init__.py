@@ -10,7 +10,7 @@ from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import code_modules, specification, specification_class, user_code
 from training.task_types.task_type import TaskType
 
-__all__ = ["TASK_TYPES", "class_of", "code_modules", "from_settings", "has_baseline", "load", "user_code"]
+__all__ = ["TASK_TYPES", "calibrates", "class_of", "code_modules", "from_settings", "has_baseline", "load", "user_code"]
 
 
 def load(task: str, options: Mapping[str, Any] | None = None) -> TaskType:
@@ -31,3 +31,8 @@ def from_settings(settings: Mapping[str, Any]) -> TaskType:
 def has_baseline(name: str) -> bool:
     """Whether the task type has constant predictions; a first model must beat the best of them."""
     return class_of(name).baseline is not TaskType.baseline
+
+
+def calibrates(name: str) -> bool:
+    """Whether the config of an exported model has values that are computed from the predictions of validation rows."""
+    return class_of(name).calibrate is not TaskType.calibrate
