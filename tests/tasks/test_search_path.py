@@ -160,8 +160,8 @@ def test_an_installed_project_shadows_neither_pythonpath_nor_python_and_a_checko
     tmp_path: Path, folder: str
 ) -> None:
     project, named = tmp_path / folder, tmp_path / "named"
-    (project / "training").mkdir(parents=True)
-    shutil.copy(ROOT / "training" / "search_path.py", project / "training")
+    (project / "training" / "jobs").mkdir(parents=True)
+    shutil.copy(ROOT / "training" / "jobs" / "search_path.py", project / "training" / "jobs")
     look = f"""
 import json, os, sys
 sys.path.append({str(project)!r})
