@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.connection import mlflow_errors
+from training.data.faults import Faults
 from training.data.prediction_files import Values, Writer, need_value, read, whole
-from training.data.row_statistics import Faults
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.problems import Problem, UserError, full_disk

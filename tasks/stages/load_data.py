@@ -14,9 +14,8 @@ from tasks.tracking.reports import need_report, tell_warnings
 from training.data.sources import delimiter_of, split_names
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import code_for_rows, source_columns
+from training.recipe.tables.formats import SOURCES
 
-# What a reader of this source imports, beside pyarrow.
-LIBRARIES = {"hub": ("pyarrow", "datasets"), "json": ("pyarrow", "ijson")}
 # Where rows lie, which names are theirs there, and how large a file may be: the files' content says it all.
 NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
 
@@ -25,6 +24,7 @@ def inputs(recipe: Recipe, lock: Lock) -> Inputs:
     """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
     data, asked = recipe.data, source_columns(recipe)
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in asked.columns}
+    source = SOURCES[data.source]
     code, named, options = code_for_rows(recipe)
     read = data.model_dump(exclude=NOT_READ)
     read["checks"].pop("truncated", None)  # another stage's
@@ -42,9 +42,9 @@ def inputs(recipe: Recipe, lock: Lock) -> Inputs:
             "commit": lock.data_hub.commit if lock.data_hub else None,
             "fingerprint": lock.data_fingerprint,
         },
-        code=["training.data.load_rows", *code],
+        code=["training.data.load_rows", source.reader.partition(":")[0], *code],
         named=named | ({"data.path": data.path} if data.source == "python" else {}),
-        libraries=LIBRARIES.get(data.source, ("pyarrow",)),
+        libraries=source.libraries,
         names={
             "commit": f"{data.path} at {data.revision or 'main'}",
             "fingerprint": f"what {data.path} is made from",

@@ -29,7 +29,7 @@ ALLOWED = {
     "training.recipe.tables.engines": {"ENGINES"},
     "training.recipe.tables.strategies": {"STRATEGIES"},
     # How files are named; the files themselves are inputs of the stage.
-    "training.recipe.tables.formats": {"FORMATS", "PACKED"},
+    "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
     # The form of options, and examples for messages.
     "training.recipe.section": {"ClosedModel"},
     # Declarations alone: the values are inputs of the stage.

@@ -1,4 +1,10 @@
-"""What readers hand on: some rows of one source, the number of each for messages, and what could not be read."""
+"""Blocks of rows, as readers yield them.
+
+A reader is a function `(wanted, split, pinned, slices) -> Iterator[Block]`; training/recipe/tables/formats.py lists all.
+It raises UserError if the source as a whole is unreadable (no such column, not a Parquet file). Single rows that it
+cannot read are left out, each with a Fault. Of the columns that the recipe does not name it reads those that `slices`
+requests; a problem with these leaves out the column, never a row.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from training.data.faults import Fault
 from training.problems import Problem, UserError, nearest
 from training.recipe.source_columns import OWN_FIELDS
 
@@ -18,23 +25,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 
-HEADER_READ = "has the names of the columns, and is read as a row because of data.header"
-REPEATED_HEADER = "repeats the header"
-"""Faults of the check `header_row` with advice of their own."""
-
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with one row, worded to follow "row 7"."""
-
-    row: int
-    check: str
-    """The check that it falls under, as `data.checks` names it."""
-    description: str
-    value: str = ""
-    """What the row holds, told of the first row with this fault; follows `what`."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +120,3 @@ def source_error(where: str, message: str) -> UserError:
     """That a source cannot be read as a whole."""
     ended = message if message.endswith((".", "?")) else f"{message}."
     return UserError([Problem(kind="data", where=where, message=ended)])
-
-
-def shortened(value: object) -> str:
-    """A value in a message, cut to what fits there."""
-    try:
-        text = repr(value)
-    except Exception:  # of the user's own class
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"

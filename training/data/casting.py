@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.blocks import Block, Fault, shortened
+from training.data.blocks import Block
+from training.data.faults import Fault, shortened
 from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character, split_at
 from training.data.mappings import NUMBERS
 from training.data.plain_types import is_list, plain, with_label_names

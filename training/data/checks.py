@@ -1,27 +1,27 @@
-"""The checks of rows: what each looks for, how it says so, and whether it ends the run unless the recipe says else.
+"""Checks of single rows (ROW_CHECKS) and of whole splits (SPLIT_CHECKS), with their messages.
 
-Light to import: a recipe's `data.checks` is held against the names here before anything heavy is loaded.
+training/recipe/tables/checks.py has the level of each: error, warning or ignore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.problems import Problem, UserError
-from training.recipe.tables.checks import LEVELS, Level
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from training.data.blocks import Block
+from training.data.duplicates import DuplicateTexts
+from training.data.faults import Faults
+from training.data.lists import flat_values, row_sums, rows_with_any
+from training.data.row_statistics import MISSING_WORDS, SplitStatistics
+from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from training.data.duplicates import DuplicateTexts
-    from training.data.row_statistics import SplitStatistics
     from training.recipe.column_types import Mask
-    from training.recipe.source_columns import SourceColumns, StoredColumn
-
-# A missing value as programs spell it: where such a word stands in a file, it is a text like any other.
-MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
 
 MAX_LABELS_NAMED = 5
 LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers take hours for a word as long
@@ -46,10 +46,6 @@ def blank_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[st
 
 def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
     """Texts that are longer than any that somebody wrote: a whole file behind a quotation mark, or no text at all."""
-    import pyarrow.compute as pc
-
-    from training.data.lists import flat_values, row_sums
-
     description = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column"
     for column in wanted.contents:
         values = rows.column(column.name)
@@ -78,8 +74,6 @@ _WORDS = {"text": "text", "texts": "texts"}
 
 def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
     """The rows that have nothing in a column."""
-    import pyarrow.compute as pc
-
     values = rows.column(column.name)
     if column.form in ("text", "label"):
         nothing = _blank(values)
@@ -93,14 +87,10 @@ def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
 
 def _with_blank(lists: pa.Array) -> Mask:
     """The rows one of whose texts is empty or white space."""
-    from training.data.lists import flat_values, rows_with_any
-
     return rows_with_any(lists, _blank(flat_values(lists)))
 
 
 def _blank(column: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
     return pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
 
 
@@ -283,8 +273,8 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-RowCheck = Callable[["pa.RecordBatch", "SourceColumns"], Iterator[tuple[str, "Mask"]]]
-SplitCheck = Callable[["SplitStatistics", Mapping[str, int], "DuplicateTexts"], Iterator[Finding]]
+RowCheck = Callable[[pa.RecordBatch, SourceColumns], Iterator[tuple[str, "Mask"]]]
+SplitCheck = Callable[[SplitStatistics, Mapping[str, int], DuplicateTexts], Iterator[Finding]]
 
 ROW_CHECKS: dict[str, RowCheck] = {
     "blank_text": blank_text,
@@ -311,10 +301,32 @@ LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_l
 """The checks whose rows cannot be used: where they are no error, their rows are left out."""
 
 
-def level_of(check: str, wanted: SourceColumns) -> Level:
-    """What becomes of what the check finds."""
-    known = {**LEVELS, **wanted.task_type.checks}
-    if check not in known:
-        message = f"`faults` of {type(wanted.task_type).__name__} tells of a check {check!r}: name it in its `checks`."
-        raise UserError([Problem(kind="recipe", where="task", message=message)])
-    return wanted.data.checks.get(check) or known[check]
+def without_faulty(block: Block, statistics: SplitStatistics, faults: Faults) -> Block:
+    """The block without the rows that a check of single rows finds; `faults` learns of them, and of the reader's."""
+    for fault in block.faults:
+        faults.add(block.where, fault.check, fault.description, [fault.row], fault.value)
+    statistics.left_out += len(block.faults)
+    for remark in block.remarks:
+        faults.add(block.where, remark.check, remark.description, [remark.row], remark.value)
+    of_all = ((check, *found) for check, find in ROW_CHECKS.items() for found in find(block.rows, statistics.wanted))
+    block = _without(block, of_all, statistics, faults)
+    return _without(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
+
+
+def _without(
+    block: Block,
+    found: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
+    statistics: SplitStatistics,
+    faults: Faults,
+) -> Block:
+    bad = np.zeros(block.rows.num_rows, bool)
+    for check, description, wrong, *of_first in found:
+        faults.add(block.where, check, description, block.numbers[wrong].tolist(), *of_first)
+        bad |= wrong
+    if not bad.any():
+        return block
+    statistics.left_out += int(bad.sum())
+    if statistics.wanted.labels:
+        labels = block.rows.column(statistics.wanted.labels.name).filter(pa.array(bad))
+        statistics.labels_left_out.update(flat_values(labels).drop_null().to_pylist())
+    return block.taken(~bad)

@@ -18,18 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from training.data.arrow_files import BLOCK_ROWS
-from training.data.blocks import (
-    HEADER_READ,
-    REPEATED_HEADER,
-    Block,
-    Fault,
-    Numbers,
-    match_columns,
-    shortened,
-    source_error,
-)
+from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
+from training.data.faults import HEADER_READ, REPEATED_HEADER, Fault, shortened
 from training.data.file_systems import display_name
 from training.data.sources import delimiter_of
 from training.problems import Problem, UserError

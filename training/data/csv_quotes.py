@@ -10,7 +10,7 @@ import re
 from collections import deque
 from typing import Protocol
 
-from training.data.blocks import Fault, shortened
+from training.data.faults import Fault, shortened
 
 FEWEST_MERGED = 5
 """Whole lines within one field, nearly all with as many delimiters as a row has, that count as rows."""

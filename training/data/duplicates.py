@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import ipc_reader
-from training.data.blocks import Block, Numbers, shortened
+from training.data.blocks import Block, Numbers
+from training.data.faults import shortened
 from training.data.lists import as_json
 from training.recipe.source_columns import SourceColumns, StoredColumn
 

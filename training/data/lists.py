@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from training.data.blocks import shortened
+from training.data.faults import shortened
 from training.data.plain_types import is_list, plain, with_label_names
 from training.recipe.column_types import EXAMPLES, Form
 

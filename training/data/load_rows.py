@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,18 +23,19 @@ import pyarrow.compute as pc
 from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
 from training.data.blocks import SPLITS, Block, Numbers
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import SPLIT_CHECKS, level_of
+from training.data.checks import SPLIT_CHECKS, without_faulty
 from training.data.duplicates import DuplicateTexts, hashes_of
+from training.data.faults import Faults, level_of
 from training.data.holdout import cut, held_out
 from training.data.hub_datasets import hub_splits
 from training.data.lists import flat_values, lists_like
 from training.data.plain_types import is_list
-from training.data.readers import READERS
-from training.data.row_statistics import Faults, SplitStatistics, has_unknown, without_faulty
+from training.data.row_statistics import SplitStatistics, has_unknown
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.problems import Problem, UserError, mistakes_told
 from training.recipe.source_columns import SourceColumns
+from training.recipe.tables.formats import SOURCES
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -43,6 +45,8 @@ MAX_LABELS = 10_000  # more distinct values than this are no labels but, most li
 MAX_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
+Reader = Callable[[SourceColumns, str, Mapping[str, Any], SliceColumns], Iterator[Block]]
+"""Yields the rows of a split in blocks."""
 
 
 def load(
@@ -104,6 +108,12 @@ def _splits(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, floa
     return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
 
 
+def _reader(source: str) -> Reader:
+    module, _, name = SOURCES[source].reader.partition(":")
+    found: Reader = getattr(import_module(module), name)
+    return found
+
+
 def _bytes(file: str) -> int:
     path = Path(file)
     return path.stat().st_size if path.is_file() else 1
@@ -146,7 +156,7 @@ class _Reading:
         into |= {other: SplitStatistics(other, self.wanted, size) for other, size in cuts.items()}
         schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
         self.slices.begin(split, [name for name in into if name != "train"])
-        blocks = READERS[self.wanted.data.source](self.wanted, split, self.sources, self.slices)
+        blocks = _reader(self.wanted.data.source)(self.wanted, split, self.sources, self.slices)
         try:
             with ExitStack() as stack:
                 writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}

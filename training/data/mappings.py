@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
-from training.data.blocks import Block, Fault, match_columns, shortened, source_error
+from training.data.blocks import Block, match_columns, source_error
+from training.data.faults import Fault, shortened
 from training.data.lists import NESTED, as_json
 from training.data.slice_columns import MAX_BYTES, MAX_VALUES, MIXED, NOT_READ, SliceColumns, Unfit
 

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from training.data.arrow_files import BLOCK_ROWS
-from training.data.arrow_streams import is_file, unpacked_bytes
 from training.data.blocks import Block, match_columns, source_error
 from training.data.decoding import seekable
 from training.data.file_systems import PIECE_BYTES, display_name
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_ROW_BYTES = 2**30  # twice this is more than an array of texts can hold
-# What pyarrow raises for damaged files, and what reads the heads of messages.
+_FILE_MARK = b"ARROW1"  # an Arrow file begins with it, a stream does not
+# The errors of pyarrow for damaged files.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 
 
@@ -122,15 +122,12 @@ def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaDa
 
 def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
     """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
-    data = wanted.data
     for name in pinned[split]:
         where = display_name(name)
         with seekable(name) as source:
             with _readable(where, "Arrow"):
-                unpacked = unpacked_bytes(source)
                 schema = _ipc(source).schema
                 names = schema.names
-            _need_room(unpacked, data, where)
             named = match_columns(wanted, names, where)
             others = slices.of_file(names, schema.types)
             held: dict[str, deque[pa.Array]] = {ours: deque() for ours in others}
@@ -144,9 +141,10 @@ def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sli
 
 
 def _ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
-    made = pa.ipc.open_file if is_file(source) else pa.ipc.open_stream
     source.seek(0)
-    return made(source, options=pa.ipc.IpcReadOptions(**options))
+    opened = pa.ipc.open_file if source.read(len(_FILE_MARK)) == _FILE_MARK else pa.ipc.open_stream
+    source.seek(0)
+    return opened(source, options=pa.ipc.IpcReadOptions(**options))
 
 
 def _ipc_batches(

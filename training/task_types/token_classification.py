@@ -277,7 +277,7 @@ class TokenClassification(TaskType):
 
 def _odd(words: pa.ListScalar, tags: pa.ListScalar) -> str:
     """What is too much in such a row."""
-    from training.data.blocks import shortened
+    from training.data.faults import shortened
 
     if len(words) < len(tags):
         return f": {len(tags)} tags, {len(words)} words"
@@ -289,7 +289,7 @@ def _broken(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
     tags are of IOB2."""
     import numpy as np
 
-    from training.data.blocks import shortened
+    from training.data.faults import shortened
     from training.evaluation.tags import flattened
 
     given, rows = flattened(tags.to_pylist())

@@ -149,7 +149,7 @@ def fault_of(messages: Any, *, answered: bool) -> str | None:
 
 
 def _first_words(messages: Messages) -> str:
-    from training.data.blocks import shortened
+    from training.data.faults import shortened
 
     return f"the conversation {shortened(messages[0]['content'] if messages else '')}"
 

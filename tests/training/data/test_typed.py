@@ -95,15 +95,6 @@ def test_arrow_is_read_however_it_was_written(name: str, options: dict[str, Any]
     assert column(read(tmp_path, name, FORMS[name](pa.table(GOOD), **options))) == GOOD["text"]
 
 
-def test_a_stream_that_is_cut_between_two_messages_is_refused(tmp_path: Path) -> None:
-    whole = stream(pa.table(GOOD))
-    only_end = whole[:-8]
-    assert pa.ipc.open_stream(only_end).read_all().num_rows == 3  # pyarrow takes it
-    problem = source_error(tmp_path, "cut.arrow", only_end)
-    assert problem.where.endswith("cut.arrow")
-    assert "cut short" in problem.message
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_a_damaged_file_is_told_or_read_but_never_a_traceback(name: str, tmp_path: Path) -> None:
     whole = FORMS[name](pa.table(GOOD))

@@ -1,6 +1,6 @@
 """The sources of rows: files of several formats, data sets of the Hub, and Python code.
 
-A new file format is a line here and its reader in training/data/readers.py.
+A new file format is a line here and a module with its reader.
 """
 
 from __future__ import annotations
@@ -12,26 +12,39 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
-class Format:
-    """A format of files, as the rules of a recipe see it."""
+class Source:
+    """A kind of source: its reader, and for files their names."""
 
-    suffixes: tuple[str, ...]
+    reader: str
+    """The module and name of a function `(wanted, split, pinned, slices) -> Iterator[Block]`: see
+    training/data/blocks.py."""
+    suffixes: tuple[str, ...] = ()
     """The ends of its files' names."""
     fields: tuple[str, ...] = ()
     """Fields of `data` that are for this format, or for this one and others that name them too."""
+    libraries: tuple[str, ...] = ("pyarrow",)
+    """The libraries that shape the rows."""
 
 
 def _also_packed(*suffixes: str) -> tuple[str, ...]:
     return tuple(suffix + packed for packed in ("", *PACKED) for suffix in suffixes)
 
 
-FORMATS: dict[str, Format] = {
-    "csv": Format(_also_packed(".csv", ".tsv"), ("delimiter", "quoting", "header", "encoding")),
-    "json": Format(_also_packed(".jsonl", ".ndjson", ".json"), ("encoding",)),
-    "parquet": Format((".parquet", ".pq")),
-    "arrow": Format((".arrow", ".feather", ".ipc")),
-}
-"""The values of data.source that stand for files."""
+_JSON = _also_packed(".jsonl", ".ndjson", ".json")
 
-SOURCES = ("hub", *FORMATS, "python")
-"""All values of data.source."""
+SOURCES: dict[str, Source] = {
+    "hub": Source("training.data.hub_datasets:read_hub", libraries=("pyarrow", "datasets")),
+    "csv": Source(
+        "training.data.csv_files:read_csv",
+        _also_packed(".csv", ".tsv"),
+        ("delimiter", "quoting", "header", "encoding"),
+    ),
+    "json": Source("training.data.json_files:read_json", _JSON, ("encoding",), ("pyarrow", "ijson")),
+    "parquet": Source("training.data.parquet_files:read_parquet", (".parquet", ".pq")),
+    "arrow": Source("training.data.parquet_files:read_arrow", (".arrow", ".feather", ".ipc")),
+    "python": Source("training.data.python_objects:read_object"),
+}
+"""The values of data.source."""
+
+FORMATS = {name: source for name, source in SOURCES.items() if source.suffixes}
+"""The values of data.source that stand for files."""

@@ -1,37 +1,26 @@
-"""Rows as they stand in files: CSV, JSON, Parquet and Arrow, a block at a time.
+"""Rows of JSON files: JSON lines, or one array of objects.
 
-A reader is a function `(asked, split, pinned, slices) -> Iterator[Block]`; READERS names them all. It raises UserError
-when the source as a whole cannot be read (no such column, not a Parquet file) and leaves out single rows that it cannot
-read, each with a Fault that says why. Of columns that the recipe does not name it reads those that `slices` asks for,
-and whatever is wrong with these leaves out no row.
-
-CSV and the typed formats are pyarrow's: its CSV reader tells the number of every row that does not fit. JSON is
-Python's own, for pyarrow's stops at the first line that differs and does not say which; arrays are read by ijson, which
-holds one object at a time.
+Python's json parses the lines, since pyarrow's reader stops at the first line that differs and does not name it. ijson
+parses arrays, one object at a time.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.data.blocks import Block, Fault, shortened, source_error
-from training.data.csv_files import read_csv
+from training.data.blocks import Block, source_error
 from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
+from training.data.faults import Fault, shortened
 from training.data.file_systems import display_name
-from training.data.hub_datasets import read_hub
 from training.data.mappings import from_mappings
-from training.data.parquet_files import read_arrow, read_parquet
-from training.data.python_objects import read_object
 
 if TYPE_CHECKING:
     from training.data.slice_columns import SliceColumns
     from training.recipe.source_columns import SourceColumns
-
-Reader = Callable[["SourceColumns", str, Mapping[str, Any], "SliceColumns"], Iterator[Block]]
 
 
 def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
@@ -145,13 +134,3 @@ def _elements(array: _Array, where: str) -> Iterator[tuple[int, Any]]:
     except (ijson.JSONError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
         raise source_error(where, f"is not a JSON array to its end: after row {number}, {said}") from error
-
-
-READERS: dict[str, Reader] = {
-    "csv": read_csv,
-    "json": read_json,
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-    "hub": read_hub,
-    "python": read_object,
-}
