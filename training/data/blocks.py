@@ -1,6 +1,6 @@
 """Blocks of rows, as readers yield them.
 
-A reader is a function `(wanted, split, pinned, slices) -> Iterator[Block]`; training/recipe/tables/formats.py lists all.
+A reader is a function `(wanted, split, pinned, slices) -> Iterator[Block]`; training/recipe/tables/formats.py has all.
 It raises UserError if the source as a whole is unreadable (no such column, not a Parquet file). Single rows that it
 cannot read are left out, each with a Fault. Of the columns that the recipe does not name it reads those that `slices`
 requests; a problem with these leaves out the column, never a row.

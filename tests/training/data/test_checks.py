@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from tests.training.data.task_types import CLASSIFICATION
-from training.data.checks import LEAVES_OUT, LEVELS, ROW_CHECKS, SPLIT_CHECKS
+from training.data.checks import LEAVES_OUT, ROW_CHECKS, SPLIT_CHECKS
 from training.data.load_rows import load
 from training.problems import Problem, UserError
 from training.recipe import Data
+from training.recipe.tables.checks import LEVELS
 
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]
