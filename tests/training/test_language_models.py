@@ -32,7 +32,6 @@ from training import task_types
 from training.batching.batches import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.batching.random_states import Numbered
 from training.engine.serving import Asker
-from training.evaluation.likelihood import TokenLoss, following, sums_of_rows
 from training.evaluation.metrics import compute
 from training.evaluation.predictions import Likelihoods
 from training.jobs.protocol import Events, Job
@@ -41,7 +40,8 @@ from training.problems import UserError
 from training.programs import create_model, predict
 from training.programs.compare import compared
 from training.programs.score import scores
-from training.task_types.continuation import know_edges
+from training.task_types.generation import set_special_tokens
+from training.task_types.losses.token_likelihood import TokenLoss, shift_labels, sums_by_row
 from training.task_types.task_type import TaskType
 from training.tokenization import encoder as tokens
 
@@ -214,7 +214,7 @@ def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(sp
     model = load_for_training(task, folder / "model", [], tokenizer, seed=1)
     model.get_output_embeddings().weight.data[tokenizer.sep_token_id] *= 3  # now and then the likeliest
     model.generation_config.update(temperature=0.6, top_p=0.9)  # as models bring them, without do_sample
-    know_edges(model, tokenizer)
+    set_special_tokens(model, tokenizer)
     export(model, folder / "tokenizer", tmp_path / "model")
     model.eval()
     texts, lengths = [*texts_of(speakers)[:20], ""], set()
@@ -264,7 +264,7 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
     assert loss(logits, labels).item() == pytest.approx(loss(logits[:1], labels[:1]).item())
     loss(logits[1:], labels[1:]).backward()
     assert loss(logits[1:], labels[1:]).item() == 0 and not logits.grad.any()
-    sums = sums_of_rows(logits.detach(), following(labels))
+    sums = sums_by_row(logits.detach(), shift_labels(labels))
     assert sums["targets"].to_pylist() == [2, 0] and sums["loss"][1].as_py() == 0
     task = task_types.load("causal-lm")
     assert task.to_records(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}

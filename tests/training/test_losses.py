@@ -15,7 +15,7 @@ from tests.training import own, tiny
 from tests.training.forks import curve, finish
 from training.problems import UserError
 from training.recipe import Training
-from training.task_types import losses
+from training.task_types.losses import classification as losses
 
 LABELS = ["a", "b", "c"]
 TRAIN = np.array([0] * 6 + [1] * 3 + [2])
@@ -24,7 +24,7 @@ ROWS = torch.tensor([0, 1, 2, 1])
 
 
 def made(**training: Any) -> losses.Loss | None:
-    return losses.make(Training(**training), LABELS, TRAIN, outside=False)
+    return losses.make_loss(Training(**training), LABELS, TRAIN, outside=False)
 
 
 def loss_of(**training: Any) -> float:

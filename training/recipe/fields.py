@@ -189,7 +189,7 @@ class Training(Section):
     TENSORBOARD_LOGGING_DIR), wandb (as its WANDB_… variables say); each needs its package."""
     loss: CodeName = "cross_entropy"
     """What training makes small, for task sequence-classification: cross_entropy (the model's own), focal, or a
-    function of yours as `module:function`, called with logits (B, L) and labels (B,): training/task_types/losses.py."""
+    function of yours as `module:function`, called with logits (B, L) and labels (B,): training/task_types/losses."""
     focal_gamma: float | None = Field(default=None, ge=0)
     """For `loss: focal`: how much less the rows count that are right already (null: 2; 0: cross entropy)."""
     class_weights: BalancedOrWeights | None = None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from training.task_types.generation import Generation
-from training.task_types.language_model import LanguageModel
+from training.task_types.language_modeling import LanguageModeling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 
-class CausalLM(LanguageModel):
+class CausalLM(LanguageModeling):
     """The next token, for each token of a text."""
 
-    class Options(Generation, LanguageModel.Options):
+    class Options(Generation, LanguageModeling.Options):
         """What may be set for it."""
 
         max_new_tokens: int = Field(default=64, ge=0)
@@ -140,9 +140,9 @@ class CausalLM(LanguageModel):
         """Has it know its tokenizer's ends and make no cache, and sees that it tells tokens from those before, of the
         same document alone."""
         from training.batching.causal_batches import make_no_cache, require_apart, require_causal
-        from training.task_types.continuation import know_edges
+        from training.task_types.generation import set_special_tokens
 
-        know_edges(model, tokenizer)
+        set_special_tokens(model, tokenizer)
         make_no_cache(model)
         require_causal(model)
         if self.options.packing:
@@ -165,10 +165,10 @@ class CausalLM(LanguageModel):
 
         if not self.options.max_new_tokens:
             return answers
-        from training.task_types.continuation import continued
+        from training.task_types.generation import continuations
 
-        settings = self.options.of(model)
-        written = continued(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
+        settings = self.options.settings_for(model)
+        written = continuations(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
         return answers.append_column(self.generated_column, pa.array(written, pa.string()))
 
     def prompts(
@@ -177,10 +177,10 @@ class CausalLM(LanguageModel):
         """The tokens of what each row says, behind which the model goes on, given how it generates."""
         import numpy as np
 
-        from training.task_types.continuation import opened
+        from training.task_types.generation import without_end_tokens
 
         encoded = encoder.encode_whole(rows.column("text").to_pylist())
-        return [opened(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
+        return [without_end_tokens(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
 
     @property
     def generated_column(self) -> str:

@@ -1,9 +1,12 @@
-"""How a model writes: options of the task types whose models do, over the settings that a model brings along."""
+"""Text generation: the options of the recipe, the settings of a model, and continuations of prompts.
+
+N prompts, T tokens of the longest, S tokens of the longest continuation.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,27 +18,32 @@ from training.models.repository_files import read_json
 from training.recipe.section import ClosedModel
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
+    import numpy as np
+    import numpy.typing as npt
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    Ids = npt.NDArray[np.int32]
 
 FILE = "generation_config.json"
-# What transformers refuses to save beside settings by which it does nothing.
+BATCH_PROMPTS = 16
+# transformers refuses to save these settings if the others make them ineffective.
 _OF_SAMPLING = ("temperature", "top_p", "min_p", "top_h", "typical_p", "top_k", "epsilon_cutoff", "eta_cutoff")
 _OF_BEAMS = ("early_stopping", "length_penalty")
 
 
 class Generation(ClosedModel):
-    """The options. Nothing is drawn at random: the same text gets the same answer."""
+    """The options. Nothing is sampled, so the same text always gets the same continuation."""
 
     num_beams: int = Field(default=1, ge=1)
-    """Beginnings of an answer that are pursued side by side; of 1, the likeliest token is always taken."""
+    """The number of beams; with 1, the likeliest token is always taken (greedy search)."""
     max_new_tokens: int = Field(default=128, ge=1)
-    """Tokens that an answer has at most."""
+    """The most tokens that are generated."""
     min_new_tokens: int | None = Field(default=None, ge=0)
-    """Tokens that it has at least. This and the following are left to the model's own settings by null."""
+    """The fewest tokens that are generated. Null, here and below, keeps the model's own setting."""
     length_penalty: float | None = None
-    """With beams: above 0 favours long answers, below 0 short ones."""
+    """With beams: above 0 favours long texts, below 0 short texts."""
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
-    """So many tokens in a row occur once in an answer; 0 for no such limit."""
+    """No sequence of this many tokens is generated twice; 0 for no limit."""
 
     @field_validator("min_new_tokens")
     @classmethod
@@ -53,31 +61,109 @@ class Generation(ClosedModel):
         return penalty
 
     def settings(self) -> dict[str, Any]:
-        """Those that are set, as GenerationConfig calls them."""
-        asked = self.model_dump(include=set(Generation.model_fields), exclude_none=True)
-        return {"do_sample": False, "max_length": None, "num_return_sequences": 1, **asked}
+        """The options that are set, under the names of GenerationConfig."""
+        options = self.model_dump(include=set(Generation.model_fields), exclude_none=True)
+        return {"do_sample": False, "max_length": None, "num_return_sequences": 1, **options}
 
-    def of(self, model: PreTrainedModel) -> GenerationConfig:
-        """How the model generates: its own settings, and these over them."""
+    def settings_for(self, model: PreTrainedModel) -> GenerationConfig:
+        """The model's own settings, overridden by the options."""
         settings: GenerationConfig = deepcopy(model.generation_config)
         settings.update(**self.settings())
-        leave_out_effectless(settings)
+        unset_ineffective(settings)
         return settings
 
     def published_files(self, folder: Path) -> dict[str, str]:
-        """The file by which whoever loads the exported model in `folder` generates in the same way."""
+        """generation_config.json of the exported model in `folder`, with the options."""
         settings = {**read_json(folder / FILE), **self.settings()}
-        effectless = _effectless(settings)
-        told = {name: value for name, value in settings.items() if value is not None and name not in effectless}
-        return {FILE: json.dumps(told, indent=2, sort_keys=True) + "\n"}
+        ineffective = _ineffective(settings)
+        kept = {name: value for name, value in settings.items() if value is not None and name not in ineffective}
+        return {FILE: json.dumps(kept, indent=2, sort_keys=True) + "\n"}
 
 
-def leave_out_effectless(settings: GenerationConfig) -> None:
-    """Unsets what does nothing beside the others, as many models bring it: changed in anything else, they could not be
-    saved."""
-    settings.update(**dict.fromkeys(_effectless(settings.to_dict())))
+def unset_ineffective(settings: GenerationConfig) -> None:
+    """Unsets the settings that have no effect with the others. Many models have some, and transformers refuses to save
+    them."""
+    settings.update(**dict.fromkeys(_ineffective(settings.to_dict())))
 
 
-def _effectless(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _ineffective(settings: Mapping[str, Any]) -> tuple[str, ...]:
     sampling = () if settings.get("do_sample") is True else _OF_SAMPLING
     return sampling + (() if (settings.get("num_beams") or 1) > 1 else _OF_BEAMS)
+
+
+def set_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Sets bos, eos and pad in the model's config and generation settings to those of the tokenizer.
+
+    For a tokenizer without bos or eos, such as BERT's, they are cls and sep. Other tokens that end the model's texts
+    are kept.
+    """
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    begin, end = tokenizer.cls_token_id if bos is None else bos, tokenizer.sep_token_id if eos is None else eos
+    vocabulary = model.config.get_text_config().vocab_size
+    for settings in (model.config, model.generation_config):
+        known = [token for token in _listed(settings.eos_token_id) if token < vocabulary]
+        ends = [*([] if end is None else [end]), *(token for token in known if token != end)]
+        settings.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
+        if begin is not None or (settings.bos_token_id or 0) >= vocabulary:
+            settings.bos_token_id = begin
+        if settings.pad_token_id is None:
+            settings.pad_token_id = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    unset_ineffective(model.generation_config)
+
+
+def add_end_token(model: PreTrainedModel, token: int) -> None:
+    """Adds a token to those that end the model's texts."""
+    for settings in (model.config, model.generation_config):
+        if token not in (known := _listed(settings.eos_token_id)):
+            settings.eos_token_id = [*known, token] if known else token
+
+
+def without_end_tokens(text: Ids, settings: GenerationConfig) -> Ids:
+    """The tokens of a text without trailing end tokens, so that it can be continued."""
+    last = len(text)
+    while last and text[last - 1] in _listed(settings.eos_token_id):
+        last -= 1
+    return text[:last]
+
+
+def continuations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Ids],
+    settings: GenerationConfig,
+    max_length: int,
+) -> list[str]:
+    """The text that a causal model generates after each prompt, without special tokens.
+
+    A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation. An
+    empty prompt becomes the bos token, or else an eos token, of the settings: see `set_special_tokens`.
+    """
+    import numpy as np
+    import torch
+
+    edges = (settings.bos_token_id, *_listed(settings.eos_token_id))
+    begin = next((token for token in edges if token is not None), 0)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None:
+        settings.max_new_tokens = min(settings.max_new_tokens, positions - 1)
+        max_length = min(max_length, positions - settings.max_new_tokens)
+    texts: list[str] = []
+    for start in range(0, len(prompts), BATCH_PROMPTS):
+        batch = prompts[start : start + BATCH_PROMPTS]
+        rows = [prompt[-max_length:] if len(prompt) else np.array([begin], np.int32) for prompt in batch]
+        width = max(map(len, rows))
+        ids = np.full((len(rows), width), settings.pad_token_id or 0, np.int64)  # (N, T)
+        mask = np.zeros((len(rows), width), np.int64)
+        for row_ids, row_mask, row in zip(ids, mask, rows, strict=True):  # padded on the left
+            row_ids[width - len(row) :], row_mask[width - len(row) :] = row, 1
+        inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+        with torch.inference_mode():
+            generated = model.generate(
+                **{name: tensor.to(model.device) for name, tensor in inputs.items()}, generation_config=settings
+            )  # (N, T + S)
+        texts += tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
+    return texts
+
+
+def _listed(tokens: int | list[int] | None) -> list[int]:
+    return [] if tokens is None else tokens if isinstance(tokens, list) else [tokens]

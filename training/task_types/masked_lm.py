@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from training.task_types.language_model import LanguageModel
+from training.task_types.language_modeling import LanguageModeling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 
-class MaskedLM(LanguageModel):
+class MaskedLM(LanguageModeling):
     """The hidden tokens of a text."""
 
-    class Options(LanguageModel.Options):
+    class Options(LanguageModeling.Options):
         """What may be set for it."""
 
         mlm_probability: float = Field(default=0.15, gt=0, lt=1)

@@ -19,8 +19,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.task_types.sequence_level import (
+    TEXTS,
+    SequenceLevelTask,
+    as_lists,
+    label_names_config,
+    logits_of,
+    replaced,
+)
 from training.task_types.task_type import Column
-from training.task_types.text_pairs import TEXTS, TextTask, as_lists, logits_of, named_both_ways, replaced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +52,7 @@ FREQUENT_SETS = 5
 """Sets of labels that are tried as constant answers."""
 
 
-class MultiLabelClassification(TextTask):
+class MultiLabelClassification(SequenceLevelTask):
     """Any number of the labels a row."""
 
     pipeline = False  # that of text-classification gives one label, and knows no thresholds
@@ -59,7 +66,7 @@ class MultiLabelClassification(TextTask):
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """Their names both ways, and that a row has any number of them."""
-        return {**named_both_ways(labels), "problem_type": "multi_label_classification"}
+        return {**label_names_config(labels), "problem_type": "multi_label_classification"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
         """As models compute it inside, but of places, whose number is that of the row with most of them."""

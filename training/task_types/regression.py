@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.task_types.sequence_level import TEXTS, SequenceLevelTask
 from training.task_types.task_type import Column
-from training.task_types.text_pairs import TEXTS, TextTask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from training.task_types.losses import Loss
 
 
-class Regression(TextTask):
+class Regression(SequenceLevelTask):
     """A number a row."""
 
     serves: ClassVar = {"label": "string", "score": "double"}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field
 
 from training.problems import Problem, UserError
-from training.task_types.generation import Generation, leave_out_effectless
+from training.task_types.generation import Generation, unset_ineffective
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Seq2Seq(TaskType):
         generation.update(
             pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id, decoder_start_token_id=start
         )
-        leave_out_effectless(generation)
+        unset_ineffective(generation)
         for forced, token in {"forced_bos_token_id": written[0], "forced_eos_token_id": end}.items():
             if getattr(generation, forced, None) is not None:
                 setattr(generation, forced, token)
@@ -170,11 +170,11 @@ class Seq2Seq(TaskType):
         """Cross entropy, smoothed or not, focal or the author's own, of each token of the targets."""
         import numpy as np
 
-        from training.task_types import losses
+        from training.task_types.losses import classification as losses
 
         outside = outside or training.label_smoothing_factor > 0  # the Trainer's own asks the model for no labels
         unweighted = training.model_copy(update={"class_weights": None})
-        of_tokens = losses.make(unweighted, (), np.empty(0, np.int64), outside=outside)
+        of_tokens = losses.make_loss(unweighted, (), np.empty(0, np.int64), outside=outside)
         return of_tokens and partial(_of_targets, of_tokens)
 
     def target_count(self, batch: Batch) -> int:
@@ -198,7 +198,7 @@ class Seq2Seq(TaskType):
         columns: dict[str, Any] = {}
         if self.loss_only_reason is None:
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-            written = model.generate(**inputs, generation_config=self.options.of(model)).cpu().numpy()
+            written = model.generate(**inputs, generation_config=self.options.settings_for(model)).cpu().numpy()
             columns["prediction"] = pa.array(list(written), pa.list_(pa.int32()))
         if "labels" in batch:
             columns |= _losses(outputs["logits"], batch["labels"])

@@ -13,8 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.task_types.sequence_level import (
+    TEXTS,
+    SequenceLevelTask,
+    as_lists,
+    label_names_config,
+    logits_of,
+    replaced,
+)
 from training.task_types.task_type import Column
-from training.task_types.text_pairs import TEXTS, TextTask, as_lists, logits_of, named_both_ways, replaced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from training.task_types.losses import Loss
 
 
-class SequenceClassification(TextTask):
+class SequenceClassification(SequenceLevelTask):
     """One of the labels a row."""
 
     serves: ClassVar = {"label": "string", "score": "double"}
@@ -47,13 +54,13 @@ class SequenceClassification(TextTask):
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """Their names both ways, and that a row has one of them."""
-        return {**named_both_ways(labels), "problem_type": "single_label_classification"}
+        return {**label_names_config(labels), "problem_type": "single_label_classification"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, focal or the author's own, perhaps weighted by label."""
-        from training.task_types import losses
+        from training.task_types.losses import classification as losses
 
-        return losses.make(training, labels, train.labels, outside=outside)
+        return losses.make_loss(training, labels, train.labels, outside=outside)
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a label, and `logits`, L of them."""

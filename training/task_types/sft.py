@@ -173,7 +173,7 @@ class SupervisedFineTuning(CausalLM):
         """As ever, and has it stop with the token by which the chat template ends an answer, which may be none by which
         the tokenizer ends texts."""
         from training.models.repository_files import chat_of
-        from training.task_types.continuation import know_end
+        from training.task_types.generation import add_end_token
         from training.tokenization.chat_templates import ChatTemplate
 
         super().prepare(model, tokenizer)
@@ -181,7 +181,7 @@ class SupervisedFineTuning(CausalLM):
         end = chat and ChatTemplate(*chat).end()
         ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end else []
         if ids and ids[0] in tokenizer.added_tokens_decoder:
-            know_end(model, ids[0])
+            add_end_token(model, ids[0])
 
     def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
         """As they are: none of the rows is in several."""

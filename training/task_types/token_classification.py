@@ -97,9 +97,9 @@ class TokenClassification(TaskType):
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """Their names both ways."""
-        from training.task_types.text_pairs import named_both_ways
+        from training.task_types.sequence_level import label_names_config
 
-        return named_both_ways(labels)
+        return label_names_config(labels)
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids and length; `first`, the place of each word's first token, -1 where it has none; the tags as the
@@ -135,9 +135,9 @@ class TokenClassification(TaskType):
         """Cross entropy, focal or the author's own, perhaps weighted by tag, of the words that have a token. Never the
         model's own, which is no number where a batch has no such word."""
         from training.batching.batches import IGNORED
-        from training.task_types import losses
+        from training.task_types.losses import classification as losses
 
-        of_words = losses.make(training, labels, _learnt(train), outside=True)
+        of_words = losses.make_loss(training, labels, _learnt(train), outside=True)
         assert of_words is not None
 
         def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -1,26 +1,27 @@
-"""Losses by name or by dotted path, and weights of classes.
+"""Losses of classification, by name or dotted path, and class weights.
 
-A loss is a function of logits (B, L) float32 and labels (B,) int64 that gives a loss for each row, (B,), or their
-mean, (); B rows of one micro-batch on one rank, L labels. It is called wherever a loss is computed, in training and in
-evaluation. The Trainer weights what it gives so that each row of an optimizer step counts alike, however the step is
-divided into micro-batches and ranks: a mean over the rows is what it must be, not a sum.
+A loss is a function of logits (B, L) float32 and labels (B,) int64. It returns a loss for each row, (B,), or their
+mean, (). It must not return a sum: the engine weights each micro-batch by its rows, so that every row of an optimizer
+step has the same weight, whatever the micro-batches and ranks. It is called in training and in evaluation.
 
     import torch
 
     def hinge(logits, labels):
         return torch.nn.functional.multi_margin_loss(logits, labels, reduction="none")
 
-Class weights multiply the rows' losses. Only their ratios count: they are scaled so that the training rows weigh 1 on
-average. A batch's mean is over its rows, not over their weights, so a step's gradient does not hang on how the
-rows of rare labels are spread over batches, and neither does its size hang on the unit of the weights.
+Class weights multiply the rows' losses. They are scaled so that the mean weight of the training rows is 1; only their
+ratios matter. A batch's mean divides by its number of rows, not by the sum of their weights, so a gradient does not
+depend on the distribution of rare labels over batches.
+
+B rows of one micro-batch on one rank, L labels.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,34 +33,33 @@ from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
     from training.recipe import Training
-
-Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    from training.task_types.losses import Loss
 
 FOCAL_GAMMA = 2.0
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """(B,): minus the logarithm of the label's probability; with smoothing as `label_smoothing_factor` has it."""
+    """(B,) the cross entropy of each row; `smoothing` is label_smoothing_factor."""
     return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
 
 
 def focal(logits: torch.Tensor, labels: torch.Tensor, gamma: float = FOCAL_GAMMA) -> torch.Tensor:
-    """(B,): the cross entropy times (1 - p)^gamma, p the label's probability (Lin et al., arXiv:1708.02002)."""
+    """(B,) the cross entropy times (1 - p)^gamma, p the label's probability (Lin et al., arXiv:1708.02002)."""
     loss = cross_entropy(logits, labels)
     return (1 - torch.exp(-loss)).clamp(min=torch.finfo(loss.dtype).tiny) ** gamma * loss
 
 
-def make(
+def make_loss(
     training: Training, labels: Sequence[str], train_labels: npt.NDArray[np.int64], *, outside: bool
 ) -> Loss | None:
-    """The loss that the recipe's training section asks for, as the mean of a batch; None for the model's own, unless
-    it is to be computed `outside` of the model in any case.
+    """The loss that the recipe's training section selects, as the mean of a batch. None for the loss that the model
+    computes itself, except with `outside`.
 
-    `labels` are the names in the order of their indices, `train_labels` (N,) those of the training rows. Raises
-    UserError where the loss cannot be found, or where the weights name labels that the data does not have.
+    `labels` are the names in the order of their indices, `train_labels` (N,) the labels of the training rows. Raises
+    UserError if the loss is not found, or if class_weights has an unknown label.
     """
-    name, asked = training.loss, training.class_weights
-    if name == "cross_entropy" and asked is None and not outside:
+    name, given_weights = training.loss, training.class_weights
+    if name == "cross_entropy" and given_weights is None and not outside:
         return None
     if name == "cross_entropy":
         loss: Loss = partial(cross_entropy, smoothing=training.label_smoothing_factor)
@@ -68,35 +68,35 @@ def make(
         loss = partial(focal, gamma=FOCAL_GAMMA if gamma is None else gamma)
     else:
         loss = _PLACE.load(name)
-    weights = None if asked is None else class_weights(asked, labels, train_labels)
+    weights = None if given_weights is None else class_weights(given_weights, labels, train_labels)
     return _Mean(name, loss, weights)
 
 
 def class_weights(
     asked: str | Mapping[str, float], labels: Sequence[str], train_labels: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """(L,): what each label weighs, the training rows 1 on average. Labels that are not named weigh as 1 does.
-
-    Raises UserError for the name of no label.
-    """
+    """(L,) the weight of each label, with a mean of 1 over the training rows. Before scaling, labels that are not named
+    have the weight 1. Raises UserError for an unknown label."""
     rows = np.bincount(train_labels, minlength=len(labels))
-    if isinstance(asked, str):  # balanced: all labels together weigh alike
+    if isinstance(asked, str):  # balanced: the rows of each label have the same total weight
         weights = 1 / np.maximum(rows, 1)
     else:
         unknown = [name for name in asked if name not in labels]
         if unknown:
-            told = [f"the data has no such label: choose from {_some(labels)}.{nearest(n, labels)}" for n in unknown]
+            messages = [
+                f"the data has no such label: choose from {_some(labels)}.{nearest(n, labels)}" for n in unknown
+            ]
             fields = [f"training.class_weights.{name}" for name in unknown]
             raise UserError(
                 Problem(kind="training", where=where, message=message)
-                for where, message in zip(fields, told, strict=True)
+                for where, message in zip(fields, messages, strict=True)
             )
         weights = np.array([asked.get(label, 1.0) for label in labels])
     return np.asarray(weights * rows.sum() / (weights * rows).sum())
 
 
 class _Mean:
-    """A loss as the mean over a batch, its rows weighted by their labels' weights."""
+    """The mean of a loss over a batch, with class weights."""
 
     def __init__(self, name: str, loss: Loss, weights: npt.NDArray[np.float64] | None) -> None:
         self._name, self._loss = name, loss

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from training.task_types.losses import Loss
 
 
-class LanguageModel(TaskType):
+class LanguageModeling(TaskType):
     """A model of texts, which tells tokens of a text from others."""
 
     columns: ClassVar = {"text": Column("text")}
@@ -46,7 +46,7 @@ class LanguageModel(TaskType):
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, outside of the model: what models compute inside is no number where there are no targets."""
-        from training.evaluation.likelihood import TokenLoss
+        from training.task_types.losses.token_likelihood import TokenLoss
 
         return TokenLoss(self.causal, training.label_smoothing_factor)
 
@@ -57,10 +57,10 @@ class LanguageModel(TaskType):
         return int((self._labels(batch) != IGNORED).sum())
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`loss`, `targets` and `hits`, as training.evaluation.likelihood has them."""
-        from training.evaluation.likelihood import sums_of_rows
+        """`loss`, `targets` and `hits`, as training.task_types.losses.token_likelihood has them."""
+        from training.task_types.losses.token_likelihood import sums_by_row
 
-        return sums_of_rows(outputs["logits"], self._labels(batch))
+        return sums_by_row(outputs["logits"], self._labels(batch))
 
     def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Likelihoods:
         from training.evaluation.predictions import Likelihoods
@@ -133,9 +133,9 @@ class LanguageModel(TaskType):
 
     def _labels(self, batch: Batch) -> Any:
         """(B, T) what the model's logits are for."""
-        from training.evaluation.likelihood import following
+        from training.task_types.losses.token_likelihood import shift_labels
 
-        return following(batch["labels"]) if self.causal else batch["labels"]
+        return shift_labels(batch["labels"]) if self.causal else batch["labels"]
 
 
 def _vocabulary(config: Mapping[str, Any]) -> int:

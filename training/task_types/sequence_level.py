@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TEXTS = {"text": Column("text"), "text_pair": Column("text", optional=True)}
 
 
-class TextTask(TaskType):
+class SequenceLevelTask(TaskType):
     """Of each text, or pair of texts, one thing is said: what it is, its subclasses tell."""
 
     auto_class = "AutoModelForSequenceClassification"
@@ -34,7 +34,7 @@ class TextTask(TaskType):
         return PadToLongest(tokenizer, multiple)
 
 
-def named_both_ways(labels: Sequence[str]) -> dict[str, Any]:
+def label_names_config(labels: Sequence[str]) -> dict[str, Any]:
     """The fields of a model's config that name its labels."""
     return {
         "num_labels": len(labels),
