@@ -1,8 +1,7 @@
-"""Files that a recipe names in place of values, written out as its own fields: label names, and in the compute section
-those of `accelerate config` and DeepSpeed.
+"""Files that a recipe names in place of values, replaced by fields of the recipe: label names, and in the compute
+section the files of `accelerate config` and DeepSpeed.
 
-So there is one truth, whichever way it was written: what is shown, kept and run is the recipe without the files.
-Relative paths count from the working directory.
+The recipe that is shown, stored and run has no such file in it. Relative paths count from the working directory.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from training.problems import Problem, UserError
-from training.recipe.accelerate_file import Refused, translated
+from training.recipe.accelerate_file import Refusal, translated
 from training.recipe.overrides import read_yaml
 
 
-class Expanded:
-    """A recipe's values, as they were written, with the files that stand for values written out.
+class ExpandedRecipe:
+    """A recipe's values with its referenced files replaced by fields.
 
-    `values` is the recipe without the files; `problems` are those of the files, and where one contradicts the recipe.
+    `problems` has the mistakes in the files, and the fields in which a file contradicts the recipe.
     """
 
     def __init__(self, written: Mapping[str, Any]) -> None:
         self.values = dict(written)
         self.problems: list[Problem] = []
-        self._places: dict[str, str] = {}  # the recipe's fields that a file says, and where it does
+        self._places: dict[str, str] = {}  # fields set by a file, and their places in the file
         self._label_names()
         self._expand("accelerate", self._accelerate)
         self._expand("deepspeed", self._deepspeed)
 
     def named(self, problem: Problem) -> Problem:
-        """The problem with its place in the file, where a file says what is wrong."""
+        """The problem with its place in the file, if a file set the field."""
         for field, place in self._places.items():
             if problem.where == field:
                 return problem.model_copy(update={"where": f"{place.removesuffix(': ')} ({field})"})
@@ -70,35 +69,35 @@ class Expanded:
         if not isinstance(given, Mapping):
             raise _wrong(where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote.")
         for found in translated(given):
-            if isinstance(found, Refused):
+            if isinstance(found, Refusal):
                 self._add(f"{file}: {found.field}", found.message)
             else:
-                self._say(f"{file}: {found.field}", found.written, found.means, found.value)
+                self._set(f"{file}: {found.field}", found.written, found.recipe_field, found.value)
 
     def _deepspeed(self, file: str, where: str) -> None:
         given = _read_json(Path(file).expanduser(), where)
-        self._say(file, given, "compute.deepspeed", given)
+        self._set(file, given, "compute.deepspeed", given)
         self._places["compute.deepspeed"] = f"{file}: "
         if where == "compute.deepspeed":
             return
-        # A file of accelerate's leaves to it what else would be its own to say.
+        # Named by accelerate's file, it also decides how the model is shared out.
         for place, written, name, value in _sharing(given):
-            self._say(f"{file}: {place}", written, f"compute.{name}", value)
+            self._set(f"{file}: {place}", written, f"compute.{name}", value)
 
-    def _say(self, where: str, written: Any, means: str, value: Any) -> None:
-        """Sets a field of the recipe, unless that says something else."""
-        section, _, name = means.partition(".")
+    def _set(self, where: str, written: Any, recipe_field: str, value: Any) -> None:
+        """Sets a field of the recipe, unless the recipe has another value there."""
+        section, _, name = recipe_field.partition(".")
         there = self.values.get(section, {})
         if not isinstance(there, Mapping):
             return
         before = self._value(section, name)
         if name in there and before != value:
-            place = self._places.get(means)
-            says = f"{place} makes it" if place else "the recipe has it as"
-            self._add(where, f"{written!r} makes {means} {value!r}, and {says} {before!r}: leave one of them out.")
+            place = self._places.get(recipe_field)
+            other = f"{place} makes it {before!r}" if place else f"the recipe has it as {before!r}"
+            self._add(where, f"{written!r} makes {recipe_field} {value!r}, and {other}: leave one of them out.")
             return
         self.values[section] = {**there, name: value}
-        self._places.setdefault(means, where)
+        self._places.setdefault(recipe_field, where)
 
     def _value(self, section: str, name: str) -> Any:
         value = self.values.get(section, {}).get(name)
@@ -132,8 +131,8 @@ def names_in(file: str, where: str) -> list[str]:
 
 
 def _sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
-    """What a configuration of DeepSpeed says of how the model is shared: its field, the value, the recipe's field and
-    the value there."""
+    """The strategy and the offloading in a DeepSpeed configuration: its field, the value, the recipe's field and the
+    value there."""
     zero = given.get("zero_optimization")
     if not isinstance(zero, Mapping):
         return

@@ -12,7 +12,7 @@ from training.problems import Problem, UserError
 from training.recipe.error_messages import describe, field_name, templated
 from training.recipe.fields import Recipe
 from training.recipe.overrides import finetune_entry, merge
-from training.recipe.referenced_files import Expanded
+from training.recipe.referenced_files import ExpandedRecipe
 from training.recipe.rules.compute_rules import COMPUTE_RULES
 from training.recipe.rules.data_rules import DATA_RULES
 from training.recipe.rules.model_rules import MODEL_RULES, TASK_RULES
@@ -32,7 +32,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
     if not isinstance(values, Mapping):
         raise UserError([Problem(kind="recipe", where="recipe", message=f"{values!r} is not a mapping of fields.")])
     merged, problems = merge(values, overrides or {}, Recipe)
-    expanded = Expanded(with_usual_metric(merged))
+    expanded = ExpandedRecipe(with_usual_metric(merged))
     problems += [*expanded.problems, *templated(merged)]
     merged, before = expanded.values, len(problems)
     recipe, wrong = None, {problem.where for problem in problems}

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from training.problems import UserError
-from training.recipe import Recipe, deepspeed_file, parse
-from training.recipe.accelerate_file import Refused, translated
+from training.recipe import Recipe, parse
+from training.recipe.accelerate_file import Refusal, translated
+from training.recipe.rules import compute_rules
 
 PLAIN: dict[str, Any] = {
     "name": "reviews",
@@ -65,7 +66,7 @@ ZERO = COMMON | {
         "zero3_save_16bit_model": True,
     },
 }
-NEEDS_DEEPSPEED = pytest.mark.skipif(not deepspeed_file._sources(), reason="needs the extra deepspeed")
+NEEDS_DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 
 
 @pytest.fixture(autouse=True)
@@ -186,30 +187,30 @@ def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and
     [
         ({"num_proceses": 2}, "num_proceses", "no such field of accelerate's. Did you mean 'num_processes'?"),
         ({"distributed_type": "XLA"}, "distributed_type", "'XLA' is out of scope: TPUs are not supported"),
-        ({"distributed_type": "MEGATRON_LM"}, "distributed_type", "'MEGATRON_LM' is out of scope: Megatron-LM"),
-        ({"distributed_type": "MULTI_XPU"}, "distributed_type", "'MULTI_XPU' is out of scope: of accelerators, NVIDIA"),
-        ({"distributed_type": "FSPD"}, "distributed_type", "'FSPD' is unknown: choose from NO, MULTI_CPU, MULTI_GPU, "
-         "FSDP, DEEPSPEED. Did you mean 'FSDP'?"),
-        ({"distributed_type": ["FSDP"]}, "distributed_type", "['FSDP'] is of the wrong type: it takes text."),
+        ({"distributed_type": "MEGATRON_LM"}, "distributed_type", "'MEGATRON_LM' is not supported: choose from NO"),
+        ({"distributed_type": "MULTI_XPU"}, "distributed_type", "'MULTI_XPU' is not supported: choose from NO"),
+        ({"distributed_type": "FSPD"}, "distributed_type", "'FSPD' is not supported: choose from NO, MULTI_CPU, "
+         "MULTI_GPU, FSDP, DEEPSPEED. Did you mean 'FSDP'?"),
+        ({"distributed_type": ["FSDP"]}, "distributed_type", "['FSDP'] is not supported: choose from NO"),
         ({1: 2}, "1", "no such field of accelerate's."),
-        ({"distributed_type": None}, "distributed_type", "is missing: choose from NO"),
-        ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment", "'AMAZON_SAGEMAKER' is out of scope"),
-        ({"mixed_precision": "fp8"}, "mixed_precision", "'fp8' is out of scope: FP8 is not supported"),
+        ({"distributed_type": None}, "distributed_type", "None is not supported: choose from NO"),
+        ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment", "'AMAZON_SAGEMAKER' is not supported"),
+        ({"mixed_precision": "fp8"}, "mixed_precision", "'fp8' is not supported: use mixed_precision: bf16."),
         ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config",
-         "{'dynamo_backend': 'INDUCTOR'} is the training section's to say: set training.extra.torch_compile"),
-        ({"gpu_ids": "0,1"}, "gpu_ids", "'0,1' is the environment's to say: set CUDA_VISIBLE_DEVICES"),
-        ({"parallelism_config": {"tp_size": 2}}, "parallelism_config", "{'tp_size': 2} is out of scope: tensor"),
+         "{'dynamo_backend': 'INDUCTOR'} is not supported: set training.extra.torch_compile in the recipe"),
+        ({"gpu_ids": "0,1"}, "gpu_ids", "'0,1' is not supported: set CUDA_VISIBLE_DEVICES in the environment"),
+        ({"parallelism_config": {"tp_size": 2}}, "parallelism_config", "{'tp_size': 2} is not supported"),
         ({"deepspeed_config": {"zero_stage": 2}}, "deepspeed_config", "is for `distributed_type: DEEPSPEED` only"),
         ({"fsdp_config": {}}, "fsdp_config.fsdp_version",
-         "is missing, which is FSDP version 1 to accelerate, and FSDP2 is what runs here: set it to 2"),
+         "1 is not supported: set it to 2"),
         ({"fsdp_config": {"fsdp_version": 2, "reshard_after_foward": True}}, "fsdp_config.fsdp_reshard_after_foward",
          "no such field of accelerate's. Did you mean 'fsdp_reshard_after_forward'?"),
         ({"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
          "fsdp_config.fsdp_reshard_after_forward", "'FULL_SHARD' is of the wrong type: it takes true or false."),
         ({"fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}},
-         "fsdp_config.fsdp_auto_wrap_policy", "'SIZE_BASED_WRAP' is not offered"),
-        ({"num_machines": 2, "main_process_ip": "a"}, "main_process_port", "is missing: machines meet at"),
-        ({"machine_rank": 1}, "machine_rank", "1 is out of range: num_machines is 1."),
+         "fsdp_config.fsdp_auto_wrap_policy", "'SIZE_BASED_WRAP' is not supported: use TRANSFORMER_BASED_WRAP."),
+        ({"num_machines": 2, "main_process_ip": "a"}, "main_process_ip (compute.rendezvous)",
+         "'a:None' is not a name for it: use host:port of machine 0"),
     ],
 )  # fmt: skip
 def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
@@ -236,7 +237,7 @@ def test_what_its_part_for_deepspeed_asks_for_and_is_not_here_is_refused(changed
 def test_a_file_for_cpus_is_refused_where_training_would_take_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.recipe.accelerate_file._sees_gpus", lambda: True)
     found = translated({"distributed_type": "MULTI_CPU", "use_cpu": True})
-    assert [said.field for said in found if isinstance(said, Refused)] == ["use_cpu", "distributed_type"]
+    assert [said.field for said in found if isinstance(said, Refusal)] == ["use_cpu", "distributed_type"]
 
 
 def test_every_field_of_the_installed_accelerate_is_known() -> None:
@@ -248,7 +249,7 @@ def test_every_field_of_the_installed_accelerate_is_known() -> None:
     names = {line.target.id for node in bodies for line in node.body if isinstance(line, ast.AnnAssign)}  # type: ignore[union-attr]
     assert {"distributed_type", "num_processes", "fsdp_config"} <= names
     found = translated(dict.fromkeys(names) | {"distributed_type": "MULTI_GPU"})
-    assert [said for said in found if isinstance(said, Refused)] == []
+    assert [said for said in found if isinstance(said, Refusal)] == []
 
 
 def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -> None:
@@ -317,15 +318,11 @@ def test_what_deepspeed_takes_is_not_refused_and_it_is_not_imported() -> None:
         "timers": {"throughput": {"enabled": False}},
         "zero_optimization": {"stage3_max_live_parameters": 1, "max_live_parameters": 1, "sub_group_size": 1},
     }
-    assert list(deepspeed_file.unknown_names(known)) == []
-    assert "compression_training" not in deepspeed_file._top_level()  # DeepSpeed 0.19.8 refuses it
-    if "deepspeed" not in sys.modules:
-        recipe(strategy="deepspeed-zero3", deepspeed=known)
-        assert "deepspeed" not in sys.modules
+    before = "deepspeed" in sys.modules
+    assert recipe(strategy="deepspeed-zero3", deepspeed=known).compute.deepspeed == known
+    assert ("deepspeed" in sys.modules) == before
 
 
 def test_without_deepspeed_names_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed_file, "_sources", lambda: ())
-    deepspeed_file._top_level.cache_clear()
-    assert list(deepspeed_file.unknown_names({"nothing_known": 1})) == []
-    deepspeed_file._top_level.cache_clear()
+    monkeypatch.setattr(compute_rules, "_deepspeed_names", frozenset)
+    assert recipe(strategy="deepspeed-zero2", deepspeed={"nothing_known": 1}).compute.deepspeed == {"nothing_known": 1}

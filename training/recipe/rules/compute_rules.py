@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from training.problems import nearest
-from training.recipe.deepspeed_file import unknown_names
 from training.recipe.rules.rule import Rule, WrittenRecipe
 from training.recipe.tables.strategies import STRATEGIES
 
@@ -26,6 +29,8 @@ _FOLLOWS = {
     "zero_force_ds_cpu_optimizer": "training.optim",
 }
 """Fields of DeepSpeed's configuration that follow from fields of the recipe."""
+_DEEPSPEED_NAME = re.compile(r"""(?m)(?:^    (?=\w+: )|["'])([a-z]\w*)(?=: |["'])""")
+"""A field of one of its models, or a text such as "wall_clock_breakdown"."""
 
 
 def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -63,9 +68,11 @@ def _offload(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _deepspeed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     given = written["compute.deepspeed"]
-    for name, known in unknown_names(given):
-        where = f"compute.deepspeed.{name}"
-        yield where, f"no such field of DeepSpeed's configuration.{nearest(name.rpartition('.')[2], known)}"
+    known = _deepspeed_names() if given else frozenset()
+    for name in _names(given) if known else ():
+        if (last := name.rpartition(".")[2]) not in known:
+            where = f"compute.deepspeed.{name}"
+            yield where, f"no such field of DeepSpeed's configuration.{nearest(last, known)}"
     for name in ("zero_optimization", "bf16", "fp16"):
         if not isinstance(given.get(name, {}), Mapping):
             yield f"compute.deepspeed.{name}", f"{given[name]!r} is of the wrong type: it takes a mapping."
@@ -76,15 +83,36 @@ def _deepspeed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield where, f"{zero[name]!r} is of the wrong type: it takes a mapping, such as {{device: cpu}}."
     for name, value in _flat(given):
         for field, follows in _FOLLOWS.items():
-            if f"{name}.".startswith(f"{field}.") and value not in ("auto", _says(written, field)):
+            if f"{name}.".startswith(f"{field}.") and value not in ("auto", _repeatable(written, field)):
                 message = (
                     f"{value!r} contradicts {follows}, which is {written[follows]!r}: set that, and leave this out."
                 )
                 yield f"compute.deepspeed.{name}", message
 
 
-def _says(written: WrittenRecipe, field: str) -> Any:
-    """What the recipe says of a field of DeepSpeed's configuration that it may well repeat."""
+@functools.cache
+def _deepspeed_names() -> frozenset[str]:
+    """Every name that the installed DeepSpeed may read in its configuration; none if it is not installed.
+
+    DeepSpeed ignores most unknown names. They are read from its source, since importing it takes seconds.
+    """
+    spec = importlib.util.find_spec("deepspeed")
+    folders = spec.submodule_search_locations if spec else None
+    sources = (file for folder in folders or () for file in Path(folder).rglob("*.py"))
+    texts = (file.read_text("utf-8") for file in sources if "config" in file.name or file.name == "constants.py")
+    return frozenset(name for text in texts for name in _DEEPSPEED_NAME.findall(text))
+
+
+def _names(given: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The dotted names of a DeepSpeed configuration, without the free settings of optimizer and scheduler."""
+    for name, value in given.items():
+        yield f"{above}{name}"
+        if isinstance(value, Mapping) and name != "params":
+            yield from _names(value, f"{above}{name}.")
+
+
+def _repeatable(written: WrittenRecipe, field: str) -> Any:
+    """The one value besides `auto` that a field of DeepSpeed's configuration may have, by the recipe."""
     if field == "zero_optimization.stage":
         return int(written["compute.strategy"][-1])
     if field.startswith("zero_optimization.offload_"):
