@@ -50,7 +50,7 @@ _UNSUPPORTED: dict[str, str] = {
     ),
 }
 """Fields that the recipe has nothing for, and what to do instead."""
-_NEUTRAL = (
+_NEUTRAL: tuple[Any, ...] = (
     *(None, False, "", [], {}, "no", "NO", "none", "all", "static", "standard", "LOCAL_MACHINE"),
     *("TRANSFORMER_BASED_WRAP", "SHARDED_STATE_DICT", {"dynamo_backend": "NO"}, {"dynamo_backend": "no"}),
 )
