@@ -91,7 +91,7 @@ def _section_of(field: Mapping[str, Any]) -> str | None:
 
 
 def _default(field: Mapping[str, Any]) -> str:
-    empty = {"array": [], "object": {}}.get(field.get("type", ""))
+    empty: object = {"array": [], "object": {}}.get(field.get("type", ""))
     return f"`{yaml_value(field.get('default', empty))}`"
 
 
