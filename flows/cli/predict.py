@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--task",
         metavar="MODULE:CLASS",
         default="",
-        help="of a model of your own kind, that kind: its code is run",
+        help="of a model of a task type of yours, that class: its code is run",
     )
     parser.add_argument(
         "--file",
@@ -59,7 +59,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError(problems)
     name, alias, version = _named(arguments.model)
     with sigterm_interrupts():
-        model = find(name, alias, version, arguments.kind)
+        model = find(name, alias, version, arguments.task)
         if arguments.file is None:
             return _print_answers(model, arguments.texts)
         terminal = Terminal()
