@@ -21,6 +21,7 @@ from flows.reports.note import note
 from flows.reports.result import result, verdict_event
 from tasks.cache import settings
 from tasks.cache.executor import Executor
+from tasks.cache.garbage_collection import in_use
 from tasks.cache.history import History
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
@@ -28,7 +29,6 @@ from tasks.jobs.machines import Leader, machines_of
 from tasks.prefect import events, pending_states
 from tasks.prefect.progress import REPORTING, PrefectProgress
 from tasks.registry import consent, lineage
-from tasks.registry.garbage_collection import in_use
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.mlflow_run import JUDGED_TAG, NOTE_TAG, Tracker
 from training.problems import UserError, full_disk

@@ -9,14 +9,14 @@ from typing import Any
 
 from flows.cli.codes import COMPLETED
 from flows.reports.tables import aligned
-from tasks.cache import settings
-from tasks.registry import garbage_collection
-from tasks.registry.garbage_collection import HALF_MADE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
+from tasks.cache import garbage_collection, settings
+from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
+from tasks.registry.retention import find_needs
 from tasks.tracking.reports import counted
 from training.problems import Problem, UserError
 
 # What is not a stage's comes after them.
-LAST = (JOBS, QUARANTINE, HALF_MADE, REMOVED, RECORDS)
+LAST = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS)
 # Of the home's other folders, those that may grow.
 OTHERS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")
 
@@ -48,8 +48,8 @@ def act(arguments: argparse.Namespace) -> int:
         print(f"{settings.home_path()} is not there yet: nothing is stored.")
         return COMPLETED
     if arguments.remove:
-        garbage_collection.need_quiet()
-    pieces = garbage_collection.look(arguments.give_up)
+        garbage_collection.require_no_run()
+    pieces = garbage_collection.find_pieces(find_needs(arguments.give_up))
     sizes = Sizes()
     print(*_lines(pieces, sizes), sep="\n")
     going = [piece for piece in pieces if not piece.needed_by]
@@ -58,13 +58,13 @@ def act(arguments: argparse.Namespace) -> int:
         return COMPLETED
     frees = size_told(sizes.of((piece.path for piece in going), freed=True))
     if not arguments.remove:
-        runs = ", ".join(run[:8] for run in garbage_collection.going_on())
+        runs = ", ".join(run[:8] for run in garbage_collection.running_runs())
         print(f"{frees} can go{f', once no run goes on here ({runs})' if runs else ''}: finetune store --remove")
         return COMPLETED
     if not arguments.yes and not _agreed(f"Remove {_named(going)}, and free {frees}? [y/N] "):
         print("Nothing was removed.")
         return COMPLETED
-    removed, freed = garbage_collection.remove({piece.path for piece in going}, arguments.give_up)
+    removed, freed = garbage_collection.remove({piece.path for piece in going}, lambda: find_needs(arguments.give_up))
     print(f"Removed {removed:,} of {len(going):,}: {size_told(freed)} freed.")
     return COMPLETED
 

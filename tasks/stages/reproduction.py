@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, library_versions
+from tasks.cache.garbage_collection import in_use
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.launch import python_argv, require_finished, run_job
 from tasks.registry.champions import PARTS, folders_of
-from tasks.registry.garbage_collection import in_use
 from tasks.stages.fit import fits_of
 from tasks.stages.resolve import pin
 from training.data.file_systems import display_name

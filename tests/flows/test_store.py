@@ -10,9 +10,8 @@ import pytest
 
 from flows.cli.main import main
 from flows.cli.store import size_told
-from tasks.cache import store
-from tasks.registry import garbage_collection
-from tasks.registry.garbage_collection import bytes_on_disk
+from tasks.cache import garbage_collection, store
+from tasks.cache.garbage_collection import bytes_on_disk
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact
 

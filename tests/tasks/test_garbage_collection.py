@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
-from tasks.cache import settings, store
+from tasks.cache import garbage_collection, settings, store
+from tasks.cache.garbage_collection import RECORDS, Piece, bytes_on_disk, find_pieces, in_use
 from tasks.cache.history import History
 from tasks.cache.locks import held
-from tasks.registry.garbage_collection import RECORDS, Piece, bytes_on_disk, in_use, look, remove
+from tasks.registry.retention import find_needs
 from tasks.tracking.connection import connect
 from tasks.tracking.mlflow_run import VERSION_TAG
 from tasks.tracking.outbox import Outbox
@@ -26,11 +27,13 @@ from training.problems import UserError
 REMOVING = """
 import contextlib, os, signal, sys
 from pathlib import Path
-from tasks.registry import garbage_collection as keeping
-keeping.mlflow_errors, keeping.connect = contextlib.nullcontext, lambda: None
-keeping._aliased = keeping._unfinished = lambda *given: []
+from tasks.cache import garbage_collection
+from tasks.registry import retention
+retention.mlflow_errors, retention.connect = contextlib.nullcontext, lambda: None
+retention._aliased = retention._unfinished = lambda *given: []
 calls, at = [], int(sys.argv[2])
-original = getattr(*(owner := {"rename": (Path, "rename"), "rmtree": (keeping.shutil, "rmtree")}[sys.argv[1]]))
+owner = {"rename": (Path, "rename"), "rmtree": (garbage_collection.shutil, "rmtree")}[sys.argv[1]]
+original = getattr(*owner)
 def killed(place, *others, **named):
     calls.append(place)
     if len(calls) == at:
@@ -39,8 +42,17 @@ def killed(place, *others, **named):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(place, *others, **named)
 setattr(*owner, killed)
-keeping.remove({piece.path for piece in keeping.look()})
+find_needs = retention.find_needs
+garbage_collection.remove({piece.path for piece in garbage_collection.find_pieces(find_needs())}, find_needs)
 """
+
+
+def look(given_up: Collection[str] = ()) -> list[Piece]:
+    return find_pieces(find_needs(given_up))
+
+
+def remove(folders: Collection[Path]) -> tuple[int, int]:
+    return garbage_collection.remove(folders, find_needs)
 
 
 def made(stage: str, key: str, size: int = 5000) -> str:
@@ -99,7 +111,7 @@ def test_champions_last_runs_and_runs_to_go_on_are_needed_and_nothing_else_is(tr
     History("small").remember_completed({"stages": [{"name": "fit", "key": new}, {"name": "gate", "key": None}]})
     History("small").remember_key("load_data", rows)
     job("f1")
-    last, killed = "last run of small", "run 33333333 of small, to go on"
+    last, killed = "last run of small", "run 33333333 of small, to resume"
     assert needed(look()) == {
         "a1": ("small@champion", last, killed),
         "b1": ("small@champion",),
@@ -134,7 +146,7 @@ def test_what_mlflow_has_not_got_and_what_another_registry_has_is_needed(tracked
     (Outbox("11111111").folder / "delivered").write_text("0")
     ran("22222222", {"fit": elsewhere}, version="small/7")
     assert needed(look()) == {
-        "a1": ("run 11111111 of small, to tell MLflow",),
+        "a1": ("run 11111111 of small, to deliver to MLflow",),
         "b1": ("run 22222222 of small, whose small/7 is registered elsewhere or was deleted; --give-up RUN if it was",),
     }
     assert needed(look(["2222"]))["b1"] == ()
@@ -146,7 +158,7 @@ def test_a_job_that_runs_or_is_of_today_is_kept_though_no_run_tells_of_it(tracke
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(running / "lock", (0, 0))
         os.utime(running, (0, 0))
-        assert needed(look()) == {"a1": ("a program that runs",), "b1": ("work of the last day",), "c1": ()}
+        assert needed(look()) == {"a1": ("a program that is running",), "b1": ("work of the last day",), "c1": ()}
         assert remove({running, today, old})[0] == 1
     assert running.is_dir() and today.is_dir() and not old.exists()
 
@@ -174,10 +186,10 @@ def test_the_bytes_that_are_freed_are_those_that_were_told_and_a_file_with_two_n
 def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_the_moment(
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.registry.garbage_collection.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("tasks.cache.garbage_collection.LOCK_WAIT_S", 0.1)
     key = made("fit", "a1")
     outbox = Outbox("11111111")
-    with in_use(), in_use(), outbox.claimed(), pytest.raises(UserError, match=r"a run goes on .*11111111"):
+    with in_use(), in_use(), outbox.claimed(), pytest.raises(UserError, match=r"a run is running .*11111111"):
         remove({store.folder("fit", key)})
     assert store.find("fit", key) is not None
     assert remove({store.folder("fit", key)})[0] == 1
@@ -188,7 +200,7 @@ def test_a_run_that_waits_for_a_removal_says_so_and_what_is_put_aside_is_measure
 ) -> None:
     free: list[bool] = []
     monkeypatch.setattr(
-        "tasks.registry.garbage_collection.Sizes.of", lambda *given, **named: free.append(not held(lock)) or 0
+        "tasks.cache.garbage_collection.Sizes.of", lambda *given, **named: free.append(not held(lock)) or 0
     )
     lock, said = settings.home() / "locks/home.lock", threading.Event()
     assert remove({store.folder("fit", made("fit", "a1"))})[0] == 1 and free == [True]

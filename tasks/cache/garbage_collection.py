@@ -1,0 +1,197 @@
+"""Garbage collection of the home: which folders can be removed, and their removal.
+
+    <home>/locks/home.lock    shared by all runs; held exclusively while folders are set aside
+    <home>/.removed-<id>/     folders that were set aside and are being deleted; nothing reads them
+
+tasks/registry/retention.py finds which keys registered versions and runs still need.
+
+Nothing is removed while a run is running: it may have found an artifact that it has yet to read. A folder is renamed
+before it is deleted, so that every reader finds all of it or nothing. The next removal completes one that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.cache import settings, store
+from tasks.cache.locks import FlockManager, held, shared
+from training.problems import Problem, UserError
+
+JOBS, QUARANTINE, INCOMPLETE, REMOVED = "jobs", "quarantine", "incomplete", "half-removed"
+RECORDS = "old run records"
+LOCK = "home"
+# Setting folders aside takes no longer than a query of MLflow; a run takes longer.
+LOCK_WAIT_S = 10.0
+
+
+class Needs(NamedTuple):
+    """The keys and run records that something still needs."""
+
+    needed_by: Mapping[str, Sequence[str]]
+    """Descriptions of the runs and versions that need an artifact or a job, by key."""
+    known: Collection[str]
+    """Keys of all stages of the runs of this home."""
+    finished: Mapping[str, Collection[str]]
+    """Runs that need their record only as long as the store has one of their keys: the keys by the run's id."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A folder that is kept or removed as a whole."""
+
+    sort: str
+    """The stage of an artifact, else JOBS, QUARANTINE, INCOMPLETE, REMOVED or RECORDS."""
+    path: Path
+    needed_by: tuple[str, ...]
+    """Empty if the folder can be removed."""
+
+
+@contextlib.contextmanager
+def in_use(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Keeps everything in the home from removal during the block, which is a run.
+
+    Waits, after `on_wait`, while folders are being set aside: as long as a query of MLflow takes.
+    """
+    folder = settings.home() / "locks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with shared(folder / f"{LOCK}.lock", on_wait):
+        yield
+
+
+def find_pieces(needs: Needs) -> list[Piece]:
+    """All folders that could ever be removed, with the runs and versions that need them."""
+    artifacts, jobs = [*_artifacts(needs)], [*_jobs(needs)]
+    stored = {piece.path.name for piece in (*artifacts, *jobs)}
+    return [*artifacts, *jobs, *_leftovers(), *_records(needs, stored)]
+
+
+def remove(folders: Collection[Path], find_needs: Callable[[], Needs]) -> tuple[int, int]:
+    """Removes those of the folders that nothing needs now. Returns their number and the bytes that this freed.
+
+    Raises UserError while a run is running, and whatever `find_needs` raises; nothing is removed then.
+    """
+    aside = settings.home() / f".removed-{uuid.uuid4().hex[:12]}"
+    with _no_run():
+        pieces = [piece for piece in find_pieces(find_needs()) if not piece.needed_by and piece.path in folders]
+        aside.mkdir(mode=0o700)
+        for number, piece in enumerate(pieces):
+            if piece.sort != REMOVED:
+                piece.path.rename(aside / str(number))
+    # Runs may start again: nothing refers to what was set aside, however long its deletion takes.
+    from_before = [piece.path for piece in pieces if piece.sort == REMOVED]
+    freed = bytes_on_disk([*aside.iterdir(), *from_before], freed=True)
+    for folder in [aside, *from_before]:
+        shutil.rmtree(folder, ignore_errors=True)  # another removal may be deleting it, too
+    return len(pieces), freed
+
+
+def require_no_run() -> None:
+    """Raises UserError while a run is running over this home."""
+    if runs := running_runs():
+        raise _busy(", ".join(runs))
+
+
+def running_runs() -> list[str]:
+    """The flow runs that are running over this home, on this machine or another."""
+    return [path.parent.name for path in sorted(settings.home().glob("runs/*/lock")) if held(path)]
+
+
+class Sizes:
+    """Disk usage of files and folders. Each is walked once, however often it is measured."""
+
+    def __init__(self) -> None:
+        self._walked: dict[Path, list[os.stat_result]] = {}
+
+    def of(self, paths: Iterable[Path], freed: bool = False) -> int:
+        """The bytes that the paths take, or with `freed` the bytes that their removal would free. A file with several
+        hard links counts once, and is freed with the last of them."""
+        seen: Counter[tuple[int, int]] = Counter()
+        sizes: dict[tuple[int, int], tuple[int, int]] = {}  # bytes, hard links
+        for path in paths:
+            if path not in self._walked:
+                self._walked[path] = list(_statuses(path))
+            for status in self._walked[path]:
+                file = (status.st_dev, status.st_ino)
+                seen[file] += 1
+                # A folder has one name: its links are those of its subfolders.
+                sizes[file] = (status.st_blocks * 512, 1 if stat.S_ISDIR(status.st_mode) else status.st_nlink)
+        return sum(size for file, (size, links) in sizes.items() if not freed or seen[file] >= links)
+
+
+def bytes_on_disk(paths: Iterable[Path], freed: bool = False) -> int:
+    """The bytes that the paths take, or free, now: see `Sizes.of`."""
+    return Sizes().of(paths, freed)
+
+
+@contextlib.contextmanager
+def _no_run() -> Iterator[None]:
+    """Keeps runs from starting in the block. Raises UserError while one is running."""
+    locks, holder = FlockManager(settings.home() / "locks"), uuid.uuid4().hex
+    if not locks.acquire_lock(LOCK, holder, acquire_timeout=LOCK_WAIT_S):
+        raise _busy(", ".join(running_runs()) or "it started just now")
+    try:
+        yield
+    finally:
+        locks.release_lock(LOCK, holder)
+
+
+def _artifacts(needs: Needs) -> Iterator[Piece]:
+    for path in sorted((settings.home() / "artifacts").glob("*/*")):
+        if path.name.startswith("."):
+            yield Piece(INCOMPLETE, path, ())  # of a run that was killed: none is running during a removal
+        elif path.is_dir():
+            yield Piece(path.parent.name, path, tuple(needs.needed_by.get(path.name, ())))
+
+
+def _jobs(needs: Needs) -> Iterator[Piece]:
+    """Jobs with their checkpoints. A job of no known run may be a command's, or another machine's."""
+    for path in sorted((settings.home() / "jobs").glob("*")):
+        needed_by = list(needs.needed_by.get(path.name, ()))
+        if held(path / "lock"):
+            needed_by.append("a program that is running")
+        elif path.name not in needs.known and time.time() - _last_change(path) < store.ABANDONED_S:
+            needed_by.append("work of the last day")
+        yield Piece(JOBS, path, tuple(needed_by))
+
+
+def _leftovers() -> Iterator[Piece]:
+    for path in sorted((settings.home() / "quarantine").glob("*")):
+        yield Piece(QUARANTINE, path, ())
+    for path in sorted(settings.home().glob(".removed-*")):
+        yield Piece(REMOVED, path, ())
+
+
+def _records(needs: Needs, stored: Collection[str]) -> Iterator[Piece]:
+    for run, keys in needs.finished.items():
+        if not set(keys) & set(stored):
+            yield Piece(RECORDS, settings.home() / "runs" / run, ())
+
+
+def _last_change(folder: Path) -> float:
+    """The time of the last change in the folder, in seconds since 1970."""
+    return max((status.st_mtime for status in _statuses(folder)), default=time.time())
+
+
+def _statuses(path: Path) -> Iterator[os.stat_result]:
+    """The status of the path and of everything below it, except what vanishes meanwhile."""
+    with contextlib.suppress(OSError):
+        yield path.lstat()
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(folder, name))
+
+
+def _busy(runs: str) -> UserError:
+    message = f"a run is running over this home ({runs}): nothing is removed until it ends, or is cancelled."
+    return UserError([Problem(kind="option", where="--remove", message=message)])

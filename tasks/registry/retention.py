@@ -1,0 +1,146 @@
+"""Retention: which artifacts, jobs and run records of the home are still needed, and by which run or version.
+
+Needed are the stages behind every registered version with an alias, the last run of each recipe, and the runs that can
+be resumed or have entries that MLflow lacks. All of this is read from the outboxes of the runs and from the registry;
+tasks/cache/garbage_collection.py removes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tasks.cache import history, settings
+from tasks.cache.garbage_collection import Needs
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, every, mlflow_errors
+from tasks.tracking.mlflow_run import VERSION_TAG
+from tasks.tracking.outbox import PENDING_STATE, Outbox
+from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its outbox records it."""
+
+    id: str
+    recipe: str
+    keys: frozenset[str]
+    """Keys of the stages that the run started."""
+    version: str | None
+    """`name/version`, if the run registered a version or found it registered."""
+    completed: bool
+    delivered: bool
+    """Whether MLflow has everything; an entry that it lacks may be a file of an artifact."""
+    state_is_pending: bool
+    """Whether the Prefect server has still to receive the final state."""
+
+    def __str__(self) -> str:
+        return f"run {self.id[:8]} of {self.recipe}"
+
+
+def find_needs(given_up: Collection[str] = ()) -> Needs:
+    """Who needs which keys. The runs that are `given_up`, by the beginnings of their ids, need nothing any more.
+
+    Raises UserError if a run that is given up does not exist, and MlflowFailed if MLflow does not answer.
+    """
+    runs = {path.name: _run(path.name) for path in sorted((settings.home() / "runs").glob("*")) if path.is_dir()}
+    with mlflow_errors():
+        client = connect()
+        aliased = [*_aliased(client, runs)]
+        needing = [*aliased, *_last_of_recipes(), *_unfinished(runs, _run_ids(runs, given_up), client)]
+    of_aliased = {key for _, keys in aliased for key in keys}
+    return Needs(
+        needed_by=_by_key(needing),
+        known={key for run in runs.values() for key in run.keys},
+        finished={
+            run.id: run.keys
+            for run in runs.values()
+            if run.completed and run.delivered and not run.state_is_pending and not run.keys & of_aliased
+        },
+    )
+
+
+def _by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[str]]:
+    needed_by: dict[str, list[str]] = {}
+    for who, keys in needing:
+        for key in keys:
+            needed_by.setdefault(key, []).append(who)
+    return needed_by
+
+
+def _aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tuple[str, set[str]]]:
+    """Versions with an alias: the keys in their tags, and those of the run that registered them."""
+    for model in every(client.search_registered_models):
+        for alias, number in model.aliases.items():
+            tags = client.get_model_version(model.name, str(number)).tags
+            keys = {key for tag, key in tags.items() if tag.startswith("finetune.") and tag.endswith(".key")}
+            run = runs.get(tags.get(FLOW_RUN_TAG, ""))
+            yield f"{model.name}@{alias}", keys | (run.keys if run else set())
+
+
+def _last_of_recipes() -> Iterator[tuple[str, set[str]]]:
+    """The last run of each recipe, with which the next one is compared."""
+    for recipe in history.recipes():
+        yield f"last run of {recipe}", history.History(recipe).keys()
+
+
+def _unfinished(
+    runs: Mapping[str, Run], given_up: Collection[str], client: MlflowClient
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Runs that can be resumed, have entries that MLflow lacks, or registered a version that is not there."""
+    completed = [run.keys for run in runs.values() if run.completed]
+    stored = {path.name for place in ("artifacts/*/*", "jobs/*") for path in settings.home().glob(place)}
+    registered = {f"{one.name}/{one.version}" for one in every(client.search_model_versions)}
+    for run in runs.values():
+        if run.id in given_up:
+            continue
+        # A run whose stored keys another run has completed needs no resume. Keys of actions change with the recipe, the
+        # gate and the time; they keep nothing.
+        if not run.completed and not any(run.keys & stored <= done for done in completed):
+            yield f"{run}, to resume", run.keys
+        elif not run.delivered:
+            yield f"{run}, to deliver to MLflow", run.keys
+        elif run.version is not None and run.version not in registered:
+            yield (
+                f"{run}, whose {run.version} is registered elsewhere or was deleted; --give-up RUN if it was",
+                run.keys,
+            )
+
+
+def _run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[str]:
+    """The ids of the runs. Raises UserError for a beginning that fits no run, or several."""
+    found = set()
+    for beginning in beginnings:
+        fitting = [run for run in runs if beginning and run.startswith(beginning)]
+        if len(fitting) != 1:
+            message = f"{beginning!r} begins the id of {len(fitting)} runs here: `finetune runs` lists them."
+            raise UserError([Problem(kind="option", where="--give-up", message=message)])
+        found |= set(fitting)
+    return found
+
+
+def _run(id: str) -> Run:
+    """The run, from its outbox. A run that is being retried has not completed."""
+    tags: dict[str, str] = {}
+    keys, recipe, completed, outbox = set(), "", False, Outbox(id)
+    for entry in outbox.entries():
+        if entry["entry"] == "start":
+            recipe, completed = entry["experiment"], False
+        elif entry["entry"] == "end":
+            completed = entry["status"] == "FINISHED"
+        elif entry["entry"] == "tags":
+            tags |= entry["values"]
+            keys |= {key for tag, key in entry["values"].items() if tag.endswith(".key")}
+    return Run(
+        id,
+        recipe,
+        frozenset(keys),
+        version=tags.get(VERSION_TAG),
+        completed=completed,
+        delivered=not outbox.waiting(),
+        state_is_pending=(outbox.folder / PENDING_STATE).is_file(),
+    )
