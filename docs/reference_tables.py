@@ -20,12 +20,12 @@ from flows.pipeline import STAGES
 from tasks.cache.stage import Stage
 from training import task_types
 from training.data import checks
-from training.evaluation.metrics import METRICS, OF_TAGS
+from training.evaluation.metrics import load_class
 from training.recipe import Recipe, Training
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
 from training.recipe.tables import checks as levels
 from training.recipe.tables.formats import FORMATS
-from training.recipe.tables.metrics import LESS_IS_BETTER
+from training.recipe.tables.metrics import METRICS, TAGS, metrics_for
 from training.recipe.tables.optimizers import OPTIMIZERS, REFUSED
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
@@ -204,17 +204,22 @@ def _task_type(name: str, of: Any) -> str:
 
 def metrics() -> str:
     """The metrics that a recipe may name."""
-    return _metrics(METRICS)
+    return _metrics(METRICS, None)
 
 
 def span_metrics() -> str:
     """The metrics of tagged words."""
-    return _metrics(OF_TAGS)
+    return _metrics(metrics_for(TAGS), TAGS)
 
 
-def _metrics(of: Mapping[str, type]) -> str:
+def _metrics(names: Iterable[str], prediction_type: str | None) -> str:
     rows = (
-        (f"`{name}`", one_line(one.__doc__), "less" if name in LESS_IS_BETTER else "more") for name, one in of.items()
+        (
+            f"`{name}`",
+            one_line(load_class(name, prediction_type).__doc__),
+            "more" if METRICS[name].more_is_better else "less",
+        )
+        for name in names
     )
     return table(("metric", "", "better"), rows)
 

@@ -49,8 +49,6 @@ INSIDE = (
     *(f"training.recipe.{name}" for name in ("column_types", "filters", "source_columns", "tables.checks")),
     # The options of a task type.
     "training.recipe.task_specification",
-    # The direction of a metric.
-    "training.recipe.tables.metrics",
     # The loss of language models, and the order of tags.
     *("training.evaluation.likelihood", "training.evaluation.tags"),
 )

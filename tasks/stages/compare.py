@@ -18,7 +18,7 @@ from tasks.registry.champions import present
 from tasks.registry.comparisons import count_of
 from training import task_types
 from training.recipe import Recipe
-from training.recipe.tables.metrics import METRICS
+from training.recipe.tables.metrics import METRICS, entries
 
 
 def has_rival(recipe: Recipe, champion: Champion | None) -> bool:
@@ -102,6 +102,7 @@ def inputs(
             "task": recipe.task,
             "options": task_types.load(**recipe.task_and_options).options_of("compare"),
             "evaluation": {"metrics": _metrics(recipe)},
+            "metrics": entries(_metrics(recipe)),
             "release": {
                 "gate": {
                     "compare": recipe.compared_by,
@@ -119,7 +120,11 @@ def inputs(
                 **({"predict_champion": rival.digest} if rival else baseline_upstream([split], data, tokens, trained)),
             },
         },
-        code=["training.programs.compare", *task_types.code_modules(recipe.task)],
+        code=[
+            "training.programs.compare",
+            *task_types.code_modules(recipe.task),
+            *task_types.metric_modules(recipe.task, _metrics(recipe)),
+        ],
         named=_named(recipe),
         libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
     )

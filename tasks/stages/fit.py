@@ -28,6 +28,7 @@ from training.recipe import Recipe, ResolvedCompute
 from training.recipe.lora import packages_of
 from training.recipe.program_settings import FitSettings, HubModel
 from training.recipe.tables.engines import ENGINES
+from training.recipe.tables.metrics import entries
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 
@@ -58,6 +59,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
             "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
             "compute": _compute(recipe, lock),
             **_metrics(recipe),
+            **({"metrics": known} if (known := entries(_metrics_learned_from(recipe))) else {}),
             **({"base": base.model_dump()} if (base := _base(recipe, lock)) else {}),
             "upstream": {
                 **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in READ},
@@ -71,6 +73,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
             *task_types.code_modules(recipe.task),
             STRATEGIES[strategy].module,
             *_engine_code(recipe),
+            *task_types.metric_modules(recipe.task, _metrics_learned_from(recipe)),
         ],
         outside=_outside(recipe),
         named=_named(recipe),
@@ -99,6 +102,14 @@ def _options(recipe: Recipe) -> dict[str, Any]:
 def _metrics_matter(recipe: Recipe) -> bool:
     """Whether figures of an evaluation may change the weights."""
     return _are_seen(recipe) or recipe.training.metric_for_best_model not in (None, "loss")
+
+
+def _metrics_learned_from(recipe: Recipe) -> list[str]:
+    """The metrics whose values can change the weights: all where user code sees them, else the one that chooses the
+    best checkpoint."""
+    if _are_seen(recipe):
+        return list(recipe.evaluation.metrics)
+    return [(recipe.training.metric_for_best_model or "loss").removeprefix("eval_")]
 
 
 def _are_seen(recipe: Recipe) -> bool:

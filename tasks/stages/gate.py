@@ -13,7 +13,7 @@ from training import task_types
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_floor
-from training.recipe.tables.metrics import MORE_IS_BETTER, most_of
+from training.recipe.tables.metrics import METRICS, more_is_better
 
 ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
 MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have too few rows for one
@@ -143,7 +143,7 @@ def _unbeatable(beside: Comparison) -> str:
     metric = beside.metric
     if metric == "calibration_error":
         why = "Hardly any model is better than that"
-    elif metric in MORE_IS_BETTER and beside.champion_value >= most_of(metric):
+    elif metric in METRICS and more_is_better(metric) and beside.champion_value >= (METRICS[metric].most or math.inf):
         why = "No model can be better than that"
     else:
         return ""

@@ -27,6 +27,7 @@ from training.recipe.rules.slice_rules import (
     unfitting_floor,
     unknown_slices,
 )
+from training.recipe.tables.metrics import entries
 
 
 def inputs(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Inputs:
@@ -40,13 +41,18 @@ def inputs(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Re
             "task": recipe.task,
             "options": task_types.load(**recipe.task_and_options).options_of("score"),
             "evaluation": {"metrics": list(metrics), **_slices(recipe)},
+            "metrics": entries(metrics),
             "upstream": {
                 **{name: data.parts.get(file) for name, file in read.items()},
                 **baseline_upstream(splits, data, tokens, trained),
                 "predict": predictions.digest,
             },
         },
-        code=["training.programs.score", *task_types.code_modules(recipe.task)],
+        code=[
+            "training.programs.score",
+            *task_types.code_modules(recipe.task),
+            *task_types.metric_modules(recipe.task, metrics),
+        ],
         named=task_types.user_code(recipe.task)
         | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),

@@ -67,7 +67,7 @@ def test_what_the_rows_cannot_be_judged_by_is_told_beside_the_rows_and_their_tok
     assert check(file, *(word for one in asked for word in ("--set", one))) == 2
     printed = capsys.readouterr().out
     assert "train        240  12 to 84, median 45  6 to 19, median 12" in printed
-    assert "error    evaluation.metrics[1]: 'mse' is of numbers, and the label 'neg' is none: " in printed
+    assert "error    evaluation.metrics[1]: 'mse' needs numbers, and the label 'neg' is not one: " in printed
     assert (
         "error    release.gate.floors.label=good: label has no group 'good' in validation: choose from neg, pos.\n"
         "error    release.gate.floors.length_bucket=1-2 tokns: length_bucket has no group '1-2 tokns' in validation: "

@@ -189,9 +189,7 @@ def test_a_metric_of_numbers_is_refused_by_a_plan_where_the_labels_are_none(
     assert main(["plan", str(project), "--set", "evaluation.metrics=[accuracy, mse, pearson]"]) == 2
     said = capsys.readouterr().err
     for index, name in ((1, "mse"), (2, "pearson")):
-        assert (
-            f"evaluation.metrics[{index}]: {name!r} is of numbers, and the label 'neg' is none: choose another" in said
-        )
+        assert f"evaluation.metrics[{index}]: {name!r} needs numbers, and the label 'neg' is not one: choose" in said
 
 
 def test_one_cell_changed_with_size_and_mtime_kept_is_noticed(

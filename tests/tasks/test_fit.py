@@ -79,6 +79,11 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     evaluation_code = {name for name in more if name.startswith("code.training/evaluation/")}
     assert more.keys() - evaluation_code == {"code.mine.py", "code.helper.py"}
     assert "code.training/evaluation/metrics/__init__.py" in evaluation_code
+    code = {f"code.training/evaluation/metrics/{name}.py" for name in ("labels", "texts", "numbers", "spans")}
+    assert not code & {*shown, *chosen}
+    accuracy = inputs(evaluation, metric_for_best_model="accuracy")
+    assert code & accuracy.keys() == {"code.training/evaluation/metrics/labels.py"}
+    assert accuracy["metrics.accuracy.more_is_better"] is True
     seen = inputs(evaluation, callbacks=["mine:Mine"])  # it may go by any of them
     assert seen["evaluation.metrics"] == metrics
     assert not any(name.startswith("code.training/evaluation/") for name in shown)

@@ -71,7 +71,7 @@ def test_slices_that_the_rows_do_not_have_are_told_with_those_they_have_and_besi
     asked = recipe("genre", "gnre", "id", "label", "length_bucket", metrics=["accuracy", "mse"])
     assert told(asked, rows) == {
         "evaluation.metrics[1]": (
-            "'mse' is of numbers, and the label 'bad' is none: choose another, or have labels such as 1 to 5."
+            "'mse' needs numbers, and the label 'bad' is not one: choose another metric, or use labels such as 1 to 5."
         ),
         "evaluation.slices[1]": (
             "'gnre' is no slice of these rows: choose from genre, label, length_bucket. Did you mean 'genre'? " + others

@@ -24,7 +24,8 @@ from training.evaluation.bootstrap import draws
 from training.evaluation.metrics.bootstrap_figures import figures
 from training.evaluation.predictions import OneLabel
 from training.problems import UserError
-from training.recipe.tables.metrics import LESS_IS_BETTER, OF_NUMBERS
+from training.recipe.tables.metrics import METRICS as TABLE
+from training.recipe.tables.metrics import ONE_LABEL, TAGS, Metric, metrics_for
 from training.task_types import load
 
 ROOT = Path(__file__).parents[2]
@@ -202,7 +203,7 @@ def test_what_has_no_value_is_no_number_and_no_error() -> None:
 
 def test_all_metrics_combine_as_those_of_evaluate_do() -> None:
     rows = guessed(["0", "1", "2"], 50)
-    together = evaluate.combine([metrics.METRICS[name]() for name in METRICS])
+    together = evaluate.combine([metrics.load_class(name, ONE_LABEL)() for name in METRICS])
     given = {"predictions": rows.predictions, "references": rows.references, "prediction_scores": rows.probabilities}
     assert together.compute(**given) == pytest.approx(metrics.compute(METRICS, rows), abs=1e-12)
 
@@ -285,7 +286,7 @@ def test_all_metrics_that_cannot_be_used_are_named_together() -> None:
     unknown, nowhere, near, other, number, own = refusals(names)
     assert "Did you mean 'accuracy'?" in unknown and "nowhere" in nowhere and "Did you mean 'Hits'?" in near
     assert other.endswith("it must be a subclass of evaluate.Metric.")
-    assert number.startswith("'mse' is of numbers, and the label 'no' is none") and "Given" in own
+    assert number.startswith("'mse' needs numbers, and the label 'no' is not one") and "Given" in own
 
 
 def test_what_is_no_number_is_told() -> None:
@@ -294,28 +295,41 @@ def test_what_is_no_number_is_told() -> None:
 
 
 def test_the_tables_of_the_reference_page_are_the_metrics_descriptions_of_themselves() -> None:
-    for table, of in (
-        (reference_tables.metrics(), metrics.METRICS),
-        (reference_tables.span_metrics(), metrics.OF_TAGS),
+    for table, names, prediction_type in (
+        (reference_tables.metrics(), [*TABLE], None),
+        (reference_tables.span_metrics(), metrics_for(TAGS), TAGS),
     ):
         rows = table.splitlines()[2:]
-        assert len(rows) == len(of)
-        for row, (name, metric) in zip(rows, of.items(), strict=True):
-            better = "less" if name in LESS_IS_BETTER else "more"
-            assert row == f"| `{name}` | {' '.join((metric.__doc__ or '').split())} | {better} |"
+        assert len(rows) == len(names)
+        for row, name in zip(rows, names, strict=True):
+            description = " ".join((metrics.load_class(name, prediction_type).__doc__ or "").split())
+            assert row == f"| `{name}` | {description} | {'more' if TABLE[name].more_is_better else 'less'} |"
 
 
-def test_values_lie_in_the_range_that_is_told_and_agreement_is_better() -> None:
+def test_values_lie_in_the_range_of_the_table_and_agreement_is_better() -> None:
     for seed in range(5):
         rows = guessed(["1", "2", "3"], 40, seed)
         right = OneLabel(rows.references, rows.references, np.eye(3)[rows.references], rows.labels)
         found, best = metrics.compute(METRICS, rows), metrics.compute(METRICS, right)
         for name, value in found.items():
-            said = " ".join((metrics.METRICS[name].__doc__ or "").split())
-            ((low, high),) = re.findall(r"From (-?\d) (?:to (\d)|up)", said)
-            assert float(low) <= value <= float(high or math.inf), name
-            assert best[name] < value if name in LESS_IS_BETTER else best[name] > value, name
-    assert set(OF_NUMBERS) < set(METRICS)
+            least, most = ends(TABLE[name])
+            assert least <= value <= most, name
+            assert best[name] > value if TABLE[name].more_is_better else best[name] < value, name
+
+
+def ends(metric: Metric) -> tuple[float, float]:
+    """The range of a metric's entry."""
+    return -math.inf if metric.least is None else metric.least, math.inf if metric.most is None else metric.most
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_an_entry_has_the_range_that_its_classes_describe_and_they_give_the_figure_its_name(name: str) -> None:
+    for prediction_type in TABLE[name].classes:
+        found = metrics.load_class(name, prediction_type)
+        described = " ".join((found.__doc__ or "").split())
+        ((low, high),) = re.findall(r"From (-?\d+|minus infinity) (?:to (\d+)|up)", described)
+        assert ends(TABLE[name]) == (float(low.replace("minus infinity", "-inf")), float(high or math.inf))
+        assert found(keep_in_memory=True).name == name
 
 
 def test_scoring_imports_neither_torch_nor_transformers() -> None:

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from training.evaluation.bootstrap import Figure
+from training.evaluation.confusion import Figure
 from training.evaluation.constant_predictions import Baseline, Constant
 from training.evaluation.metrics import compute, known
 from training.evaluation.metrics.bootstrap_figures import figures
 from training.evaluation.predictions import Predictions
-from training.recipe.tables.metrics import more_is_better
+from training.recipe.tables.metrics import METRICS, more_is_better
 
-CORRELATIONS = ("pearson", "spearman")
-"""Metrics without a value where all predictions are equal. A constant answer explains nothing, so it counts as 0."""
 ROUNDING = 1e-12
 """Largest difference of equal figures."""
 
@@ -47,9 +45,16 @@ def values(metrics: Sequence[str], answered: Predictions) -> dict[str, float]:
     for metric in metrics:
         with contextlib.suppress(Exception):  # whatever a user's metric raises
             found |= compute([metric], answered)
-    return {name: 0.0 if name in CORRELATIONS and np.isnan(value) else value for name, value in found.items()}
+    return {name: _constant_value(name) if np.isnan(value) else value for name, value in found.items()}
 
 
 def defined(name: str, figure: Figure) -> Figure:
     """The figure of this name on draws of rows, as `values` has it for constant predictions."""
-    return (lambda counts: np.nan_to_num(figure(counts), nan=0.0)) if name in CORRELATIONS else figure
+    value = _constant_value(name)
+    return figure if np.isnan(value) else lambda counts: np.nan_to_num(figure(counts), nan=value)
+
+
+def _constant_value(name: str) -> float:
+    """The value that counts for predictions without a value because they are all equal; nan if none does."""
+    value = METRICS[name].constant_value if name in METRICS else None
+    return np.nan if value is None else value

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from training.evaluation.confusion import Figure
+
 AT_ONCE = 20_000_000
 """Numbers of draws times rows that are held at a time."""
 MOST_AT_ONCE = 100
 """Draws at a time: a metric of the user's may take seconds for each, and a job that says nothing counts as stalled."""
-
-Figure = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float64]]
-"""Takes (D, N), how often each row counts in each draw; gives (D,), the figure of each draw."""
 
 
 def draws(rows: int, number: int, seed: int) -> Iterator[npt.NDArray[np.int32]]:

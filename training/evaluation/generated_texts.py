@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.predictions import Predictions, Rows
+from training.recipe.tables.metrics import TEXTS
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Generated(Predictions):
     references: npt.NDArray[np.object_]  # (N,) str
     predictions: npt.NDArray[np.object_]  # (N,) str
 
+    prediction_type: ClassVar = TEXTS
     row_score_name: ClassVar[str] = "chrf"
 
     @property

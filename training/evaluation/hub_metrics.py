@@ -1,8 +1,22 @@
-"""The files of metrics of the Hub, `hub:owner/name@COMMIT`: fetched when a run begins, for its jobs have no network."""
+"""Metrics of the Hub, `hub:owner/name@COMMIT`: the code of one commit, and no other.
+
+The file is fetched when a run begins, for its jobs have no network. `evaluate.load` is not used: it takes
+owner/name/name.py of the working directory before the Hub's, and where the Hub does not answer, the newest commit that
+it has ever loaded.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from training.problems import NETWORK, Problem, UserError, server_fault
+
+if TYPE_CHECKING:
+    import evaluate
 
 PREFIX = "hub:"
 
@@ -41,6 +55,35 @@ def fetched(name: str) -> str:
         raise _refused(message) from error
     except HTTPError as error:
         raise _unanswered(name, error, is_offline_mode()) from error
+
+
+@cache
+def load_hub_metric(name: str) -> type[evaluate.Metric]:
+    """The metric's class, of the one file that the repository is named like. Runs that file.
+
+    With HF_HUB_OFFLINE it must have been fetched before. Raises UserError where it cannot be had, or run.
+    """
+    import evaluate  # here, for the flow fetches files without it
+
+    _, file, commit = place(name)
+    module = _imported(name, f"hub_metric_{commit}_{file.removesuffix('.py')}", fetched(name))
+    for found in vars(module).values():
+        if isinstance(found, type) and issubclass(found, evaluate.Metric) and found.__module__ == module.__name__:
+            return found
+    raise _refused(f"{name!r}: its {file} defines no evaluate.Metric.")
+
+
+def _imported(name: str, module_name: str, file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise _refused(f"running {name!r} failed: {type(error).__name__}: {error}") from error
+    return module
 
 
 def _unanswered(name: str, error: BaseException, offline: bool) -> UserError:

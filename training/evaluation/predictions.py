@@ -8,12 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from training.recipe.tables.metrics import refusal_of_numbers
+from training.evaluation.confusion import Confusion
+from training.recipe.tables.metrics import MANY_LABELS, NUMBERS, ONE_LABEL, TOKENS, non_numeric_label
 
 Rows = npt.NDArray[np.int64]
 MOST_GUARDS = 20
@@ -23,6 +25,8 @@ MOST_GUARDS = 20
 class Predictions(ABC):
     """Rows of one split, and what a model makes of them."""
 
+    prediction_type: ClassVar[str | None] = None
+    """The type by which the table of metrics chooses a metric's class; None for a class outside this package."""
     means: ClassVar[Sequence[str]] = ()
     """Metrics of this class alone: each is the mean of the feature of that name, (N,), from `feature_values`. If there
     are any, a recipe can name no others of the project's."""
@@ -120,6 +124,7 @@ class OneLabel(Predictions):
     probabilities: npt.NDArray[np.float64]  # (N, L) each row adds up to one
     labels: Sequence[str]
 
+    prediction_type: ClassVar = ONE_LABEL
     row_score_name: ClassVar[str] = "probability_of_label"
     correct_metric: ClassVar[str | None] = "accuracy"
 
@@ -148,7 +153,7 @@ class OneLabel(Predictions):
             return None
         indices = self.predictions if feature == "predictions" else self.references
         if dtype.startswith("float"):
-            if message := refusal_of_numbers(metric, self.labels):
+            if message := non_numeric_label(metric, self.labels):
                 raise ValueError(message)
             return np.array([float(label) for label in self.labels])[indices]
         return np.array(self.labels)[indices] if dtype == "string" else indices
@@ -175,6 +180,11 @@ class OneLabel(Predictions):
     def codes(self) -> tuple[Rows, Rows]:
         return self.references, self.predictions
 
+    @cached_property
+    def confusion(self) -> Confusion:
+        """The rows of each pair of a true and a predicted label, shared by the metrics that are computed from them."""
+        return Confusion(self.references, self.predictions, self.labels)
+
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         prediction = self.predictions[row]
         return {
@@ -193,6 +203,7 @@ class ManyLabels(Predictions):
     thresholds: npt.NDArray[np.float64]  # (L,) or (N, L) the least probability with which a label is predicted
     labels: Sequence[str]
 
+    prediction_type: ClassVar = MANY_LABELS
     row_score_name: ClassVar[str] = "neg_log_loss"
     correct_metric: ClassVar[str | None] = "accuracy"
 
@@ -291,6 +302,7 @@ class Numbers(Predictions):
     references: npt.NDArray[np.float64]  # (N,)
     predictions: npt.NDArray[np.float64]  # (N,)
 
+    prediction_type: ClassVar = NUMBERS
     row_score_name: ClassVar[str] = "neg_absolute_error"
 
     @property
@@ -336,6 +348,7 @@ class Likelihoods(Predictions):
     hits: Rows  # (N,) of how many of these no other token was likelier
     tokens: Rows | None = None  # (N,) how many tokens a row has; None where nobody compares
 
+    prediction_type: ClassVar = TOKENS
     row_score_name: ClassVar[str] = "log_likelihood"
 
     @property

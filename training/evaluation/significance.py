@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from training.evaluation.bootstrap import Figure, draws, portions
+from training.evaluation.bootstrap import draws, portions
+from training.evaluation.confusion import Counts, Figure, Floats
 
 SEED = 20_260
 DRAWS_BEYOND = 50
@@ -43,9 +43,6 @@ ROUNDING = 1e-12
 SPENDING_EXPONENT = 1.6
 SPENDING_SUM = 2.2857656755644
 """Sum of k ** -SPENDING_EXPONENT over all k: the Riemann zeta function of 1.6."""
-
-Counts = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from training.evaluation.predictions import Predictions, Rows, log_losses
 from training.evaluation.tags import is_iob2, of_row
+from training.recipe.tables.metrics import TAGS
 
 _MOST = -np.log(np.finfo(np.float64).eps)
 """The log loss of what counts as impossible."""
@@ -30,6 +31,7 @@ class Tagged(Predictions):
     starts: Rows  # (N + 1,) the first word of each row, and the number of words
     labels: Sequence[str]
 
+    prediction_type: ClassVar = TAGS
     row_score_name: ClassVar[str] = "neg_log_loss"
 
     @property

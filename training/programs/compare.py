@@ -33,7 +33,7 @@ from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import Problem, UserError, nearest
 from training.programs.score import inputs_of, read, write_samples
-from training.recipe.tables.metrics import more_is_better
+from training.recipe.tables.metrics import METRICS, more_is_better
 
 if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Constant
@@ -133,7 +133,7 @@ def bootstrapped(
 ) -> tuple[str, tuple[float, float], Significance]:
     """The figure's name, both models' values, and the result of the paired test."""
     from training.evaluation import baseline
-    from training.evaluation.metrics import METRICS, compute
+    from training.evaluation.metrics import compute
     from training.evaluation.metrics.bootstrap_figures import cost, figures
 
     metrics, name = say["metrics"], say["figure"]
@@ -163,7 +163,6 @@ def bootstrapped(
 
 def heavy_tails(metric: str, new: Predictions, old: Predictions) -> Iterator[str]:
     """A warning if few rows decide about the difference: other rows like these may turn it round."""
-    from training.evaluation.metrics import METRICS
     from training.evaluation.metrics.bootstrap_figures import influences
 
     ours, theirs = (influences(metric, model) if metric in METRICS else None for model in (new, old))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
@@ -11,6 +11,7 @@ from training.jobs.user_code import Place
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import RowSpecification
 from training.recipe.section import ClosedModel
+from training.recipe.tables.metrics import metric_modules as modules_of_metrics
 from training.recipe.tables.task_types import TASK_TYPES
 
 
@@ -24,6 +25,8 @@ class TaskSpecification(RowSpecification):
     auto_class: ClassVar[str]
     """The name of the class of transformers that loads and creates its models. A name, because scoring needs no
     torch."""
+    prediction_type: ClassVar[str | None] = None
+    """The type of its predictions, one of those of training.recipe.tables.metrics; None for a type of the author's."""
     hub_task: ClassVar[str]
     """The Hub's name of the task, such as text-classification."""
     card_sentence: ClassVar[str]
@@ -102,6 +105,11 @@ def specification_class(name: str) -> type[TaskSpecification]:
 def code_modules(name: str) -> list[str]:
     """The module of a task type of the project; empty for one of the user's."""
     return [TASK_TYPES[name].partition(":")[0]] if name in TASK_TYPES else []
+
+
+def metric_modules(name: str, metrics: Iterable[str]) -> list[str]:
+    """The modules that compute these metrics for the task type, where they are the project's own."""
+    return modules_of_metrics(metrics, specification_class(name).prediction_type)
 
 
 def user_code(name: str) -> dict[str, str]:

@@ -7,10 +7,26 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from training.recipe.tables.task_types import TASK_TYPES
-from training.recipe.task_specification import code_modules, specification, specification_class, user_code
+from training.recipe.task_specification import (
+    code_modules,
+    metric_modules,
+    specification,
+    specification_class,
+    user_code,
+)
 from training.task_types.task_type import TaskType
 
-__all__ = ["TASK_TYPES", "calibrates", "class_of", "code_modules", "from_settings", "has_baseline", "load", "user_code"]
+__all__ = [
+    "TASK_TYPES",
+    "calibrates",
+    "class_of",
+    "code_modules",
+    "from_settings",
+    "has_baseline",
+    "load",
+    "metric_modules",
+    "user_code",
+]
 
 
 def load(task: str, options: Mapping[str, Any] | None = None) -> TaskType:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.models.repository_files import read_json
+from training.recipe.tables.metrics import TOKENS, metrics_for
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class LanguageModeling(TaskType):
     """A model of texts, which tells tokens of a text from others."""
 
     columns: ClassVar = {"text": Column("text")}
-    metrics: ClassVar = ("perplexity", "token_accuracy")
+    prediction_type: ClassVar = TOKENS
+    metrics: ClassVar = metrics_for(TOKENS)
     loss_fields: ClassVar = ("label_smoothing_factor",)
     causal: ClassVar[bool]
     """Whether what it gives at a token is for the next one."""

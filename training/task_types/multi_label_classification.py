@@ -19,6 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.recipe.tables.metrics import MANY_LABELS, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
     SequenceLevelTask,
@@ -58,11 +59,8 @@ class MultiLabelClassification(SequenceLevelTask):
     pipeline = False  # that of text-classification gives one label, and knows no thresholds
     card_sentence = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", may_be_empty=True)}
-    metrics: ClassVar = (
-        *("f1_micro", "f1_macro", "f1_weighted", "f1_samples", "accuracy"),
-        *(f"{name}_{of}" for name in ("precision", "recall") for of in ("micro", "macro", "weighted", "samples")),
-        *("roc_auc", "hamming_loss", "log_loss"),
-    )
+    prediction_type: ClassVar = MANY_LABELS
+    metrics: ClassVar = metrics_for(MANY_LABELS)
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """Their names both ways, and that a row has any number of them."""

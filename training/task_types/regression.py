@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.recipe.tables.metrics import NUMBERS, metrics_for
 from training.task_types.sequence_level import TEXTS, SequenceLevelTask
 from training.task_types.task_type import Column
 
@@ -39,7 +40,8 @@ class Regression(SequenceLevelTask):
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} a number"
     columns: ClassVar = {**TEXTS, "label": Column("number")}
-    metrics: ClassVar = ("mse", "rmse", "mae", "r2", "pearson", "spearman")
+    prediction_type: ClassVar = NUMBERS
+    metrics: ClassVar = metrics_for(NUMBERS)
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """That there is one output, and that it is a number."""

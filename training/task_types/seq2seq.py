@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field
 
 from training.problems import Problem, UserError
+from training.recipe.tables.metrics import TEXTS, metrics_for
 from training.task_types.generation import Generation, unset_ineffective
 from training.task_types.task_type import Column, TaskType
 
@@ -80,7 +81,8 @@ class Seq2Seq(TaskType):
     card_sentence = "Writes a text for {text}"
     generates_text = True
     columns: ClassVar = {"source": Column("text"), "target": Column("text", target=True)}
-    metrics: ClassVar[Sequence[str]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")
+    prediction_type: ClassVar = TEXTS
+    metrics: ClassVar = metrics_for(TEXTS)
     loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")
 
     def position_limits(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.recipe.tables.metrics import ONE_LABEL, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
     SequenceLevelTask,
@@ -45,11 +46,8 @@ class SequenceClassification(SequenceLevelTask):
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} one of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("label")}
-    metrics: ClassVar = (
-        "accuracy",
-        *(f"{name}{of}" for name in ("f1", "precision", "recall") for of in ("", "_macro", "_micro", "_weighted")),
-        *("matthews_correlation", "roc_auc", "pearson", "spearman", "log_loss", "calibration_error", "mse", "mae"),
-    )
+    prediction_type: ClassVar = ONE_LABEL
+    metrics: ClassVar = metrics_for(ONE_LABEL)
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.evaluation.tags import OUTSIDE, is_iob2, of_row, spans, type_of
+from training.recipe.tables.metrics import TAGS, metrics_for
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
@@ -55,10 +56,8 @@ class TokenClassification(TaskType):
     card_sentence = "Gives each word of a {text} one of {labels}"
     columns: ClassVar = {"text": Column("texts"), "label": Column("labels")}
     checks: ClassVar = {"uneven_tags": "error", "iob2": "error"}
-    metrics: ClassVar = (
-        "accuracy",
-        *(f"{name}{average}" for name in ("f1", "precision", "recall") for average in ("", "_macro", "_weighted")),
-    )
+    prediction_type: ClassVar = TAGS
+    metrics: ClassVar = metrics_for(TAGS)
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:

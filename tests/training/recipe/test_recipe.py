@@ -241,7 +241,8 @@ def test_metrics_of_numbers_are_told_of_labels_that_the_recipe_names_and_that_ar
     metrics = {"evaluation.metrics": ["accuracy", "mse", "spearman"]}
     assert problems(overrides={**metrics, "data.label_names": ["1", "good"]}) == {
         f"evaluation.metrics[{index}]": (
-            f"{name!r} is of numbers, and the label 'good' is none: choose another, or have labels such as 1 to 5."
+            f"{name!r} needs numbers, and the label 'good' is not one: choose another metric, or use labels "
+            "such as 1 to 5."
         )
         for index, name in ((1, "mse"), (2, "spearman"))
     }

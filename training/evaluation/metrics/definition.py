@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from training.evaluation.confusion import Counts, Figure
 from training.evaluation.predictions import Predictions
 from training.jobs.optional_packages import absent
 from training.problems import Problem, UserError
@@ -29,6 +30,15 @@ class LabelMetric(evaluate.Metric):
     """
 
     _given: ClassVar[dict[str, Any]] = {"predictions": Value("int64"), "references": Value("int64")}
+
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        """The metric on many draws of these rows at once. None, the default: it is computed on each draw's rows."""
+        return None
+
+    def cost(self, predictions: Predictions) -> int:
+        """Rough time of a row in `bootstrap_figure`, relative to a row in a sum."""
+        return 1
+
     # As arrays evaluate gives numbers in half their precision, and lists of them not at all.
     _format: ClassVar[str | None] = "numpy"
 
@@ -79,6 +89,14 @@ class SumMetric(LabelMetric):
     def of_sums(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         raise NotImplementedError
 
+    def row_statistics(self, predictions: Predictions) -> npt.NDArray[np.float64] | None:
+        """(N, S) `statistics` of these rows. None where the metric is not computed from sums."""
+        return self.statistics(**inputs_of(self.name, self, predictions))
+
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        rows = self.row_statistics(predictions)
+        return None if rows is None else lambda counts: self.of_sums(counts @ rows)
+
     def _compute(self, *_: Any, **inputs: Any) -> dict[str, float]:
         asked = {feature: inputs[feature] for feature in self._given}  # evaluate's `combine` gives all that any takes
         sums = self.statistics(**asked).sum(axis=0, keepdims=True)
@@ -111,6 +129,11 @@ class _MeanGiven(MeanMetric):
 def mean_given(name: str) -> type[MeanMetric]:
     """The metric that is the mean of this feature of each row."""
     return type(name, (_MeanGiven,), {"name": name, "_given": {name: Value("float64")}})
+
+
+def undefined(counts: Counts) -> npt.NDArray[np.float64]:
+    """The figure without a value on any draw."""
+    return np.full(len(counts), np.nan)
 
 
 def inputs_of(name: str, metric: evaluate.Metric, predicted: Predictions) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
+from training.evaluation.confusion import Counts, Figure
 from training.evaluation.metrics.definition import LabelMetric, MeanMetric, SumMetric
+from training.evaluation.predictions import OneLabel, Predictions
 
 Labels = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -64,6 +66,20 @@ class MatthewsCorrelation(LabelMetric):
     def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
         return {"matthews_correlation": float(metrics.matthews_corrcoef(references, predictions))}
 
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        if not isinstance(predictions, OneLabel):
+            return None
+        confusion = predictions.confusion
+
+        def figure(counts: Counts) -> Floats:
+            true, predicted, both = confusion.by_label(counts)
+            total = confusion.rows(counts).sum(axis=1)
+            covariance = both.sum(axis=1) * total - (true * predicted).sum(axis=1)
+            variances = (total**2 - (predicted**2).sum(axis=1)) * (total**2 - (true**2).sum(axis=1))
+            return share(covariance, np.sqrt(variances))
+
+        return figure
+
 
 class _Averaged(SumMetric):
     """A figure of each label, made into one. By sums it is made where rows have any number of labels."""
@@ -93,6 +109,25 @@ class _Averaged(SumMetric):
         scores = type(self)._of_counts(*counts)
         weights = counts[0] if self._average == "weighted" else np.ones_like(scores)
         return share((scores * weights).sum(axis=1), weights.sum(axis=1))
+
+    def row_statistics(self, predictions: Predictions) -> Floats | None:
+        return None if isinstance(predictions, OneLabel) else super().row_statistics(predictions)
+
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        if not isinstance(predictions, OneLabel):
+            return super().bootstrap_figure(predictions)
+        return lambda counts: self._of_label_counts(*predictions.confusion.by_label(counts))
+
+    def _of_label_counts(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
+        """(D, L) each to (D,), of rows with one label."""
+        if self._average == "micro":
+            return type(self)._of_counts(*(part.sum(axis=1) for part in (true, predicted, both)))
+        scores = type(self)._of_counts(true, predicted, both)
+        if self._average is None and scores.shape[1] == 2:
+            return scores[:, 1]
+        # A label that occurs on neither side does not count.
+        weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
+        return np.asarray((scores * weights).sum(axis=1) / weights.sum(axis=1))
 
 
 class _OfSamples(MeanMetric):

@@ -4,15 +4,16 @@ SciPy's, but where the numbers are not finite: there they have no value."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from training.evaluation.confusion import Confusion, Counts, Figure, Floats
 from training.evaluation.metrics.definition import MeanMetric, NumberMetric, SumMetric
-
-Floats = npt.NDArray[np.float64]
+from training.evaluation.predictions import Numbers, OneLabel, Predictions
 
 ROUNDING = 1e-13
 """The share of a sum of squares that is left of it by rounding alone where all numbers are alike."""
@@ -84,6 +85,18 @@ class Spearman(NumberMetric):
         alike = np.ptp(predictions) == 0 or np.ptp(references) == 0
         return {"spearman": math.nan if alike else float(stats.spearmanr(references, predictions).statistic)}
 
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        match predictions:
+            case OneLabel():
+                return partial(_spearman_of_labels, predictions.confusion)
+            case Numbers() if np.isfinite(predictions.predictions).all():
+                given, true = _Ranked(predictions.predictions), _Ranked(predictions.references)
+                return lambda counts: np.array([_spearman_of_draw(given, true, count) for count in counts])
+        return None
+
+    def cost(self, predictions: Predictions) -> int:
+        return 10
+
 
 def _centred(values: Any) -> Floats:
     """So that sums of squares are of the size of what they differ by."""
@@ -95,3 +108,47 @@ def _spread(total: Floats, squares: Floats, rows: Floats) -> Floats:
     """The sum of the squared differences from the mean, given the sum and the sum of squares; 0 where all are alike."""
     spread = squares - total**2 / rows
     return np.where(spread > ROUNDING * squares, spread, 0.0)
+
+
+def _spearman_of_labels(confusion: Confusion, counts: Counts) -> Floats:
+    rows, (true, predicted) = confusion.rows(counts), confusion.numbers()
+    return _correlation(_ranks(true, rows), _ranks(predicted, rows), rows)
+
+
+def _spearman_of_draw(predicted: _Ranked, true: _Ranked, count: npt.NDArray[np.int32]) -> float:
+    first, second = (one.ranks(count)[None, :] for one in (predicted, true))
+    return float(_correlation(first, second, count[None, :].astype(np.float64))[0])
+
+
+def _ranks(values: Floats, rows: Floats) -> Floats:
+    """(K,) values to (D, K) ranks less a half, which no correlation sees; the mean one where values are equal."""
+    different, place = np.unique(values, return_inverse=True)
+    equal = rows @ (place[:, None] == np.arange(len(different))).astype(np.float64)
+    return (np.cumsum(equal, axis=1) - equal / 2)[:, place]
+
+
+def _correlation(first: Floats, second: Floats, rows: Floats) -> Floats:
+    """(D,) of two values (D, K) a pair; nan where all rows have the same one."""
+    total = rows.sum(axis=1, keepdims=True)
+    off = [values - (values * rows).sum(axis=1, keepdims=True) / total for values in (first, second)]
+    covariance = (rows * off[0] * off[1]).sum(axis=1)
+    spread = np.sqrt((rows * off[0] ** 2).sum(axis=1)) * np.sqrt((rows * off[1] ** 2).sum(axis=1))
+    alike = [
+        np.where(rows > 0, values, -np.inf).max(axis=1) == np.where(rows > 0, values, np.inf).min(axis=1)
+        for values in (first, second)
+    ]
+    known = ~(alike[0] | alike[1])
+    return np.clip(np.divide(covariance, spread, out=np.full(len(rows), np.nan), where=known), -1, 1)
+
+
+class _Ranked:
+    """Rows by a number of each."""
+
+    def __init__(self, values: Floats) -> None:
+        different, self._place = np.unique(values, return_inverse=True)
+        self._different = len(different)
+
+    def ranks(self, count: npt.NDArray[np.int32]) -> Floats:
+        """(N,) in one draw, less a half; the mean one where values are equal."""
+        equal = np.bincount(self._place, count, self._different)
+        return np.asarray((np.cumsum(equal) - equal / 2)[self._place])

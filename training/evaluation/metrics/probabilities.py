@@ -4,14 +4,17 @@ labels. Scores that are no numbers have none."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from training.evaluation.metrics.definition import MeanMetric, ScoreMetric
-from training.evaluation.predictions import log_losses
+from training.evaluation.confusion import Counts, Figure, Floats
+from training.evaluation.metrics.definition import MeanMetric, ScoreMetric, undefined
+from training.evaluation.predictions import ManyLabels, OneLabel, Predictions, log_losses
 
 BINS = 15
 """Of the calibration error, equally wide."""
@@ -40,6 +43,27 @@ class RocAuc(ScoreMetric):
             return math.nan
         return float(np.mean([metrics.roc_auc_score(labels[:, label], scores[:, label]) for label in judged]))
 
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        match predictions:
+            case OneLabel():
+                places = [1] if len(predictions.labels) == 2 else range(len(predictions.labels))
+                has = [predictions.references == place for place in places]
+                if not np.isfinite(predictions.probabilities).all():
+                    return undefined
+                curves = [
+                    _Curve(predictions.probabilities[:, place], had) for place, had in zip(places, has, strict=True)
+                ]
+                return lambda counts: np.mean([curve.area(counts) for curve in curves], axis=0)
+            case ManyLabels() if np.isfinite(predictions.probabilities).all():
+                columns = zip(predictions.probabilities.T, predictions.references.T, strict=True)
+                return partial(_mean_area, [_Curve(scores, has) for scores, has in columns])
+        return None
+
+    def cost(self, predictions: Predictions) -> int:
+        """A curve for each label, but one for two labels."""
+        labels = len(predictions.labels) if isinstance(predictions, OneLabel | ManyLabels) else 1
+        return 1 if isinstance(predictions, OneLabel) and labels == 2 else labels
+
 
 class LogLoss(MeanMetric, ScoreMetric):
     """The mean of -ln(p), p the probability that a row's true label got; where rows have any number of labels, p the
@@ -66,6 +90,15 @@ class CalibrationError(ScoreMetric):
         bins, gaps = calibration(scores, np.asarray(references))
         return {"calibration_error": float(np.abs(np.bincount(bins, weights=gaps, minlength=BINS)).sum() / len(gaps))}
 
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        if not isinstance(predictions, OneLabel):
+            return None
+        if not np.isfinite(predictions.probabilities).all():
+            return undefined
+        bins, gaps = calibration(predictions.probabilities, predictions.references)
+        by_bin = np.where(bins[:, None] == np.arange(BINS), gaps[:, None], 0.0)  # (N, bins)
+        return lambda counts: np.abs(counts @ by_bin).sum(axis=1) / counts.sum(axis=1)
+
 
 def calibration(
     scores: npt.NDArray[np.float64], references: npt.NDArray[np.int64]
@@ -75,3 +108,37 @@ def calibration(
     confidence = scores.max(axis=1)
     bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidence, side="left")  # a bin has its upper end
     return bins, (scores.argmax(axis=1) == references) - confidence
+
+
+def _mean_area(curves: Sequence[_Curve], counts: Counts) -> Floats:
+    """(D,) the mean over the labels that some rows of a draw have and others lack; nan without such a label."""
+    areas = np.array([curve.area(counts) for curve in curves])  # (L, D)
+    defined = np.isfinite(areas)
+    number, total = defined.sum(axis=0), np.where(defined, areas, 0.0).sum(axis=0)
+    return np.divide(total, number, out=np.full(len(counts), np.nan), where=number > 0)
+
+
+class _Curve:
+    """The ROC curve of one label on draws of rows.
+
+    The area under it is the share of pairs, of a row with the label and a row without, in which the former has the
+    higher probability; equal ones count half (Mann and Whitney, 1947).
+    """
+
+    def __init__(self, scores: Floats, has: npt.NDArray[np.bool_]) -> None:
+        self._order = np.argsort(scores, kind="stable")
+        rising, self._has = scores[self._order], np.flatnonzero(has[self._order])
+        self._below = np.searchsorted(rising, rising[self._has], side="left")  # rows with less, and with no more
+        self._through = np.searchsorted(rising, rising[self._has], side="right")
+
+    def area(self, counts: Counts) -> Floats:
+        """(D,), nan where all rows of a draw have the label, or none."""
+        drawn = np.take(counts, self._order, axis=1)
+        up_to = np.zeros((len(drawn), drawn.shape[1] + 1), np.int32)
+        np.cumsum(drawn, axis=1, dtype=np.int32, out=up_to[:, 1:])
+        having = drawn[:, self._has].astype(np.int64)
+        with_it = having.sum(axis=1)
+        # Among the rows that have the label, each pair counts a half from either side.
+        twice = (having * (up_to[:, self._below] + up_to[:, self._through])).sum(axis=1) - with_it**2
+        pairs = with_it * (up_to[:, -1] - with_it)
+        return np.divide(twice, 2 * pairs, out=np.full(len(counts), np.nan), where=pairs > 0)

@@ -128,14 +128,3 @@ def _coded(predictions: Tags, references: Tags, **_: Any) -> tuple[list[str], Pl
     places = {tag: place for place, tag in enumerate(tags)} | {"": -1}
     codes = [np.array([places[tag] for tag in given], np.int64) for given in (true, predicted)]
     return tags, codes[0], codes[1], rows, len(references)
-
-
-OF_TAGS = {
-    metric.name: metric
-    for metric in (
-        *(TagAccuracy, SpanF1, SpanF1Macro, SpanF1Weighted),
-        *(SpanPrecision, SpanPrecisionMacro, SpanPrecisionWeighted),
-        *(SpanRecall, SpanRecallMacro, SpanRecallWeighted),
-    )
-}
-"""A metric's name in the recipe of a kind whose answers are tags, and its class."""

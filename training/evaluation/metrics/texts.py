@@ -149,7 +149,3 @@ def _longest_shared(first: list[str], second: list[str]) -> int:
         found = rest & places.get(word, 0)
         rest = ((rest + found) | (rest - found)) & whole
     return len(first) - rest.bit_count()
-
-
-OF_TEXTS = {metric.name: metric for metric in (Bleu, Chrf, Rouge1, Rouge2, RougeL, ExactMatch)}
-"""A metric's name in the recipe, and its class."""

@@ -10,14 +10,7 @@ from training.problems import nearest
 from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
-from training.recipe.tables.metrics import (
-    LESS_IS_BETTER,
-    METRICS,
-    MORE_IS_BETTER,
-    OF_NUMBERS,
-    most_of,
-    refusal_of_numbers,
-)
+from training.recipe.tables.metrics import METRICS, non_numeric_label
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
@@ -25,14 +18,6 @@ from training.recipe.task_specification import specification_class
 if TYPE_CHECKING:
     from training.recipe.fields import Data
 
-OF_ONE_LABEL = (
-    *("accuracy", "f1_micro", "precision_micro", "recall_micro", "recall_weighted"),
-    *("log_loss", "mse", "mae"),
-)
-"""Metrics that mean something where all rows have one label; the first five are the same there, the share of rows that
-get it. The others are of rows of several labels: f1 is 0 on those of label 0 alone, macro averages count labels
-that no row has, correlations and roc_auc have no value, and probabilities that are right over all rows are off on those
-of one label."""
 _OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 
 
@@ -71,7 +56,7 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     try:
         task_type, known = written["task"], task_type_of(written).metrics
     except LookupError:  # what is wrong with the task type is told by itself
-        task_type, known = "", METRICS
+        task_type, known = "", [*METRICS]
     choices = f"choose from {', '.join(known)}, or name" if known else "name"
     choices += " a class of yours as module:Class"
     for index, name in enumerate(metrics):
@@ -99,14 +84,14 @@ def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def fits_slice(figure: str, name: str) -> bool:
-    """Whether the figure means something on the groups of that slice; of one that the project does not know, yes."""
-    return name != LABEL or figure in OF_ONE_LABEL or figure not in METRICS
+    """Whether the figure has a meaning on the groups of that slice. User metrics are taken to have one."""
+    return name != LABEL or figure not in METRICS or METRICS[figure].within_label
 
 
 def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Where one of the project's own metrics is named that cannot be computed with these labels, and why."""
     for index, name in enumerate(metrics):
-        if name in OF_NUMBERS and (message := refusal_of_numbers(name, labels)):
+        if name in METRICS and METRICS[name].numeric_labels and (message := non_numeric_label(name, labels)):
             yield f"evaluation.metrics[{index}]", message
 
 
@@ -134,12 +119,14 @@ def _gate_figures(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             where, most = f"{place}.{metric}", place.endswith("maximum")
             if message := _no_figure(metric, figures):
                 yield where, message
-            elif metric in LESS_IS_BETTER and not most:
+            elif (known := METRICS.get(metric)) is None:
+                continue
+            elif not known.more_is_better and not most:
                 yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
-            elif metric in MORE_IS_BETTER and most:
+            elif known.more_is_better and most:
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
-            elif metric in MORE_IS_BETTER and limit > (most_of_it := most_of(metric)):
-                yield where, f"{limit:g} is out of range: it must be at most {most_of_it}."
+            elif known.more_is_better and known.most is not None and limit > known.most:
+                yield where, f"{limit:g} is out of range: it must be at most {known.most:g}."
 
 
 def _floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -154,14 +141,16 @@ def _floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         for metric, limit in limits.items():
             if message := _no_figure(metric, figures):
                 yield f"{place}.{metric}", message
-            elif metric in LESS_IS_BETTER:
+            elif (known := METRICS.get(metric)) is None:
+                continue
+            elif not known.more_is_better:
                 message = f"less of {metric} is better, and a floor is a least value: choose another metric."
                 yield f"{place}.{metric}", message
             elif found and not fits_slice(metric, found[0]):
                 message = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
                 yield f"{place}.{metric}", f"{metric} {message}"
-            elif metric in MORE_IS_BETTER and limit > (most := most_of(metric)):
-                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {most}."
+            elif known.most is not None and limit > known.most:
+                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {known.most:g}."
 
 
 def _no_figure(metric: str, figures: list[str] | None) -> str | None:

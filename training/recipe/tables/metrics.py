@@ -1,47 +1,136 @@
-"""The project's own metrics by name: whether more of them is better, and which take labels as numbers.
+"""The project's metrics: an entry for each name that a recipe can use.
 
-Light to import, for recipes are checked by it; training/metrics has the metrics themselves.
+A metric is added by an entry here and a class in a module of training/evaluation/metrics. The metrics of a task type,
+the bounds of the gate, the slices that a metric fits, the baseline's value and the reference page are derived from the
+two. The table imports none of the classes, so that a recipe is checked in milliseconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-_AVERAGES = ("macro", "micro", "weighted", "samples")
-MORE_IS_BETTER = (
-    "accuracy",
-    *(name + average for name in ("f1", "precision", "recall") for average in ("", *(f"_{a}" for a in _AVERAGES))),
-    *("matthews_correlation", "roc_auc", "pearson", "spearman", "r2"),
-    "token_accuracy",
-    *("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"),
-)
-LESS_IS_BETTER = ("log_loss", "calibration_error", "hamming_loss", "mse", "rmse", "mae", "perplexity")
-METRICS = (*MORE_IS_BETTER, *LESS_IS_BETTER)
-"""The metrics that recipes may name as they are; each task type has a list of those that fit it."""
-OF_100 = ("bleu", "chrf")
-"""Metrics that go up to 100, as they are told everywhere; of the others that are better with more, 1 is most."""
-OF_NUMBERS = ("pearson", "spearman", "mse", "mae")
-"""Those of them that take the labels' names as numbers, such as ratings."""
+ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
+NUMBERS, TEXTS, TOKENS = "numbers", "texts", "tokens"
+"""Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The facts about a metric that a recipe is checked against. Its meaning is the docstring of its class."""
+
+    classes: Mapping[str, str]
+    """`module:Class` in training.evaluation.metrics, by the type of predictions that it is computed from."""
+    more_is_better: bool = True
+    least: float | None = 0
+    """The lower end of its range; None: unbounded. `most` is the upper end."""
+    most: float | None = 1
+    numeric_labels: bool = False
+    """Whether it reads the names of labels as numbers, such as ratings."""
+    within_label: bool = False
+    """Whether it has a meaning on rows that all have the same label. F1 does not (it is 0 on rows of label 0), nor do
+    macro averages (they count labels without rows), correlations and roc_auc (they are undefined), and probabilities
+    that are calibrated over all rows are not calibrated on those of one label."""
+    constant_value: float | None = None
+    """The value for predictions that are all equal, if the formula is undefined for them."""
+
+
+def _metric(name: str, *prediction_types: str, **facts: Any) -> Metric:
+    """A metric with one class for all of these types of predictions."""
+    return Metric(dict.fromkeys(prediction_types, name), **facts)
+
+
+_ERROR: dict[str, Any] = {"more_is_better": False, "most": None}
+_CORRELATION: dict[str, Any] = {"least": -1, "constant_value": 0.0}
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(
+        {ONE_LABEL: "labels:Accuracy", MANY_LABELS: "labels:Accuracy", TAGS: "spans:TagAccuracy"}, within_label=True
+    ),
+    "f1": Metric({ONE_LABEL: "labels:F1", TAGS: "spans:SpanF1"}),
+    "f1_macro": Metric({ONE_LABEL: "labels:F1Macro", MANY_LABELS: "labels:F1Macro", TAGS: "spans:SpanF1Macro"}),
+    "f1_micro": _metric("labels:F1Micro", ONE_LABEL, MANY_LABELS, within_label=True),
+    "f1_weighted": Metric(
+        {ONE_LABEL: "labels:F1Weighted", MANY_LABELS: "labels:F1Weighted", TAGS: "spans:SpanF1Weighted"}
+    ),
+    "f1_samples": _metric("labels:F1Samples", MANY_LABELS),
+    "precision": Metric({ONE_LABEL: "labels:Precision", TAGS: "spans:SpanPrecision"}),
+    "precision_macro": Metric(
+        {ONE_LABEL: "labels:PrecisionMacro", MANY_LABELS: "labels:PrecisionMacro", TAGS: "spans:SpanPrecisionMacro"}
+    ),
+    "precision_micro": _metric("labels:PrecisionMicro", ONE_LABEL, MANY_LABELS, within_label=True),
+    "precision_weighted": Metric(
+        {
+            ONE_LABEL: "labels:PrecisionWeighted",
+            MANY_LABELS: "labels:PrecisionWeighted",
+            TAGS: "spans:SpanPrecisionWeighted",
+        }
+    ),
+    "precision_samples": _metric("labels:PrecisionSamples", MANY_LABELS),
+    "recall": Metric({ONE_LABEL: "labels:Recall", TAGS: "spans:SpanRecall"}),
+    "recall_macro": Metric(
+        {ONE_LABEL: "labels:RecallMacro", MANY_LABELS: "labels:RecallMacro", TAGS: "spans:SpanRecallMacro"}
+    ),
+    "recall_micro": _metric("labels:RecallMicro", ONE_LABEL, MANY_LABELS, within_label=True),
+    "recall_weighted": Metric(
+        {ONE_LABEL: "labels:RecallWeighted", MANY_LABELS: "labels:RecallWeighted", TAGS: "spans:SpanRecallWeighted"},
+        within_label=True,
+    ),
+    "recall_samples": _metric("labels:RecallSamples", MANY_LABELS),
+    "matthews_correlation": _metric("labels:MatthewsCorrelation", ONE_LABEL, least=-1),
+    "roc_auc": _metric("probabilities:RocAuc", ONE_LABEL, MANY_LABELS),
+    "log_loss": _metric("probabilities:LogLoss", ONE_LABEL, MANY_LABELS, within_label=True, **_ERROR),
+    "calibration_error": _metric("probabilities:CalibrationError", ONE_LABEL, more_is_better=False),
+    "hamming_loss": _metric("labels:HammingLoss", MANY_LABELS, more_is_better=False),
+    "mse": _metric("numbers:Mse", ONE_LABEL, NUMBERS, numeric_labels=True, within_label=True, **_ERROR),
+    "rmse": _metric("numbers:Rmse", NUMBERS, **_ERROR),
+    "mae": _metric("numbers:Mae", ONE_LABEL, NUMBERS, numeric_labels=True, within_label=True, **_ERROR),
+    "r2": _metric("numbers:R2", NUMBERS, least=None),
+    "pearson": _metric("numbers:Pearson", ONE_LABEL, NUMBERS, numeric_labels=True, **_CORRELATION),
+    "spearman": _metric("numbers:Spearman", ONE_LABEL, NUMBERS, numeric_labels=True, **_CORRELATION),
+    "bleu": _metric("texts:Bleu", TEXTS, most=100),
+    "chrf": _metric("texts:Chrf", TEXTS, most=100),
+    "rouge1": _metric("texts:Rouge1", TEXTS),
+    "rouge2": _metric("texts:Rouge2", TEXTS),
+    "rougeL": _metric("texts:RougeL", TEXTS),
+    "exact_match": _metric("texts:ExactMatch", TEXTS),
+    "perplexity": _metric("likelihoods:Perplexity", TOKENS, least=1, **_ERROR),
+    "token_accuracy": _metric("likelihoods:TokenAccuracy", TOKENS),
+}
+"""A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
+
+
+def metrics_for(prediction_type: str) -> tuple[str, ...]:
+    """The metrics that are computed from predictions of this type."""
+    return tuple(name for name, metric in METRICS.items() if prediction_type in metric.classes)
+
+
+def metric_modules(names: Iterable[str], prediction_type: str | None) -> list[str]:
+    """The modules that compute these metrics; user metrics are not among them."""
+    classes = [METRICS[name].classes.get(prediction_type or "") for name in names if name in METRICS]
+    return sorted({f"training.evaluation.metrics.{found.partition(':')[0]}" for found in classes if found})
+
+
+def entries(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The entries of those of the metrics that are the project's, as plain values."""
+    return {name: asdict(METRICS[name]) for name in names if name in METRICS}
 
 
 def more_is_better(figure: str) -> bool:
-    """Whether a model with more of it is better; of a figure that the project does not know, unless it is a loss."""
-    return figure not in LESS_IS_BETTER and not figure.endswith("loss")
+    """Whether a higher value is better. For a figure outside the table: unless its name ends with `loss`."""
+    return METRICS[figure].more_is_better if figure in METRICS else not figure.endswith("loss")
 
 
-def most_of(metric: str) -> int:
-    """The largest value of one of MORE_IS_BETTER."""
-    return 100 if metric in OF_100 else 1
-
-
-def refusal_of_numbers(metric: str, labels: Iterable[str]) -> str | None:
-    """Why a metric of numbers cannot be computed with these labels; None where all their names are numbers."""
+def non_numeric_label(metric: str, labels: Iterable[str]) -> str | None:
+    """The message about the first label that a metric of numbers cannot read; None if there is none."""
     strange = next((label for label in labels if not _is_number(label)), None)
     if strange is None:
         return None
     return (
-        f"{metric!r} is of numbers, and the label {strange!r} is none: choose another, or have labels such as 1 to 5."
+        f"{metric!r} needs numbers, and the label {strange!r} is not one: choose another metric, or use labels such as "
+        "1 to 5."
     )
 
 
