@@ -207,6 +207,14 @@ def metrics() -> str:
     return _metrics(METRICS, None)
 
 
+def metrics_by_task_type() -> str:
+    """The metrics that fit each task type."""
+    rows = (
+        (f"`{name}`", ", ".join(f"`{metric}`" for metric in task_types.class_of(name).metrics)) for name in TASK_TYPES
+    )
+    return table(("task type", "metrics"), rows)
+
+
 def span_metrics() -> str:
     """The metrics of tagged words."""
     return _metrics(metrics_for(TAGS), TAGS)
@@ -283,6 +291,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "task-types": task_type_chapters,
     "metrics": metrics,
+    "metrics-by-task-type": metrics_by_task_type,
     "span-metrics": span_metrics,
     "formats": formats,
     "optimizers": optimizers,
