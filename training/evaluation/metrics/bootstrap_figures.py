@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.confusion import Counts, Figure, Floats
-from training.evaluation.metrics import compute, known, make
+from training.evaluation.metrics import compute, known, load_class, make
 from training.evaluation.metrics.definition import LabelMetric, SumMetric, evaluate, inputs_of, numbers_of
 from training.evaluation.predictions import Predictions
 
@@ -34,8 +34,9 @@ def figures(names: Sequence[str], predicted: Predictions) -> dict[str, Figure]:
 
 def cost(name: str, predicted: Predictions) -> int:
     """Rough time of a row in a draw of this metric's figure, relative to a row in a sum."""
-    metric = make([name], predicted)[name] if name in known(predicted) else None
-    return metric.cost(predicted) if isinstance(metric, LabelMetric) else 1
+    if predicted.means or name not in known(predicted):
+        return 1
+    return load_class(name, predicted.prediction_type).cost(predicted)
 
 
 def influences(name: str, predicted: Predictions) -> Floats | None:

@@ -35,7 +35,8 @@ class LabelMetric(evaluate.Metric):
         """The metric on many draws of these rows at once. None, the default: it is computed on each draw's rows."""
         return None
 
-    def cost(self, predictions: Predictions) -> int:
+    @classmethod
+    def cost(cls, predictions: Predictions) -> int:
         """Rough time of a row in `bootstrap_figure`, relative to a row in a sum."""
         return 1
 

@@ -94,7 +94,8 @@ class Spearman(NumberMetric):
                 return lambda counts: np.array([_spearman_of_draw(given, true, count) for count in counts])
         return None
 
-    def cost(self, predictions: Predictions) -> int:
+    @classmethod
+    def cost(cls, predictions: Predictions) -> int:
         return 10
 
 

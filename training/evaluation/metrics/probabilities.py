@@ -59,7 +59,8 @@ class RocAuc(ScoreMetric):
                 return partial(_mean_area, [_Curve(scores, has) for scores, has in columns])
         return None
 
-    def cost(self, predictions: Predictions) -> int:
+    @classmethod
+    def cost(cls, predictions: Predictions) -> int:
         """A curve for each label, but one for two labels."""
         labels = len(predictions.labels) if isinstance(predictions, OneLabel | ManyLabels) else 1
         return 1 if isinstance(predictions, OneLabel) and labels == 2 else labels
