@@ -102,7 +102,7 @@ def inputs(
             "task": recipe.task,
             "options": task_types.load(**recipe.task_and_options).options_of("compare"),
             "evaluation": {"metrics": _metrics(recipe)},
-            "metrics": entries(_metrics(recipe)),
+            "metrics": entries({recipe.compared_by, *_metrics(recipe)}),
             "release": {
                 "gate": {
                     "compare": recipe.compared_by,

@@ -109,7 +109,7 @@ def _metrics_learned_from(recipe: Recipe) -> list[str]:
     best checkpoint."""
     if _are_seen(recipe):
         return list(recipe.evaluation.metrics)
-    return [(recipe.training.metric_for_best_model or "loss").removeprefix("eval_")]
+    return [str(recipe.training.metric_for_best_model).removeprefix("eval_")] if _metrics_matter(recipe) else []
 
 
 def _are_seen(recipe: Recipe) -> bool:

@@ -13,7 +13,7 @@ from training import task_types
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_floor
-from training.recipe.tables.metrics import METRICS, more_is_better
+from training.recipe.tables.metrics import METRICS, entries, more_is_better
 
 ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
 MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have too few rows for one
@@ -22,7 +22,8 @@ MOST_TOLD = 10  # figures of groups that miss their floor, or groups that have t
 def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Inputs:
     """The figures, what they must reach, and how the model stands beside the champion."""
     upstream = {"score": scores.digest, "compare": comparison.digest if comparison else None}
-    return Inputs({"upstream": upstream, "release": {"gate": recipe.release.gate.model_dump()}})
+    metrics, gate = entries([recipe.compared_by]), recipe.release.gate.model_dump()
+    return Inputs({"upstream": upstream, "release": {"gate": gate}, "metrics": metrics})
 
 
 @action(inputs, read_only=True)

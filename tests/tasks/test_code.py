@@ -28,6 +28,11 @@ ALLOWED = {
     "training.recipe.tables.task_types": {"TASK_TYPES"},
     "training.recipe.tables.engines": {"ENGINES"},
     "training.recipe.tables.strategies": {"STRATEGIES"},
+    # The entries of the metrics that a stage computes are inputs of it, and the modules that they name count.
+    "training.recipe.tables.metrics": {
+        *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS"),
+        *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
+    },
     # How files are named; the files themselves are inputs of the stage.
     "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
     # The form of options, and examples for messages.

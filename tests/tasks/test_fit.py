@@ -77,7 +77,7 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     more = {name: value for name, value in chosen.items() if name not in shown}
     assert more.pop("evaluation.metrics") == metrics[2:]
     evaluation_code = {name for name in more if name.startswith("code.training/evaluation/")}
-    assert more.keys() - evaluation_code == {"code.mine.py", "code.helper.py"}
+    assert more.keys() - evaluation_code == {"code.mine.py", "code.helper.py", "metrics.errors.more_is_better"}
     assert "code.training/evaluation/metrics/__init__.py" in evaluation_code
     code = {f"code.training/evaluation/metrics/{name}.py" for name in ("labels", "texts", "numbers", "spans")}
     assert not code & {*shown, *chosen}

@@ -229,7 +229,9 @@ def test_figures_are_those_of_squads_script() -> None:
         "exact_match": pytest.approx(np.mean([match for *_, match in table])),
         "f1": pytest.approx(np.mean([f1 for *_, f1, _ in table])),
     }
-    with pytest.raises(UserError, match=r"'accuracy' is not for extractive question answering: choose from f1, exact"):
+    with pytest.raises(
+        UserError, match=r"'accuracy' does not fit extractive question answering: choose from f1, exact"
+    ):
         metrics.compute(["accuracy"], answered)
 
 

@@ -114,8 +114,11 @@ def metric_modules(names: Iterable[str], prediction_type: str | None) -> list[st
 
 
 def entries(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The entries of those of the metrics that are the project's, as plain values."""
-    return {name: asdict(METRICS[name]) for name in names if name in METRICS}
+    """The entries of these metrics as plain values, which stages have among their inputs; of user metrics the
+    direction."""
+    return {
+        name: asdict(METRICS[name]) if name in METRICS else {"more_is_better": more_is_better(name)} for name in names
+    }
 
 
 def more_is_better(figure: str) -> bool:
