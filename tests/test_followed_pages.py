@@ -133,7 +133,7 @@ MISTAKES = {
     ),
     "a check without a name": (
         "    def faults(self, rows):\n        yield 'odd', 'is odd', [True] * rows.num_rows\n",
-        "task: `faults` of Extractive tells of a check 'odd': name it in its `checks`.",
+        "task: `faults` of Extractive yields an unknown check 'odd': add it to its `checks`.",
     ),
     "features that fail": (
         "    def features(self, encoder, rows):\n        return {}['x']\n",

@@ -94,7 +94,7 @@ def _need_right(
             faults.add(where, "", f"{what} in column {columns[name]!r}", faulty, of_first)
     if problems := [
         Problem(kind=of, where=row, message=f"{said}: correct or remove {them}.")
-        for _, row, said, them in faults.told()
+        for _, row, said, them in faults.summaries()
     ]:
         raise UserError(problems)
     return total

@@ -224,7 +224,7 @@ CASES: dict[str, Case] = {
         data={"checks": {"conflicting_labels": "error"}},
     ),
     "rows of train in validation": Case(
-        ("validation.csv row 2: 1 row of validation stands in train, too (this one repeats row 2 of train.csv:",),
+        ("validation.csv row 2: 1 row of validation is in train, too (this one repeats row 2 of train.csv:",),
         validation="text,label\none,a\nx,b\n",
         data={"checks": {"shared_rows": "error"}},
     ),

@@ -255,7 +255,7 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     os.close(ours)
     assert run.wait(240) == 0
     lines = printed.decode().splitlines()
-    first = lines.index("warning  duplicates  train.csv row 3: 1 row repeats a text of train")
+    first = lines.index("warning  duplicates  train.csv row 3: 1 row of train repeats the text of an earlier row")
     assert lines[first + 1].startswith(" " * 21 + "that stands") and lines[-1] == "1 warning."
     assert max(map(len, lines)) <= 70
 

@@ -35,21 +35,21 @@ class Block:
     where: str
     """The source's name for messages."""
     rows: pa.RecordBatch
-    """The columns that count, under the recipe's names: of whichever type the source has, of CSV as bytes."""
+    """The wanted columns under the recipe's names, in the types of the source; bytes in case of CSV."""
     numbers: Numbers
     """The number of each row in its source, from 1. In CSV the header is row 1; in JSON lines it is the line."""
     label_names: tuple[str, ...] = ()
-    """All labels in order, where the source knows them (ClassLabel)."""
+    """All labels in order, if the source defines them (ClassLabel)."""
     faults: tuple[Fault, ...] = ()
     """Rows that were left out."""
     share: float = 0.0
-    """How much of the file has been read with this block, 0 to 1."""
+    """The share of the file that has been read with this block, 0 to 1."""
     slices: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
-    """What the rows have in the columns that `Slices` asks for, under the recipe's names."""
+    """The values of the columns for slices, under the recipe's names."""
     spelt: bool = False
-    """Whether lists and objects are spelt as JSON, rather than Arrow's."""
+    """Whether lists and objects are JSON texts rather than Arrow values."""
     remarks: tuple[Fault, ...] = ()
-    """What is suspicious about rows that are kept."""
+    """Suspicious rows that are kept."""
 
     def taken(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
         """The rows where the mask is true, without faults and remarks."""
@@ -60,9 +60,9 @@ class Block:
 
 
 def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> dict[str, str]:
-    """The recipe's name of each wanted column, and what the source calls it.
+    """Returns the source's name of each wanted column, by the recipe's name.
 
-    Raises UserError for the columns that the recipe names and the source lacks, or has twice.
+    Raises UserError for columns that the recipe names and the source lacks, or has twice.
     """
     data = wanted.data
     renamed = [data.rename.get(name, name) for name in there]
@@ -82,8 +82,8 @@ def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> di
             message = f"{where} has no column {name!r}: it has {', '.join(renamed)}.{nearest(name, renamed)}"
             problems.append(Problem(kind="data", where=field, message=f"{message}{_other_way(wanted, renamed)}"))
     for name in wanted.unnamed(renamed):
-        message = f"{where} has a column {name!r}, and the recipe does not say that it is to be taken: set this to "
-        message += f"{name}, or, where it is something else, data.rename to {{{name}: another_name}}."
+        message = f"{where} has a column {name!r}, which the recipe does not name: set this to "
+        message += f"{name} or, if it is something else, data.rename to {{{name}: another_name}}."
         problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
     problems += _cast_to_nothing(data, renamed, where)
     if problems:
@@ -92,12 +92,12 @@ def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> di
 
 
 def _other_way(wanted: SourceColumns, there: Collection[str]) -> str:
-    """What to set where the columns of another of the task type's ways to have rows are there; else nothing."""
+    """Returns the setting for another of the task type's column sets, if the source has all its columns; else ''."""
     has = {*there} - OWN_FIELDS.keys()
     for one in wanted.task_type.column_sets():
         way = [name for name, column in one.items() if not column.optional]
         if has.issuperset(way):
-            # Columns that may be left out are named, too: the recipe has to say whether they are taken.
+            # Optional columns are named too: the recipe decides whether they are read.
             named = [way[0], *(name for name, column in one.items() if column.optional and name in has)]
             columns = ", ".join(f"{name}: {name}" for name in named)
             return f" For rows of {' and '.join(way)}, set data.columns: {{{columns}}}."
@@ -117,6 +117,6 @@ def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Probl
 
 
 def source_error(where: str, message: str) -> UserError:
-    """That a source cannot be read as a whole."""
+    """The error of a source that is unreadable as a whole."""
     ended = message if message.endswith((".", "?")) else f"{message}."
     return UserError([Problem(kind="data", where=where, message=ended)])

@@ -1,4 +1,4 @@
-"""Columns of whichever type become what the task type wants: cast, filtered, limited, each row that cannot be named."""
+"""Blocks cast to the task type's columns, filtered and limited. Rows with values that do not convert are left out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNCODED_TYPES: Mapping[Form, pa.DataType] = {
     "number": pa.float64(),
     "value": pa.string(),
 }
-"""The types of columns as long as labels are spelt as they are written."""
+"""The types of columns while labels are still names."""
 ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
@@ -40,18 +40,18 @@ _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
 @dataclass(frozen=True)
 class CastBlock:
-    """A block whose rows are the task type's columns, in the types of AS_WRITTEN, null where missing."""
+    """A block with the task type's columns in the types of UNCODED_TYPES, null for missing values."""
 
     block: Block
     filtered: int
-    """Rows that the filter took away."""
+    """The number of rows that the filter removed."""
 
 
 def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[CastBlock]:
-    """The blocks as the recipe wants them, up to its limit.
+    """Casts, filters and limits blocks as the recipe defines.
 
-    Raises UserError for columns whose type is none that the task type wants, and for a filter that compares what
-    cannot be compared.
+    Raises UserError for columns of a type that the task type does not take, and for an invalid comparison in the
+    filter.
     """
     data = wanted.data
     row_filter = parse_filter(data.filter) if data.filter else None
@@ -83,13 +83,13 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
     mask = np.ones(rows.num_rows, bool) if row_filter is None else _mask_of(row_filter, rows, block.where)
     places = np.flatnonzero(mask)
     if left is not None and len(places) >= left:
-        # What stands behind the last row that is kept counts for nothing.
+        # Rows behind the last one that is kept do not count, nor do their faults.
         mask, places = mask[: places[left - 1] + 1], places[:left]
         faults = [fault for fault in faults if fault.row <= numbers[places[-1]]]
         remarks = tuple(remark for remark in remarks if remark.row <= numbers[places[-1]])
     if len(places) < rows.num_rows:
         rows, numbers = rows.take(pa.array(places)), numbers[places]
-    # A cast value is a label of its own, not the place of a name.
+    # A cast value is a label itself, not the index of a name.
     names = () if wanted.labels is None or wanted.labels.source_name in wanted.data.cast else block.label_names
     arrays = {column.name: _stored(rows.column(column.source_name), column, names) for column in wanted.columns}
     slices = block.slices
@@ -112,18 +112,17 @@ def _mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray
 
 
 def _decoded(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
-    """Bytes as text."""
+    """Decodes bytes."""
     if not any(check(column.type) for check in _BYTES):
         return column, {}
     decoded, bad = _converted(column, pa.string(), _undecodable)
-    if block.spelt and wanted.data.source != "csv":  # texts of Python's by now, so their bytes were decoded
+    if block.spelt and wanted.data.source != "csv":  # these were Python texts, which are decoded already
         return decoded, dict.fromkeys(bad, half_character(name))
     return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
 
 
 def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
-    """The column in the type that the recipe or the task type wants, if any. An empty text is no number but no
-    value."""
+    """Casts a column, if the recipe or the task type requires it. An empty text becomes a missing value."""
     if name not in wanted.casts or not _is_cast(column.type, to := ARROW[wanted.casts[name]]):
         return column, {}
     if pa.types.is_null(column.type):
@@ -131,11 +130,11 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
     given = column
     if to != pa.string() and any(check(column.type) for check in _TEXT):
         given = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
-        if to == pa.int64():  # as rows of JSON are cast; left alone, Arrow takes 0x1F for a number and +5 for none
+        if to == pa.int64():  # the same rule as for JSON: Arrow alone takes 0x1F for a number and +5 for none
             spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
             given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
     cast, bad = _converted(given, to, _uncastable(to))
-    if pa.types.is_temporal(given.type) and to == pa.string():  # where Arrow does not raise but writes that it failed
+    if pa.types.is_temporal(given.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
         failed = pc.starts_with(cast, "<value out of range").fill_null(False)
         bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
     if wanted.form_of(name) == "number":
@@ -145,7 +144,7 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
 
 
 def _nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
-    """Lists as such, and values as their JSON."""
+    """Converts lists, and values to their JSON."""
     if (form := wanted.form_of(name)) is None or form not in NESTED:
         return column, {}
     separator = wanted.data.label_separator if form == "labels" else None
@@ -165,13 +164,13 @@ def _told(value: pa.Scalar) -> str:
 
 
 def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
-    """The column in another type, and the places of its values that have none there: null in their stead."""
+    """Returns the column in another type, with null for values that do not convert, and the places of these."""
     try:
         return column.cast(to), []
     except pa.ArrowException:
         bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
         good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
-        left = good.null_count < len(good)  # nulls of a time zone that is unknown do not cast either
+        left = good.null_count < len(good)  # a column of an unknown time zone does not cast even if all are null
         return good.cast(to) if left else pa.nulls(len(good), to), np.flatnonzero(bad).tolist()
 
 
@@ -193,7 +192,7 @@ def _uncastable(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
 
 
 def _casts(task_type: pa.DataType) -> list[str]:
-    """The types that columns of this one can be cast to."""
+    """Returns the types that columns of a type can be cast to."""
     return [name for name, to in ARROW.items() if _is_cast(task_type, to)]
 
 
@@ -211,7 +210,7 @@ def _is_cast(task_type: pa.DataType, to: pa.DataType) -> bool:
 
 
 def _need_casts(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
-    """Raises UserError for columns that cannot be cast as the recipe wants."""
+    """Raises UserError for columns that do not cast as the recipe requires."""
     problems = []
     for name, to in wanted.data.cast.items():
         if name in schema.names and to not in (possible := _casts(schema.field(name).type)):
@@ -226,7 +225,7 @@ def _need_casts(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
 
 
 def _stored(values: pa.Array, column: StoredColumn, names: tuple[str, ...]) -> pa.Array:
-    """The column as written; whole-number labels become the names that the source has for them."""
+    """Returns a column as it is stored; whole-number labels become the source's names for them."""
     if column.form == "label":
         values = with_label_names(values, names)
     values = values.cast(UNCODED_TYPES[column.form], safe=False)
@@ -236,7 +235,7 @@ def _stored(values: pa.Array, column: StoredColumn, names: tuple[str, ...]) -> p
 
 
 def _need_types(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
-    """Raises UserError for columns whose type is none that the task type wants."""
+    """Raises UserError for columns of a type that the task type does not take."""
     problems = []
     for column in wanted.columns:
         task_type = schema.field(column.source_name).type

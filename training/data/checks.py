@@ -29,14 +29,14 @@ LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check of a whole split found."""
+    """A finding of a check of a whole split."""
 
     where: str
     message: str
 
 
 def blank_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
-    """Texts that are empty or white space, and other values that are missing: the model would learn from nothing."""
+    """Texts that are empty or white space, and other missing values."""
     for column in wanted.contents:
         if not column.may_be_empty:
             yield f"has no {_WORDS.get(column.form, 'value')} in column {column.source_name!r}", _missing(rows, column)
@@ -45,7 +45,7 @@ def blank_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[st
 
 
 def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
-    """Texts that are longer than any that somebody wrote: a whole file behind a quotation mark, or no text at all."""
+    """Texts of implausible length, such as a whole file behind an unclosed quotation mark."""
     description = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column"
     for column in wanted.contents:
         values = rows.column(column.name)
@@ -61,7 +61,7 @@ def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str
 
 
 def missing_label(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
-    """Labels that are null, empty or white space. A list of none is a value like others."""
+    """Labels that are null, empty or white space. An empty list of labels is a valid value."""
     for column in wanted.columns:
         if column.is_label and not column.target:
             yield f"has no label in column {column.source_name!r}", _missing(rows, column)
@@ -73,7 +73,7 @@ _WORDS = {"text": "text", "texts": "texts"}
 
 
 def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
-    """The rows that have nothing in a column."""
+    """Returns the rows without a value in a column."""
     values = rows.column(column.name)
     if column.form in ("text", "label"):
         nothing = _blank(values)
@@ -86,7 +86,7 @@ def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
 
 
 def _with_blank(lists: pa.Array) -> Mask:
-    """The rows one of whose texts is empty or white space."""
+    """Returns the rows with at least one blank text in their list."""
     return rows_with_any(lists, _blank(flat_values(lists)))
 
 
@@ -97,9 +97,9 @@ def _blank(column: pa.Array) -> pa.Array:
 def no_rows(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """A split without rows: nothing to learn from, or nothing to judge by."""
+    """A split without rows."""
     if statistics.corrected and statistics.held_out is not None:
-        return  # rows that were left out may have belonged here
+        return  # rows left out as faulty may have belonged here
     known = " of a known label" if statistics.labels else ""
     if not statistics.rows and statistics.held_out is not None:
         message = (
@@ -118,7 +118,7 @@ def no_rows(
 def unknown_label(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Labels that the model has no output for."""
+    """Labels without an output of the model."""
     unknown = [label for label in statistics.labels if label not in places]
     for label in unknown[:MAX_LABELS_NAMED]:
         if count := statistics.labels[label]:
@@ -134,7 +134,7 @@ def unknown_label(
 def single_label(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Training rows that all have one label, or one number to predict, teach nothing."""
+    """Training rows that all have the same label, or the same number to predict."""
     for column, value in statistics.only_number.items():
         left_out = statistics.corrected and statistics.left_out  # rows that may have other numbers
         if statistics.split == "train" and statistics.rows and value is not None and not left_out:
@@ -150,11 +150,11 @@ def single_label(
 def absent_label(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Labels of the model that a split has no row of: nothing is learnt of them, or no figure speaks of them."""
+    """Labels of the model without a row in a split: they are not learned, or not evaluated."""
     absent = _absent(statistics, places)
     misspelt = any(label not in places for label in statistics.labels)  # they may be the absent ones
     if statistics.rows and absent and not misspelt:
-        effect = "the model cannot learn them" if statistics.split == "train" else "its figures say nothing of them"
+        effect = "the model cannot learn them" if statistics.split == "train" else "its figures do not cover them"
         message = (
             f"the {statistics.split} split has no row of {_listed(absent)}: {effect}; add rows, or name other labels."
         )
@@ -164,7 +164,7 @@ def absent_label(
 def mixed_labels(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Labels that are whole numbers in some rows and words in others: mostly two files that were joined."""
+    """Labels that are whole numbers in some rows and words in others, as in two files that were joined."""
     numbers = [label for label in statistics.labels if label.lstrip("-").isdecimal()]
     words = [label for label in statistics.labels if label not in numbers]
     if numbers and words and statistics.split == "train" and not statistics.named:
@@ -199,11 +199,11 @@ def similar_labels(
 def missing_word(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Words such as NA for a missing value: here they are texts and labels like others."""
+    """Words such as NA for a missing value, which count as ordinary texts and labels."""
     for label in statistics.labels:
         if label.strip().lower() in MISSING_WORDS:
             message = (
-                f"the word {label!r} stands as a label in {_rows(statistics.labels[label])} of {statistics.split}, and "
+                f"the word {label!r} is the label of {_rows(statistics.labels[label])} of {statistics.split}, and "
                 f"counts as one: if it means a missing value, take these rows out, such as by data.filter."
             )
             yield Finding(statistics.first[label], message)
@@ -218,12 +218,13 @@ def missing_word(
 def duplicates(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Rows whose text stands in an earlier row of the split: they count more than others."""
+    """Rows that repeat the text of an earlier row of the split, which weights it more."""
     if found := duplicate_texts.within(statistics.split):
         later, earlier = found.first
-        repeat = "1 row repeats" if found.count == 1 else f"{found.count:,} rows repeat"
+        split = statistics.split
+        rows = f"1 row of {split} repeats" if found.count == 1 else f"{found.count:,} rows of {split} repeat"
         message = (
-            f"{repeat} a text of {statistics.split} that stands in an earlier row (this one {earlier.told(later)}: "
+            f"{rows} the text of an earlier row (this one {earlier.relative_to(later)}: "
             f"{found.text}): remove what was not meant to count more than once."
         )
         yield Finding(str(later), message)
@@ -232,13 +233,13 @@ def duplicates(
 def conflicting_labels(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Equal texts with different labels: one of them is wrong, or the text does not tell."""
+    """Equal texts with different labels: one label is wrong, or the text is ambiguous."""
     if found := duplicate_texts.conflicts(statistics.split):
         later, earlier = found.first
         texts = "1 text has" if found.count == 1 else f"{found.count:,} texts have"
         message = (
             f"{texts} different labels in different rows of {statistics.split} ({later.label} here, {earlier.label} in "
-            f"{earlier.told(later, 'row')}: {found.text}): correct the wrong ones."
+            f"{earlier.relative_to(later, 'row')}: {found.text}): correct the wrong ones."
         )
         yield Finding(str(later), message)
 
@@ -246,20 +247,20 @@ def conflicting_labels(
 def shared_rows(
     statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
 ) -> Iterator[Finding]:
-    """Rows whose text stands in another split, too: the figures would flatter a model that learnt them by heart."""
+    """Rows whose text is in another split too: a model that memorized them gets better figures than it deserves."""
     for other in duplicate_texts.before(statistics.split):
         if found := duplicate_texts.shared(other, statistics.split):
             later, earlier = found.first
-            stand = "1 row of {} stands" if found.count == 1 else f"{found.count:,} rows of {{}} stand"
+            rows = "1 row of {} is" if found.count == 1 else f"{found.count:,} rows of {{}} are"
             message = (
-                f"{stand.format(statistics.split)} in {other}, too (this one {earlier.told(later)}: {found.text}): "
-                f"figures on them flatter the model; take them out of {other}."
+                f"{rows.format(statistics.split)} in {other}, too (this one {earlier.relative_to(later)}: "
+                f"{found.text}): figures on them flatter the model; take them out of {other}."
             )
             yield Finding(str(later), message)
 
 
 def _absent(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
-    """The labels of the model, as rows write them, of which the split has no row."""
+    """Returns the model's labels, as rows spell them, that the split has no row of."""
     there = {places[label] for label in statistics.labels if label in places}
     spelt = {place: label for label, place in places.items() if place not in there}
     return [spelt[place] for place in sorted(spelt)]
@@ -281,7 +282,7 @@ ROW_CHECKS: dict[str, RowCheck] = {
     "long_text": long_text,
     "missing_label": missing_label,
 }
-"""Each sees the rows of one block as they are written, and gives what is wrong with which of them."""
+"""Each takes the rows of one block and yields descriptions of faults, each with the mask of its rows."""
 
 SPLIT_CHECKS: dict[str, SplitCheck] = {
     "no_rows": no_rows,
@@ -295,14 +296,14 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
     "conflicting_labels": conflicting_labels,
     "shared_rows": shared_rows,
 }
-"""Each sees what was learnt of a whole split, the place of each label as rows write it, and all equal texts."""
+"""Each takes the statistics of a split, the index of each label as rows spell it, and the duplicates."""
 
 LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_label")
-"""The checks whose rows cannot be used: where they are no error, their rows are left out."""
+"""The checks of unusable rows: unless the level is error, the rows are left out."""
 
 
 def without_faulty(block: Block, statistics: SplitStatistics, faults: Faults) -> Block:
-    """The block without the rows that a check of single rows finds; `faults` learns of them, and of the reader's."""
+    """Returns the block without faulty rows; adds the faults of the reader and of the row checks to `faults`."""
     for fault in block.faults:
         faults.add(block.where, fault.check, fault.description, [fault.row], fault.value)
     statistics.left_out += len(block.faults)

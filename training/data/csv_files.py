@@ -1,4 +1,4 @@
-"""Rows of CSV files: pyarrow reads them, and tells the number of every row that does not fit the header."""
+"""Rows of CSV files, read by pyarrow, which reports the number of every row that does not fit the header."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
 
 def read_csv(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
-    """CSV; every value stays the text it is: `NA`, `1.0`, quoted line breaks. Empty rows do not count."""
+    """CSV. Every value stays a text: `NA`, `1.0`, quoted line breaks. Empty rows are skipped."""
     for file in pinned[split]:
         yield from _CsvFile(file, wanted, slices).blocks()
 
 
 class _CsvFile:
-    """One file."""
+    """One CSV file."""
 
     def __init__(self, file: str, wanted: SourceColumns, slices: SliceColumns) -> None:
         self._file, self._where, self._wanted, self._slices = file, display_name(file), wanted, slices
@@ -87,7 +87,7 @@ class _CsvFile:
 
     def _options(self) -> dict[str, Any]:
         return {
-            # One thread, or pyarrow does not know the rows' numbers.
+            # One thread, since pyarrow numbers rows in that mode only.
             "read_options": pyarrow.csv.ReadOptions(
                 use_threads=False,
                 block_size=LONGEST_ROW_BYTES,
@@ -102,7 +102,7 @@ class _CsvFile:
                 ignore_empty_lines=False,
                 invalid_row_handler=self._ragged.leave_out,
             ),
-            # Bytes, so that all rows that are no text are found.
+            # Bytes, so that every row that is no valid text is found.
             "convert_options": pyarrow.csv.ConvertOptions(
                 include_columns=self._read,
                 column_types={name: pa.binary() for name in self._read},
@@ -129,14 +129,13 @@ class _CsvFile:
             yield replace(block, faults=self._ragged.faults(), remarks=tuple(remarks))
 
     def _remarks(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
-        """A block without rows."""
+        """Returns a block without rows."""
         none = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in self._named})
         return Block(self._where, none, self._ragged.numbers(0), faults=faults, share=1.0, spelt=True, remarks=remarks)
 
     def _header_remarks(self, batch: pa.RecordBatch, rows: pa.RecordBatch, numbers: Numbers) -> tuple[Fault, ...]:
-        """A header that looks like data, or, with `data.header`, a first row that looks like a header.
-
-        `rows` are the first of the file, with their `numbers`; `batch` holds as many as pyarrow reads at once.
+        """Returns a remark about a header that looks like data or, with `data.header`, a first row that looks like a
+        header. `rows` are the first of the file, with their `numbers`; `batch` is the first that pyarrow read.
         """
         if self._wanted.data.header is not None:
             filled = np.flatnonzero(~_empty(rows))[:1]
@@ -150,16 +149,16 @@ class _CsvFile:
         return (Fault(self._head.first - 1, "header_row", "looks like data, not like names", f" ({why})"),)
 
     def _is_header(self, batch: pa.RecordBatch, first: pa.RecordBatch) -> bool:
-        """Whether the first row holds the columns' names, or a label that is its column's name and no other row's."""
+        """Whether the first row holds the columns' names, or only its label equals the column's name."""
         if all(first.column(name)[0].as_py() == name.encode() for name in self._read):
             return True
         name = self._label_column()
         return name is not None and first.column(name)[0].as_py() == name.encode() and _count(batch, name, name) == 1
 
     def _label_as_name(self, batch: pa.RecordBatch) -> str | None:
-        """Why the name of the label column is most likely a label; None without a second sign in another name.
+        """Returns why the label column's name is probably a label; None without a second sign in another name.
 
-        A column `spam` with the labels spam and ham is usual.
+        A column `spam` with the labels spam and ham is common.
         """
         name, header = self._label_column(), self._head.names
         rows = batch.filter(pa.array(~self._equal_the_header(batch)))
@@ -175,12 +174,12 @@ class _CsvFile:
         return f"{name!r}, the name of its column {header.index(name) + 1}, is a label of rows below"
 
     def _label_column(self) -> str | None:
-        """The file's name of the column with one label a row."""
+        """Returns the file's name of the column with one label a row."""
         column = self._wanted.labels
         return self._named[column.source_name] if column and column.form == "label" else None
 
     def _equal_the_header(self, rows: pa.RecordBatch) -> Mask:
-        """The rows that hold the names of the columns. One column of several is not enough to say so."""
+        """Returns the rows that repeat the header. At least two columns have to match, if there are several."""
         if len(self._read) < min(2, len(self._head.names)):
             return np.zeros(rows.num_rows, bool)
         same = [pc.equal(rows.column(name), name.encode()).to_numpy(zero_copy_only=False) for name in self._read]
@@ -192,7 +191,7 @@ def _count(rows: pa.RecordBatch, column: str, value: str) -> int:
 
 
 def _empty(rows: pa.RecordBatch) -> Any:
-    """Which rows have nothing in any column that is read: blank lines, and what spreadsheets leave below a table."""
+    """Returns the rows that are empty in all columns: blank lines, and cells that spreadsheets leave below a table."""
     return np.logical_and.reduce([pc.equal(pc.binary_length(column), 0).to_numpy(False) for column in rows.columns])
 
 
@@ -246,10 +245,10 @@ def _parsed(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[s
 
 
 def _no_names(names: Iterable[str], header: list[str]) -> str | None:
-    """Why one of these, of the header's, is most likely a value rather than the name of a column; None if none is."""
+    """Returns why one of these names of the header is probably a value; None if none is."""
     numbers = [name for name in header if _NUMBER.fullmatch(name)]
     numbered = len(numbers) > 1 and numbers == list(map(str, range(len(numbers))))  # of a data frame without names
-    # Years are usual names, as in a table with a column for each, unless another name is a number or a text.
+    # Years are common names, in a table with a column for each; not if another name is a number or a text.
     others = [name for name in header if name and not _YEAR.fullmatch(name)]
     years = bool(others) and not any(name in numbers or len(name) > LONGEST_NAME for name in others)
     for name in names:
@@ -261,10 +260,10 @@ def _no_names(names: Iterable[str], header: list[str]) -> str | None:
 
 
 class _Ragged:
-    """The rows of a CSV file that do not have as many fields as its header, and the numbers of those that have.
+    """The rows of a CSV file with more or fewer fields than its header, and the numbers of all others.
 
-    Where the recipe names the columns (`data.header`), a row is kept that only lacks fields at its end which are not
-    `read` for the recipe: such as the sources of a row, of which some have none.
+    With `data.header`, a row that lacks only trailing fields which the recipe does not read is kept, its missing fields
+    empty.
     """
 
     def __init__(self, where: str, head: _Head, data: Data, read: list[str]) -> None:
@@ -295,7 +294,7 @@ class _Ragged:
     def with_short(
         self, rows: pa.RecordBatch, numbers: Numbers, *, at_end: bool = False
     ) -> tuple[pa.RecordBatch, Numbers]:
-        """The rows and their numbers, with the short rows up to the last of them (`at_end`: all), in order."""
+        """Merges the short rows up to the last of these rows (`at_end`: all) into them, in order."""
         taken = []
         while self._short and (at_end or self._short[0][0] <= self.last):
             taken.append(self._short.popleft())
@@ -312,11 +311,11 @@ class _Ragged:
 
     @property
     def last(self) -> int:
-        """The number of the last row that was numbered."""
+        """The last number that was assigned."""
         return self._next - 1
 
     def faults(self) -> tuple[Fault, ...]:
-        """Those found since the last call. Raises UserError where there are too many."""
+        """Returns the faults found since the last call. Raises UserError if there are too many."""
         if self._left_out >= MAX_RAGGED:
             delimiter = DELIMITERS.get(self._head.delimiter, self._head.delimiter)
             message = (
@@ -328,7 +327,7 @@ class _Ragged:
         return new
 
     def numbers(self, count: int) -> Numbers:
-        """The numbers of the next rows that fit."""
+        """Assigns numbers to the next valid rows."""
         found: list[Numbers] = []
         while count > 0:
             numbers = np.arange(self._next, self._next + count, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Quotation marks of CSV files: which fields are quoted, and what is suspicious about them, by row number.
+"""Suspicious quotation marks of CSV files, by row number.
 
-A reader of CSV removes the quotation marks of a quoted field, and takes line breaks within it for text. Where the
-marks are only marks, this alters texts, and one that is never closed swallows the rows that follow.
+A CSV reader removes the quotation marks of a quoted field, and treats line breaks within it as text. If the marks
+belong to the text, this alters it; a mark that is never closed swallows the rows that follow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from training.data.faults import Fault, shortened
 
 FEWEST_MERGED = 5
-"""Whole lines within one field, nearly all with as many delimiters as a row has, that count as rows."""
+"""The least number of complete lines within a field, nearly all with the delimiters of a row, that count as rows."""
 MERGED_SHARE = 0.9
 _BREAK = re.compile(rb"\r\n|\r|\n")
 
@@ -33,10 +33,10 @@ class Readable(Protocol):
 
 
 class QuotedFields:
-    """Hands on the bytes of a CSV file as they are, and looks at its quoted fields on the way.
+    """A file object that passes on the bytes of a CSV file and inspects its quoted fields on the way.
 
-    It agrees with pyarrow on what a quoted field is: one that begins with a quotation mark; marks within it are
-    doubled; text behind the closing mark belongs to it. Rows are numbered from 1, blank lines and the header included.
+    Quoted fields are those of pyarrow: they begin with a quotation mark, marks within them are doubled, and text behind
+    the closing mark belongs to them. Rows are numbered from 1, blank lines and the header included.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class QuotedFields:
         starts = re.escape(delimiter.encode())
         self._opening = re.compile(rb'"(?<=[' + starts + rb'\r\n]")')
         self._field = re.compile(rb'"([^"]*+(?:""[^"]*+)*+)"([^' + starts + rb"\r\n]*+)")
-        # Skips all fields that need no look in one match: fast for files in which every field is quoted.
+        # Skips all unsuspicious fields in one match: fast for files in which every field is quoted.
         ends = rb"[" + starts + rb"\r\n]"
         plain = rb"(?<=" + ends + rb')"[^"\r\n]*+(?:""[^"\r\n]*+)*+"(?=' + ends + rb")"
         self._unsuspicious = re.compile(rb'(?:[^"]++|' + plain + rb"|(?<!" + ends + rb')")*+')
-        self._held = b"\n"  # the byte before what is looked at next, and what cannot be judged yet
+        self._held = b"\n"  # the last byte that was inspected, and bytes that need more data
         self._row = 1
         self._lines = 0
         self._longest = (0, 0)
-        self._program_quotes = False  # as the header shows, or the first row where there is no header
+        self._program_quotes = False  # by the header, or the first row without one
         self._quoted_in_first_row = 0
-        self._last: dict[str, int] = {}  # row by check, so that a row is told once
+        self._last: dict[str, int] = {}  # row by check: each row is reported once
         self._found: deque[Fault] = deque()  # pyarrow reads from a thread of its own
 
     def read(self, size: int = -1) -> bytes:
@@ -78,14 +78,14 @@ class QuotedFields:
         return self._file.closed
 
     def found(self, last: int | None = None) -> tuple[Fault, ...]:
-        """What was found since the last call, in rows up to `last` (None: all)."""
+        """Returns the faults found since the last call, in rows up to `last` (None: all)."""
         taken = []
         while self._found and (last is None or self._found[0].row <= last):
             taken.append(self._found.popleft())
         return tuple(taken)
 
     def whole_file(self) -> tuple[Fault, ...]:
-        """That the file has far fewer rows than lines, once all of it was read."""
+        """Returns a fault if the file, read to its end, has far fewer rows than lines."""
         rows = self._row - 1
         lines, row = self._longest
         if self._lines <= 2 * rows:
@@ -94,7 +94,7 @@ class QuotedFields:
         return (Fault(row, "line_breaks", description),)
 
     def _look(self, data: bytes, end: bool) -> None:
-        """Looks at all fields that are whole; `data` begins with a byte that was looked at before."""
+        """Inspects all complete fields; the first byte of `data` was inspected before."""
         done = 1
         while True:
             skipped = done
@@ -106,7 +106,7 @@ class QuotedFields:
             start = opening.start()
             self._pass(data, done, start)
             field = self._field.match(data, start)
-            # What stands at the end of the data may go on in the next piece.
+            # A field at the end of the data may continue in the next piece.
             if field is None or (field.end() == len(data) and not end):
                 if not end:
                     self._held = data[start - 1 :]
@@ -137,7 +137,7 @@ class QuotedFields:
             return
         if breaks:
             self._longest = max(self._longest, (breaks + 1, self._row))
-            # A quoted letter may have one comma in each of its lines. Only a second sign makes it an error.
+            # A quoted letter may have a comma in each of its lines: a second sign is needed to call them rows.
             if (rest or self._quoting_is_unusual()) and self._holds_rows(body):
                 self._add("merged_rows", "has a quoted field that holds what look like whole rows", field, breaks)
                 return
@@ -149,20 +149,20 @@ class QuotedFields:
             self._quoted_in_first_row += 1
             if self._quoted_in_first_row == self._columns:
                 self._program_quotes = True
-                # pyarrow has not seen the whole first row yet, so nobody has taken its faults.
+                # pyarrow has not seen the whole first row yet, so its faults were not taken.
                 self._found = deque(fault for fault in self._found if fault.check != "stray_quotes")
 
     def _quoting_is_unusual(self) -> bool:
         return self._delimiter == b"\t" and not self._program_quotes
 
     def _holds_rows(self, body: bytes) -> bool:
-        """Whether the whole lines within a field look like rows of the file."""
+        """Whether the complete lines within a field look like rows of the file."""
         whole = _BREAK.split(body)[1:-1]
         like_rows = sum(line.count(self._delimiter) == self._columns - 1 for line in whole)
         return self._columns > 1 and like_rows >= max(FEWEST_MERGED, MERGED_SHARE * len(whole))
 
     def _unclosed(self, field: bytes) -> None:
-        """The rest of the file, which is one row."""
+        """Counts the rest of the file as one row."""
         self._add(
             "merged_rows", "has a quotation mark that is never closed", field, len(_BREAK.findall(field.rstrip()))
         )

@@ -1,5 +1,5 @@
-"""Equal texts, within a split and between splits, by a hash of 8 bytes a row: 20 bytes a row are held, and some 80
-while they are compared.
+"""Equal texts within a split and between splits, by a hash of 8 bytes a row. Memory: 20 bytes a row, and some 80 while
+they are compared.
 
 Two different texts among N have the same hash with a chance of N² / 2⁶⁵: one in 37 million for a million rows.
 """
@@ -25,7 +25,7 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def hashes_of(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
-    """A hash of what each row has in these columns, the same on every machine."""
+    """Returns a hash of each row's values in these columns, the same on every machine."""
     *before, texts = (_spelt(rows.column(column.name)) for column in inputs)
     if before:
         texts = [
@@ -42,7 +42,7 @@ def _spelt(column: pa.Array) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """A row, as messages name it."""
+    """A row and its label, as messages name them."""
 
     where: str
     row: int
@@ -52,18 +52,18 @@ class Place:
     def __str__(self) -> str:
         return f"{self.where} row {self.row}"
 
-    def told(self, other: Place, verb: str = "repeats row") -> str:
-        """This row as seen from another one."""
+    def relative_to(self, other: Place, verb: str = "repeats row") -> str:
+        """Returns a reference to this row in a message about another one."""
         return f"{verb} {self.row}" + (f" of {self.where}" if self.where != other.where else "")
 
 
 @dataclass(frozen=True)
 class Equal:
-    """What was found: how often, and the first example."""
+    """The number of equal texts, and the first example."""
 
     count: int
     first: tuple[Place, Place]
-    """The later row, and the earlier one that has the same text."""
+    """The later row, and the earlier one with the same text."""
     text: str
 
 
@@ -78,7 +78,7 @@ class _Rows:
 
 
 class DuplicateTexts:
-    """The texts of all splits, as hashes. `kept` is where the rows of each split lie, as Arrow, for a look."""
+    """The hashed texts of all splits. `kept` is the folder with the rows of each split as Arrow, for examples."""
 
     def __init__(self, wanted: SourceColumns, kept: Path) -> None:
         self._inputs, self._labels, self._kept = wanted.inputs, wanted.labels, kept
@@ -86,7 +86,7 @@ class DuplicateTexts:
         self._sorted: dict[str, tuple[Hashes, Numbers]] = {}
 
     def add(self, split: str, block: Block, hashes: Hashes) -> None:
-        """The rows of a block, which has neither texts nor labels missing."""
+        """Adds the rows of a block, which misses neither texts nor labels."""
         rows = self._splits.setdefault(split, _Rows())
         if self._labels:
             rows.labels.append(_codes(block.rows.column(self._labels.name)))
@@ -97,11 +97,11 @@ class DuplicateTexts:
         rows.count += len(hashes)
 
     def before(self, split: str) -> list[str]:
-        """The splits that come before this one."""
+        """Returns the splits that come before this one."""
         return list(self._splits)[: list(self._splits).index(split)] if split in self._splits else []
 
     def within(self, split: str) -> Equal | None:
-        """Rows whose text an earlier row of the split has."""
+        """Returns the rows whose text is in an earlier row of the split."""
         hashes, order = self._order(split)
         again = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
         if not len(again):
@@ -110,7 +110,7 @@ class DuplicateTexts:
         return self._equal(len(again), split, order[later], split, order[np.searchsorted(hashes, hashes[later])])
 
     def conflicts(self, split: str) -> Equal | None:
-        """Texts that have different labels in different rows of the split."""
+        """Returns the texts with different labels in different rows of the split."""
         hashes, order = self._order(split)
         if not len(hashes) or not self._labels:
             return None
@@ -125,7 +125,7 @@ class DuplicateTexts:
         return self._equal(count, split, order[later], split, order[starts[group[later]]])
 
     def shared(self, earlier: str, later: str) -> Equal | None:
-        """Rows of the later split whose text a row of the earlier one has."""
+        """Returns the rows of the later split whose text is in the earlier one."""
         theirs, their_order = self._order(earlier)
         hashes, order = self._order(later)
         if not len(theirs) or not len(hashes):
@@ -138,7 +138,7 @@ class DuplicateTexts:
         return self._equal(len(same), later, order[first], earlier, their_order[at[first]])
 
     def _order(self, split: str) -> tuple[Hashes, Numbers]:
-        """The split's hashes in order, and where each stands; equal ones in the order of their rows."""
+        """Returns the split's hashes sorted, and their positions; equal ones in the order of their rows."""
         if split not in self._sorted:
             held = self._splits.get(split, _Rows()).hashes
             hashes = np.concatenate(held) if held else np.zeros(0, np.uint64)
@@ -168,8 +168,8 @@ class DuplicateTexts:
 
 
 def _codes(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """A number for each row's label or list of labels; two different ones among N have the same with a chance of
-    N² / 2³³."""
+    """Returns a code of each row's label or list of labels. Two among N different ones collide
+    with a chance of N² / 2³³."""
     if pa.types.is_nested(labels.type):
         labels = pa.array(_spelt(labels), pa.string())
     coded = labels.dictionary_encode()

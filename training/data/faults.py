@@ -12,24 +12,24 @@ from training.recipe.tables.checks import LEVELS, Level
 
 HEADER_READ = "has the names of the columns, and is read as a row because of data.header"
 REPEATED_HEADER = "repeats the header"
-"""Faults of the check `header_row` with advice of their own."""
+"""Descriptions of the check `header_row` with advice of their own."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with one row, worded to follow "row 7"."""
+    """A fault of one row; its words follow "row 7"."""
 
     row: int
     check: str
-    """The check that it falls under, as `data.checks` names it."""
+    """The check that it belongs to, as in `data.checks`."""
     description: str
     value: str = ""
-    """What the row holds, told of the first row with this fault; follows `what`."""
+    """The row's value, shown for the first row with this fault; follows `description`."""
 
 
-ROWS_NAMED = 3  # of the rows with the same fault, as many are named in its message
+ROWS_NAMED = 3  # row numbers in a message about several rows with the same fault
 FIXES = {"encoding": "set data.encoding to what the file is written in, "}
-"""What mends all rows of a file at once, by check."""
+"""Settings that fix all rows of a file at once, by check."""
 ADVICE = {
     "stray_quotes": "if they do, set data.quoting: none; if not, data.checks.stray_quotes: ignore.",
     "line_breaks": (
@@ -50,12 +50,12 @@ ADVICE = {
     ),
     REPEATED_HEADER: "if it is no row of data, remove it from the file; if it is one, data.checks.header_row: ignore.",
 }
-"""The next step for rows that are kept, by check, or by fault where one check has several."""
+"""The next step for rows that are kept, by check, or by description if a check has several."""
 
 
 @dataclass(frozen=True)
 class _Sort:
-    """One sort of fault in one file."""
+    """A kind of fault in one file."""
 
     where: str
     check: str
@@ -63,7 +63,7 @@ class _Sort:
 
 
 class Faults:
-    """Faulty rows, by file and fault: how many there are, and the numbers of the first of them."""
+    """Faulty rows by file and fault: their count and the numbers of the first ones."""
 
     def __init__(self) -> None:
         self._counts: Counter[_Sort] = Counter()
@@ -79,9 +79,8 @@ class Faults:
             self._counts[sort] += len(rows)
             self._value.setdefault(sort, value)
 
-    def told(self) -> Iterator[tuple[_Sort, str, str, str]]:
-        """Each sort of fault in each file: where its first row is, what is wrong with that one, and how many are like
-        it; and whether to speak of `it` or `them`."""
+    def summaries(self) -> Iterator[tuple[_Sort, str, str, str]]:
+        """Yields each kind of fault, its first row, the description with the count, and "it" or "them" for the rows."""
         for sort, total in self._counts.items():
             rows = self._first[sort]
             more = ", …" if total > len(rows) else ""
@@ -90,8 +89,8 @@ class Faults:
             yield sort, f"{sort.where} row {rows[0]}", description, "them" if total > 1 else "it"
 
     def problems(self, wanted: SourceColumns) -> Iterator[Problem]:
-        """One problem for each sort of fault in each file, none for what the recipe ignores."""
-        for sort, where, description, them in self.told():
+        """Yields one problem for each kind of fault in each file, but for ignored checks."""
+        for sort, where, description, them in self.summaries():
             level = level_of(sort.check, wanted)
             if level == "ignore":
                 continue
@@ -108,16 +107,18 @@ class Faults:
 
 
 def level_of(check: str, wanted: SourceColumns) -> Level:
-    """What becomes of what the check finds."""
+    """Returns the level of a check in this recipe."""
     known = {**LEVELS, **wanted.task_type.checks}
     if check not in known:
-        message = f"`faults` of {type(wanted.task_type).__name__} tells of a check {check!r}: name it in its `checks`."
+        message = (
+            f"`faults` of {type(wanted.task_type).__name__} yields an unknown check {check!r}: add it to its `checks`."
+        )
         raise UserError([Problem(kind="recipe", where="task", message=message)])
     return wanted.data.checks.get(check) or known[check]
 
 
 def shortened(value: object) -> str:
-    """A value in a message, cut to what fits there."""
+    """Returns a value as messages show it: its repr, at most 60 characters."""
     try:
         text = repr(value)
     except Exception:  # of the user's own class

@@ -1,7 +1,7 @@
-"""Rows of train that are held out where no split was given for them: chosen by the hash of their text alone.
+"""Rows held out of train for splits that the source lacks, chosen by the hash of their text alone.
 
-So equal texts stay together, a row stays where it is whatever is added or reordered around it, and the next run judges
-by the same rows.
+So equal texts stay together, and a row stays in its split whatever is added or reordered: the next run evaluates on the
+same rows.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def held_out(data: Data, given: Container[str]) -> dict[str, float]:
-    """The splits to cut from train, and their shares; `given` are those that the source has."""
+    """Returns the splits to cut from train, and their shares; `given` are those that the source has."""
     sizes = {"validation": data.validation_size, "test": data.test_size}
     return {split: size for split, size in sizes.items() if split not in given and size > 0}
 
 
 def cut(hashes: Hashes, shares: Mapping[str, float], rest: str) -> dict[str, Mask | None]:
-    """Which rows go into which split; `rest` takes those that no share does, and None means all rows."""
+    """Returns the mask of the rows of each split; `rest` gets all other rows, and None means all rows."""
     if not shares:
         return {rest: None}
-    # The hashes are spread evenly over [0, 1): each split takes a stretch of that, test from its end.
+    # The hashes are uniform over [0, 1): each split takes an interval, test the last one.
     spread = hashes / 2.0**64
     masks: dict[str, Mask] = {}
     left = np.ones(len(hashes), bool)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
-    """JSON lines, one object a line, where blank lines do not count; or one array of objects."""
+    """JSON lines, one object a line, blank lines skipped; or one array of objects."""
     for file in pinned[split]:
         where = display_name(file)
         with opened(file, wanted.data) as raw:
@@ -48,7 +48,7 @@ def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, 
 
 
 def _parsed(number: int, line: bytes) -> Any:
-    """The value of one line, or what is wrong with it."""
+    """Returns the value of one line, or its fault."""
     try:
         return json.loads(line.decode(), object_pairs_hook=_unique)
     except _KeyTwice as error:
@@ -62,11 +62,11 @@ def _parsed(number: int, line: bytes) -> Any:
 
 
 class _KeyTwice(ValueError):
-    """The key that an object has twice."""
+    """An object has this key twice."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these keys and values. Raises _KeyTwice."""
+    """Builds an object. Raises _KeyTwice."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
@@ -79,7 +79,7 @@ def _twice(number: int, key: str) -> Fault:
 
 
 class _Array:
-    """The bytes of a JSON array, as far as one element may reach."""
+    """The bytes of a JSON array, with a limit on the size of one element."""
 
     def __init__(self, file: io.BufferedReader[Opened], where: str) -> None:
         self._file, self._where = file, where
@@ -87,20 +87,20 @@ class _Array:
         self._of_row = 0
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises UserError where the element has no end."""
+        """Returns the next bytes. Raises UserError if the element is too long."""
         self._of_row += size
         if self._of_row > LONGEST_ROW_BYTES:
             message = f"has an element of more than {LONGEST_ROW_BYTES:,} bytes after row {self.row}"
             raise source_error(self._where, message)
         return self._file.read(size)
 
-    def has_given(self, row: int) -> None:
-        """That an element has ended."""
+    def end_element(self, row: int) -> None:
+        """Resets the size at the end of an element."""
         self.row, self._of_row = row, 0
 
 
 class _Object(dict[str, Any]):
-    """An object of a JSON array, which knows a key that it has twice."""
+    """An object of a JSON array that records a repeated key."""
 
     twice: str | None = None
 
@@ -110,11 +110,11 @@ class _Object(dict[str, Any]):
         super().__setitem__(key, value)
 
 
-_Object.__name__ = "dict"  # as messages name the type of a value
+_Object.__name__ = "dict"  # the type in messages
 
 
 def _key_twice(value: Any) -> str | None:
-    """A key that an object within the value has twice, if there is one."""
+    """Returns a key that an object within the value has twice; None if there is none."""
     if isinstance(value, _Object) and value.twice is not None:
         return value.twice
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -128,9 +128,9 @@ def _elements(array: _Array, where: str) -> Iterator[tuple[int, Any]]:
     number = 0
     try:
         for number, row in enumerate(ijson.items(array, "item", use_float=True, map_type=_Object), 1):
-            array.has_given(number)
+            array.end_element(number)
             key = _key_twice(row)
             yield number, row if key is None else _twice(number, key)
     except (ijson.JSONError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise source_error(where, f"is not a JSON array to its end: after row {number}, {said}") from error
+        reason = " ".join(str(error).split())
+        raise source_error(where, f"is not a JSON array to its end: after row {number}, {reason}") from error

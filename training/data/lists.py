@@ -1,6 +1,6 @@
-"""Columns of more than one value a row: lists of texts or labels, and whatever else JSON can write.
+"""Columns of more than one value a row: lists of texts or labels, and other JSON values.
 
-They come as Arrow's own lists and objects, or spelt as JSON: in the cells of CSV, and where rows are Python's.
+They are Arrow lists and objects, or JSON texts: in cells of CSV, and in rows of Python objects.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ NESTED = ("texts", "labels", "value")
 
 _ONLY_TEXT = {str}
 _ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
-"""The types of what lists may hold, once JSON is read; none stands for an entry that is missing."""
+"""The Python types of list entries; None is a missing entry."""
 
 Wrong = dict[int, tuple[str, str, str]]
-"""The place of each value that is wrong in its block; and the check, the words and the value of its fault."""
+"""The check, description and value of the fault of each wrong value, by its place in the block."""
 
 
 class _Misfit(ValueError):
-    """Which check a value fails, and how."""
+    """A value that fails a check: the check, a description and the value."""
 
 
 def flat_values(column: pa.Array) -> pa.Array:
-    """The values of all lists one after another; of a column without lists, its own."""
+    """Returns the values of all lists one after another; a column without lists as it is."""
     return pc.list_flatten(column) if is_list(column.type) else column
 
 
 def rows_with_any(lists: pa.Array, mask: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The rows of which one value at least is meant by a mask of `each` value."""
+    """Returns the rows with at least one value that is true in a mask of `flat_values`."""
     found = np.zeros(len(lists), bool)
     found[pc.list_parent_indices(lists).filter(mask).to_numpy()] = True
     return found
 
 
 def row_sums(lists: pa.Array, numbers: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """For each row the sum of a number of `each` of its values."""
+    """Returns the sum of each row's numbers, given one for each of `flat_values`."""
     found = np.zeros(len(lists), np.int64)
     np.add.at(found, pc.list_parent_indices(lists).to_numpy(), numbers.to_numpy(zero_copy_only=False))
     return found
 
 
 def lists_like(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Lists of these values, as long as the lists given, and missing where they are."""
+    """Returns these values as lists with the lengths and nulls of `lists`."""
     ends = np.cumsum(pc.list_value_length(lists).fill_null(0).to_numpy(), dtype=np.int32)
     offsets = pa.array(np.concatenate([np.zeros(1, np.int32), ends]))
     return pa.ListArray.from_arrays(offsets, values, mask=lists.is_null() if lists.null_count else None)
 
 
 def as_json(value: Any) -> str:
-    """The value as JSON, the same for the same value. Raises TypeError, ValueError or RecursionError for what JSON
-    cannot write, and whatever the value's own code raises."""
+    """Returns the value as JSON, the same for equal values. Raises TypeError, ValueError or RecursionError for a value
+    that JSON cannot hold."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plainly)
 
 
 def _plainly(value: Any) -> Any:
-    if isinstance(value, bytes):  # texts of Arrow's that nobody has looked at
+    if isinstance(value, bytes):  # an Arrow text, not decoded yet
         return value.decode()
-    if not hasattr(value, "tolist"):  # as arrays and numbers of numpy have, and of libraries like it
+    if not hasattr(value, "tolist"):  # as arrays and numbers of numpy have
         raise TypeError(f"a {type(value).__name__} is none of its types")
     return value.tolist()
 
 
 def split_at(separator: str, column: pa.Array) -> pa.Array:
-    """Lists of what stands between separators in a text, without white space around it. A blank text has no value."""
+    """Splits texts at a separator, without white space around the parts. A blank text becomes a missing value."""
     texts = column.cast(pa.string())
     texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), None, texts)
     parts = pc.split_pattern(texts, separator)
@@ -82,9 +82,8 @@ def split_at(separator: str, column: pa.Array) -> pa.Array:
 
 
 def from_json(column: pa.Array, name: str, form: Form, separator: str | None = None) -> tuple[pa.Array, Wrong]:
-    """Columns spelt as JSON: lists of texts (whole numbers and truths as they are spelt), or for `value` the JSON
-    itself, all spelt alike. With a separator a text is a list of what stands between separators. A cell without
-    anything has no value."""
+    """Parses a column of JSON texts: into lists of texts (whole numbers and truths as they are spelt), or for `value`
+    into normalized JSON. With a separator, a text is split into a list. An empty cell becomes a missing value."""
 
     def parsed(text: str) -> Any:
         try:
@@ -100,8 +99,8 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
 
 
 def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) -> tuple[pa.Array, Wrong]:
-    """The same of Arrow's lists and objects; whole numbers become the label names whose places they are. A column that
-    cannot be of the form stays as it is."""
+    """Converts Arrow lists and objects likewise; whole numbers become the label names with these indices. Returns a
+    column of another type as it is."""
     if form == "value":
         return _each_made(plain(column), lambda value: _fitted(_of_scalar(value, name), name, form), form)
     if types.is_null(column.type):
@@ -137,7 +136,7 @@ def _each_made(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.
 
 
 def _fitted(value: Any, name: str, form: Form) -> Any:
-    """One value as it is stored. Raises _Misfit for one that is not of the form."""
+    """Returns one value as it is stored. Raises _Misfit if it is not of the form."""
     if value is None:
         return None
     try:
@@ -158,7 +157,7 @@ def _fitted(value: Any, name: str, form: Form) -> Any:
 
 
 def _text(value: str) -> str:
-    """The same. Raises UnicodeEncodeError for what UTF-8 cannot write."""
+    """Returns the text. Raises UnicodeEncodeError if UTF-8 cannot encode it."""
     if not value.isascii():
         value.encode()
     return value
@@ -167,12 +166,12 @@ def _text(value: str) -> str:
 def _of_scalar(value: pa.Scalar, name: str) -> Any:
     try:
         return value.as_py()
-    except (ValueError, OverflowError, LookupError) as error:  # a time that Python has no object for
+    except (ValueError, OverflowError, LookupError) as error:  # a time outside of Python's range
         raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f": a {value.type}") from error
 
 
 def _label(value: str | bool | int | None) -> str:
-    """An entry of a list as it is spelt; nothing for a missing one."""
+    """Returns the spelling of a list entry; an empty text for a missing one."""
     if isinstance(value, str):
         return value
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -186,7 +185,7 @@ def _is_text(value: bytes | None) -> bool:
 
 
 def half_character(name: str) -> tuple[str, str, str]:
-    """The fault of a text with one half of a surrogate pair, which JSON and Python can write, and no encoding can."""
+    """The fault of a text with half a surrogate pair, which JSON and Python can hold, and no encoding can."""
     return "malformed", f"holds half a character (such as \\ud83d without its other half) in column {name!r}", ""
 
 

@@ -1,8 +1,8 @@
-"""Rows of any source, checked, as Arrow files that say the same for the same rows.
+"""load_data: rows of any source, checked, as Arrow files whose bytes depend on the rows alone.
 
-Two passes: the first reads each source once, checks its rows, cuts off what is held out, and keeps them on disk as
-they are written; only then are all labels known, and the second turns each into its place among the label names.
-Memory holds some blocks of rows, the distinct labels and text lengths, and some bytes a row to find equal texts.
+Two passes. The first reads each source once, checks its rows, holds rows out, and keeps all on disk with labels as
+names. Then all labels are known, and the second pass replaces each by its index in the label names. Memory: some blocks
+of rows, the distinct labels and text lengths, and some bytes a row to find equal texts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from training.recipe import Data
     from training.recipe.column_types import RowSpecification
 
-MAX_LABELS = 10_000  # more distinct values than this are no labels but, most likely, the wrong column
+MAX_LABELS = 10_000  # a column with more distinct values is probably not the one of labels
 MAX_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
@@ -57,29 +57,28 @@ def load(
     progress: Progress = lambda done, total: None,
     evaluated: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Writes the rows of every split to the folder `out`, with their labels and a report; gives the rows a
+    """Writes the rows of every split to the folder `out`, with their labels and a report. Returns the rows of each
     split, the number of labels and of warnings.
 
-    `sources` is what was pinned: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
+    `sources` is the lock of the rows: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
     Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object. `progress` gets the rows read and an
-    estimate of all. `evaluated` are the splits that the recipe evaluates: a Hub data set and a callable are asked for
-    them.
+    estimate of all. `evaluated` are the splits that the recipe evaluates, which a Hub data set and a callable have to
+    provide.
 
-    `out` gets `<split>.arrow` with the task type's columns, in the types that RowSpecification.columns tells;
+    `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
     and warnings a split). For validation and test it gets `<split>.slices.arrow`, row for row with `<split>.arrow`:
-    every other column by which rows can be told apart, under the recipe's name, as dictionary<int32, string> (whole
+    every other column that can group rows, under the recipe's name, as dictionary<int32, string> (whole
     numbers and truths as `3` and `true`, those of a ClassLabel by their names; null for a missing value and for an
-    empty text); no such file where there is no such column. And `slices.json`: the names of those `kept`, and of those
-    `left_out` with the reason.
-    Raises UserError with every problem of all splits; what `out` holds then is of no use.
+    empty text), if there is any. And `slices.json`: the names of those `kept`, and of those `left_out` with the reason.
+    Raises UserError with every problem of all splits; the contents of `out` are invalid then.
     """
     out.mkdir(parents=True, exist_ok=True)
     wanted = SourceColumns(data, task_type, tuple(evaluated))
     with mistakes_told(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
         reading = _Reading(wanted, sources, Path(kept), progress)
         reading.read_all()
-        names, places, problems = reading.judged()
+        names, places, problems = reading.problems_and_labels()
         if any(problem.level == "error" for problem in problems):
             raise UserError(problems)
         statistics_by_split = reading.statistics_by_split
@@ -94,7 +93,7 @@ def load(
 
 
 def _splits(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, float]:
-    """The splits that are read, in order, and which share of all that is read each is."""
+    """Returns the splits to read, in order, each with its share of all that is read."""
     data = wanted.data
     if data.source == "hub":
         named: Iterable[str] = hub_splits(wanted, sources)
@@ -126,12 +125,12 @@ class _Reading:
     wanted: SourceColumns
     sources: Mapping[str, Any]
     kept: Path
-    """Where the rows of each split are held as they are written."""
+    """The folder with the rows of each split, labels as names."""
     progress: Progress
     statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     broken: list[Problem] = field(default_factory=list)
-    """Why sources could not be read to their end."""
+    """The problems of sources that could not be read to their end."""
 
     def __post_init__(self) -> None:
         self.duplicate_texts = DuplicateTexts(self.wanted, self.kept)
@@ -139,7 +138,7 @@ class _Reading:
         self._rows, self._before = 0, 0.0
 
     def read_all(self) -> None:
-        """Reads every split, checks its rows, and keeps them; what is to be held out goes to splits of its own."""
+        """Reads every split, checks its rows, holds some out, and keeps all."""
         try:
             splits = _splits(self.wanted, self.sources)
         except UserError as error:
@@ -192,9 +191,9 @@ class _Reading:
         if done := self._before + share * made.block.share:
             self.progress(self._rows, max(self._rows, round(self._rows / done)))
 
-    def judged(self) -> tuple[list[str], dict[str, int], list[Problem]]:
-        """The label names in order; the place of each label as rows write it; and everything that was found, each
-        once, but for what the recipe ignores."""
+    def problems_and_labels(self) -> tuple[list[str], dict[str, int], list[Problem]]:
+        """Returns the label names in order; the index of each label as rows spell it; and all problems, each once,
+        without those of ignored checks."""
         found = [*self.broken, *self.faults.problems(self.wanted)]
         if any(problem.level == "error" for problem in found):
             for statistics in self.statistics_by_split.values():
@@ -232,10 +231,10 @@ class _Reading:
 
 
 def _told(found: Iterable[Problem]) -> list[Problem]:
-    """Each problem once, errors first, and no more than anybody reads."""
+    """Returns each problem once, errors first, at most MAX_PROBLEMS."""
     once = sorted(dict.fromkeys(found), key=lambda problem: problem.level)
     if more := once[MAX_PROBLEMS:]:
-        message = f"… and {len(more):,} more problems: mend these, and check again."
+        message = f"… and {len(more):,} more problems: fix these, and check again."
         once[MAX_PROBLEMS:] = [Problem(kind="data", where="data", message=message, level=more[0].level)]
     return once
 
@@ -243,12 +242,11 @@ def _told(found: Iterable[Problem]) -> list[Problem]:
 def label_places(
     chosen: Sequence[str] | None, stored: Sequence[str], seen: Iterable[str]
 ) -> tuple[list[str], dict[str, int]]:
-    """The label names in order, and the place of each label as the rows write it.
+    """Returns the label names in order, and the index of each label as rows spell it.
 
-    The order is that of the source where it names its labels, else that of the labels seen in the training
-    rows, as `in_order` has it. Names that the recipe wants replace it:
-    rows may spell these names; or whole numbers that count them from 0; or as many other whole numbers, in
-    increasing order. Raises UserError where numbers are none of these.
+    The order is that of the source if it defines its labels, else `in_order` of the labels in the training rows. The
+    recipe's label names replace it: rows may spell these names, or whole numbers that count them from 0, or as many
+    other whole numbers in increasing order. Raises UserError if numbers are none of these.
     """
     natural = list(stored) or in_order(seen)
     if chosen is None:
@@ -261,7 +259,7 @@ def label_places(
         if len(numbers) == len(names):
             return names, {label: place for place, label in enumerate(numbers)}
         message = (
-            f"{len(names)} names cannot be told apart by the labels of train, {', '.join(numbers[:20])}: numbers count "
+            f"{len(names)} names do not match the labels of train, {', '.join(numbers[:20])}: numbers count "
             "the names from 0, or there are as many of them. Write the names into the rows, or give more rows."
         )
         raise UserError([Problem(kind="data", where="data.label_names", message=message)])
@@ -269,26 +267,26 @@ def label_places(
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
-    """By value where all are whole numbers, else by spelling."""
+    """Sorts labels: by value if all are whole numbers, else by spelling."""
     held = list(labels)
     return sorted(held, key=int if all(map(_is_number, held)) else str)
 
 
 def _is_number(label: str) -> bool:
-    """Whether it is spelt as Python spells a whole number: `-1`, but not `01` or `1.0`."""
+    """Whether it is the spelling of a whole number: `-1`, but not `01` or `1.0`."""
     digits = label.removeprefix("-")
     return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
 
 
 def _written(file: Path) -> Iterator[pa.RecordBatch]:
-    """The rows that a pass has written."""
+    """Yields the rows that the first pass wrote."""
     with ipc_reader(file, mapped=False) as reader:
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)
 
 
 def _place_labels(as_written: Path, final: Path, wanted: SourceColumns, places: Mapping[str, int]) -> Numbers:
-    """The same rows with each label's place in its stead; gives which rows were left out, for an unknown label."""
+    """Writes the rows with the index of each label. Returns the places of rows left out for an unknown label."""
     column = wanted.labels.name if wanted.labels else None
     types = {one.name: _CODED_TYPES.get(one.form, UNCODED_TYPES[one.form]) for one in wanted.columns}
     schema = pa.schema(list(types.items()))
@@ -316,17 +314,17 @@ def _place_labels(as_written: Path, final: Path, wanted: SourceColumns, places: 
 
 
 _CODED_TYPES: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.list_(pa.int64())}
-"""The types of labels once their places are known."""
+"""The types of labels in the final files."""
 
 
 def _placed(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
-    """The place of each label, all of which are known."""
+    """Returns the index of each label, all of which are known."""
     found = places.take(pc.index_in(flat_values(labels), value_set=spelt))
     return lists_like(labels, found) if is_list(labels.type) else found
 
 
 def _known(statistics: SplitStatistics, places: Mapping[str, int]) -> dict[int, int]:
-    """Rows, or of lists entries, by the place of their label; those with an unknown one are not there any more."""
+    """Returns the rows (of lists: the entries) by the index of their label, without unknown labels."""
     counts: dict[int, int] = {}
     for label, count in statistics.labels.items():
         if label in places:

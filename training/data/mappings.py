@@ -1,4 +1,4 @@
-"""Rows that are Python mappings, or mappings of columns, as blocks: each value's type is looked at."""
+"""Python mappings as blocks: one mapping a row, or one of columns. Each value's type is checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from training.recipe import Data
     from training.recipe.source_columns import SourceColumns
 
-# The sorts of value that a column may hold; the first value of a column decides which of them it holds.
+# The sorts of values. The first value of a column decides its sort.
 SORTS: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
 NUMBERS = re.compile(r"[+-]?[0-9]{1,19}")
 LARGEST = 2**63
@@ -36,8 +36,8 @@ def from_mappings(
     total: int | None = None,
     there: Sequence[str] = (),
 ) -> Iterator[Block]:
-    """Numbered mappings as blocks. The first must have all columns; in a later one, none means no value. `there` names
-    the columns where that is known."""
+    """Yields numbered mappings as blocks. The first must have all columns; in a later one, a missing key is a missing
+    value. `there` names the columns if they are known."""
     rows = iter(rows)
     named: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -65,12 +65,14 @@ def from_mappings(
 
 
 def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
-    """A mapping of columns to as many values each."""
+    """Yields a mapping of columns, which have equal lengths, as blocks."""
     named = match_columns(wanted, list(table), where)
     lengths = {name: len(table[name]) if isinstance(table[name], Sized) else None for name in named.values()}
     if len(set(lengths.values())) > 1 or None in lengths.values():
-        told = ", ".join(f"{name} {'no list' if n is None else n}" for name, n in lengths.items())
-        raise source_error(where, f"has columns of unequal length ({told}): give each row a value in every column")
+        lengths_in_words = ", ".join(f"{name} {'no list' if n is None else n}" for name, n in lengths.items())
+        raise source_error(
+            where, f"has columns of unequal length ({lengths_in_words}): give each row a value in every column"
+        )
     columns = [table[name] for name in named.values()]
     there = [name for name in table if isinstance(name, str)]
     others = [name for name in there if slices.reading and name not in named.values()]
@@ -84,8 +86,7 @@ def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, sl
 
 
 def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, slices: SliceColumns) -> Iterator[Any]:
-    """The values of a column that the recipe does not name, as long as they are wanted; None for those that are not
-    there."""
+    """Yields the values of a column for slices as long as they are wanted, then None."""
     ours = data.rename.get(name, name)
     try:
         column = table[name]
@@ -103,7 +104,7 @@ def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, 
 
 
 def _need_in_order(column: Any, rows: int | None) -> None:
-    """Raises Unfit where the column is no sequence or array of a value for each row."""
+    """Raises Unfit if the column is no sequence or array with a value for each row."""
     none = (str, bytes, bytearray, Mapping, Set)
     if isinstance(column, none) or not isinstance(column, Sized) or not hasattr(column, "__getitem__"):
         raise Unfit(f"is of type {type(column).__name__}")
@@ -114,7 +115,7 @@ def _need_in_order(column: Any, rows: int | None) -> None:
 def _slice_values(
     rows: Sequence[Mapping[Any, Any]], others: Mapping[str, str], known: set[Any], data: Data, slices: SliceColumns
 ) -> dict[str, pa.ChunkedArray]:
-    """What the rows have in other columns, of which the first row says what there is; `known` are all its columns."""
+    """Returns the rows' values in columns for slices; `known` are the columns of the first row."""
     for row in rows if slices.reading else ():
         if not known.issuperset(row) and len(known) < MAX_VALUES:
             for name in [name for name in row if name not in known and isinstance(name, str)]:
@@ -130,12 +131,12 @@ def _slice_values(
 
 
 def _array_of(values: list[Any]) -> pa.Array:
-    """Values of one sort as a column. Raises Unfit where they are not all texts, whole numbers or truths."""
+    """Returns values of one sort as a column. Raises Unfit if they are not all texts, whole numbers or truths."""
     held = [value if value is None or type(value) in (bool, str, int) else _of_other_library(value) for value in values]
     if len({type(value) for value in held if value is not None}) > 1:
         raise Unfit(MIXED)
     try:
-        # Of a long text no more than shows that it is too long.
+        # Only as much of a long text as shows that it is too long.
         return pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in held])
     except UnicodeEncodeError as error:
         raise Unfit("holds what is not UTF-8 text") from error
@@ -148,14 +149,14 @@ def _of_other_library(value: Any) -> str | int:
         if isinstance(value, np.bool_):
             return bool(value)
         return str.__str__(value) if isinstance(value, str) else index(value)
-    except Exception as error:  # whatever the value's own code raises
+    except TypeError as error:
         raise Unfit(f"is of type {type(value).__name__}") from error
 
 
 def _values(
     number: int, row: Any, wanted: SourceColumns, named: Mapping[str, str], sorts: dict[str, str]
 ) -> list[Any] | Fault:
-    """The values of one row in the order of `named`; `sorts` learns what each column holds."""
+    """Returns the values of one row in the order of `named`, or its fault. Adds the sorts of columns to `sorts`."""
     if isinstance(row, Fault):
         return row
     if not isinstance(row, Mapping):
@@ -180,19 +181,19 @@ def _values(
 
 
 def _plain(value: Any) -> Any:
-    """Whole numbers of other libraries, such as numpy's, as Python's own."""
+    """Returns whole numbers of other libraries, such as numpy, as int; other values as they are."""
     if isinstance(value, bool | str | int | float):
         return value
     try:
         return index(value)
-    except Exception:  # whatever the value's own code raises, it is no whole number
+    except TypeError:
         return value
 
 
 def _spelt(number: int, name: str, value: Any) -> str | Fault:
     try:
         return as_json(value)
-    except Exception as error:  # whatever the value's own code raises
+    except (TypeError, ValueError, RecursionError) as error:
         description = f"holds what JSON cannot write in column {name!r}"
         return Fault(number, "type", description, f": {type(error).__name__}: {error}")
 
@@ -200,7 +201,7 @@ def _spelt(number: int, name: str, value: Any) -> str | Fault:
 def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
     to = wanted.casts[name]
     if isinstance(value, str) and to != "string":
-        # As Arrow reads it: an empty text is no value, and Python's 1_000 no number.
+        # The same rules as Arrow's: an empty text is a missing value, and 1_000 no number.
         if not value.strip():
             return None
         good = NUMBERS.fullmatch(value) if to == "int64" else "_" not in value
@@ -220,7 +221,7 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
 
 
 def _as_before(number: int, name: str, value: Any, wanted: SourceColumns, sorts: dict[str, str]) -> Any:
-    """The value, where it is of the sort that its column holds; texts belong in text columns."""
+    """Returns the value if it is of its column's sort, else a fault. Text columns hold texts."""
     sort = next((sort for sort, kinds in SORTS.items() if isinstance(value, kinds)), type(value).__name__)
     description = f"holds {type(value).__name__} in column {name!r}"
     form = wanted.form_of(name)
@@ -240,7 +241,7 @@ def _as_before(number: int, name: str, value: Any, wanted: SourceColumns, sorts:
 
 def _array(values: tuple[Any, ...], name: str, wanted: SourceColumns) -> pa.Array:
     if any(isinstance(value, str) for value in values):
-        # Through bytes, because a Python string may hold half a surrogate pair, which is no text.
+        # As bytes, since a Python string may hold half a surrogate pair, which Arrow's texts cannot.
         return pa.array([None if v is None else v.encode("utf-8", "surrogatepass") for v in values], pa.binary())
     if wanted.form_of(name) in ("text", *NESTED) and name not in wanted.casts:
         return pa.array(values, pa.string())

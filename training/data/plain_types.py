@@ -1,4 +1,4 @@
-"""Arrow's columns of whichever type as plain ones, and how large they then are."""
+"""Arrow columns of any type as plain ones: no dictionaries, views or extensions; and the sizes of their rows."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _BYTES = (
     (types.is_large_string, pa.large_binary()),
     (types.is_string_view, pa.binary_view()),
 )
-"""The types of texts, and of as many bytes."""
+"""The types of texts, each with the type of the same bytes."""
 _LISTS = (
     (types.is_list, pa.list_),
     (types.is_large_list, pa.large_list),
     (types.is_list_view, pa.list_view),
     (types.is_large_list_view, pa.large_list_view),
 )
-"""The types of lists of any length, and what makes them."""
+"""The types of lists of any length, with their constructors."""
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """The column in a type that all of Arrow's functions know: texts as bytes, which need not be UTF-8, and values in
-    the place of dictionaries, views and extensions, within lists and objects, too."""
+    """Returns the column in a type that all Arrow functions support: texts as bytes, which may be invalid UTF-8, and
+    values in place of dictionaries, views and extensions, also within lists and objects."""
     return decoded(as_bytes(column))
 
 
 def as_bytes(column: pa.Array) -> pa.Array:
-    """The same values, nothing copied: texts as bytes, extensions as what they are stored in."""
+    """Returns texts as bytes, and extensions as their storage, without a copy."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if types.is_dictionary(column.type):
-        # Arrow takes no values out of views, so those in a dictionary are decoded.
+        # Arrow cannot take values from views, so a dictionary of views is decoded.
         return pa.DictionaryArray.from_arrays(column.indices, plain(column.dictionary))
     for is_text, to in _BYTES:
         if is_text(column.type):
@@ -45,13 +45,13 @@ def as_bytes(column: pa.Array) -> pa.Array:
 
 
 def decoded(column: pa.Array) -> pa.Array:
-    """What `as_bytes` gives, with values in the place of dictionaries and views."""
+    """Returns the result of `as_bytes` with values in place of dictionaries and views."""
     if types.is_dictionary(column.type) and not types.is_nested(column.type.value_type):
         column = column.dictionary.take(column.indices)
     if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
         return column.cast(pa.binary())
     if types.is_nested(column.type) and (to := _within(column.type, _of_values)) != column.type:
-        # A slice of lists has the values of all: these rows' alone are to be unpacked.
+        # A slice of lists still holds all values: `take` keeps only those of its rows.
         return column.take(pa.array(np.arange(len(column)))).cast(to)
     return column
 
@@ -65,7 +65,7 @@ def _of_values(kind: pa.DataType) -> pa.DataType:
 
 
 def _within(kind: pa.DataType, make: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with others in place of those of its single values, however deep they lie."""
+    """Returns the type with the types of its single values replaced, at any depth."""
     for is_list_of, of in _LISTS:
         if is_list_of(kind):
             return of(kind.value_field.with_type(_within(kind.value_type, make)))
@@ -82,8 +82,8 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def with_label_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
-    """The column with each whole number as the name whose place in `names` it is, or spelt where it is of none. As it
-    is, where there are no names or no whole numbers."""
+    """Replaces whole numbers by the names with these indices, or by their spelling if there is none. Returns the column
+    as it is if there are no names or no whole numbers."""
     if not names or not (types.is_integer(column.type) or types.is_boolean(column.type)):
         return column
     spelt, places = column.cast(pa.string()), pa.array([str(place) for place in range(len(names))], pa.string())
@@ -91,7 +91,7 @@ def with_label_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
 
 
 def row_sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The bytes of each row once it is decoded, some for the place of each included."""
+    """Returns the bytes of each row once it is decoded, with some for its offset."""
     sizes = np.full(len(column), 8.0)
     if types.is_dictionary(column.type):
         if len(column.dictionary):

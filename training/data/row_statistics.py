@@ -1,4 +1,4 @@
-"""What one pass over the rows learns: counts, lengths, and faults with the numbers of their rows."""
+"""Statistics of each split from one pass over its rows: counts of rows and labels, lengths of texts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from training.recipe.source_columns import SourceColumns, StoredColumn
 if TYPE_CHECKING:
     from training.recipe.column_types import Mask
 
-# A missing value as programs spell it: where such a word stands in a file, it is a text like any other.
+# Spellings of a missing value by programs. In a file they are texts like any other.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
 
 
 @dataclass
 class SplitStatistics:
-    """What the pass learns of one split."""
+    """The statistics of one split."""
 
     split: str
     wanted: SourceColumns
     held_out: float | None = None
-    """The share of train that this split is, where it is cut from it."""
+    """The share of train, if the split is cut from it."""
     rows: int = 0
     filtered: int = 0
     left_out: int = 0
@@ -39,14 +39,14 @@ class SplitStatistics:
     corrected: bool = False
     labels_left_out: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
-    """The first row of each label, as a message names it."""
+    """The first row of each label, as messages name it."""
     named: tuple[str, ...] = ()
-    """All labels in order, where the source names them."""
+    """All labels in order, if the source defines them."""
     only_number: dict[StoredColumn, float | None] = field(default_factory=dict)
-    """For each column of numbers to predict: the number that all rows have; None where they differ."""
+    """For each column of numbers to predict: the number that all rows have; None if they differ."""
     characters: Spread = field(default_factory=Spread)
     missing_words: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
-    """Column and word: how many texts are that word, and the first row, as a message names it."""
+    """By column and word: how many texts are that word, and the first row, as messages name it."""
 
     def add(self, block: Block) -> None:
         """Counts rows that will be kept."""
@@ -74,7 +74,7 @@ class SplitStatistics:
                 self.first[value["values"]] = _named(block, row)
 
     def as_if_corrected(self) -> None:
-        """Counts the rows that were left out as well: what follows from a mistake is no second one."""
+        """Counts the rows that were left out as well, so that no problem is reported that merely follows from these."""
         self.corrected = True
         self.rows += self.left_out
         self.labels.update({label: count for label, count in self.labels_left_out.items() if label.strip()})
@@ -82,7 +82,7 @@ class SplitStatistics:
             self.first.setdefault(label, f"the {self.split} split")
 
     def leave_out_unknown(self, places: Mapping[str, int], written: Iterable[pa.RecordBatch]) -> None:
-        """Counts rows with a label that is none of these as left out; `written` are the split's rows."""
+        """Counts rows with an unknown label as left out; `written` are the split's rows."""
         unknown = {label: count for label, count in self.labels.items() if label not in places}
         if not unknown or self.wanted.labels is None:
             return
@@ -93,7 +93,7 @@ class SplitStatistics:
             removed += int(bad.sum())
             for value in pc.value_counts(flat_values(labels.filter(pa.array(bad)))).to_pylist():
                 self.labels[value["values"]] -= value["counts"]
-        self.labels.update(unknown)  # which are still to be told of
+        self.labels.update(unknown)  # which are still to be reported
         self.labels = +self.labels  # without those that only such rows had
         self.rows -= removed
         self.left_out += removed
@@ -109,13 +109,13 @@ class SplitStatistics:
 
 
 def has_unknown(labels: pa.Array, known: pa.Array) -> Mask:
-    """The rows whose label, or one of whose labels, is none of these."""
+    """Returns the rows with a label, or one of several labels, that is unknown."""
     unknown = pc.invert(pc.is_in(flat_values(labels), value_set=known))
     return rows_with_any(labels, unknown) if is_list(labels.type) else unknown.to_numpy(zero_copy_only=False)
 
 
 def _lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The characters of each row, those of all its texts together."""
+    """Returns the characters of each row, over all its texts."""
     lengths = np.zeros(rows.num_rows, np.int64)
     for column in columns:
         values = rows.column(column.name)

@@ -60,7 +60,7 @@ def test_a_repeated_text_is_told_with_both_rows_and_the_text(tmp_path: Path) -> 
     found = warnings(tmp_path, rows)
     assert list(found) == ["duplicates"]
     assert found["duplicates"].where == "train.jsonl row 3"
-    assert "2 rows repeat a text of train that stands in an earlier row" in found["duplicates"].message
+    assert "2 rows of train repeat the text of an earlier row" in found["duplicates"].message
     assert "(this one repeats row 1: 'one')" in found["duplicates"].message
 
 
@@ -75,7 +75,7 @@ def test_a_text_in_two_splits_is_told_with_both_places(tmp_path: Path) -> None:
     rows = {"train": GOOD, "validation": [("x", "a"), ("y", "b")], "test": [("z", "a"), ("two", "b"), ("one", "a")]}
     problem = warnings(tmp_path, rows)["shared_rows"]
     assert problem.where == "test.jsonl row 2"
-    assert "2 rows of test stand in train, too" in problem.message
+    assert "2 rows of test are in train, too" in problem.message
     assert "repeats row 2 of" in problem.message and "train.jsonl: 'two'" in problem.message
 
 
@@ -87,14 +87,14 @@ def test_a_pair_is_repeated_only_as_a_whole(tmp_path: Path) -> None:
     load(data, CLASSIFICATION, files, tmp_path / "out")
     report = json.loads((tmp_path / "out" / "log" / "report.json").read_text())
     found = {problem["check"]: problem["message"] for problem in report["problems"]}
-    assert "1 row repeats" in found["duplicates"] and "1 text has" in found["conflicting_labels"]
+    assert "1 row of train repeats" in found["duplicates"] and "1 text has" in found["conflicting_labels"]
 
 
 def test_a_word_for_a_missing_value_is_a_text_and_told(tmp_path: Path) -> None:
     rows = {"train": [*GOOD, ("NaN", "a"), ("three", "null"), ("NaN", "b")], "validation": [("x", "a"), ("y", "b")]}
     (tmp_path / "in").mkdir()
     found = [problem for problem in run(tmp_path / "in", rows)["problems"] if problem["check"] == "missing_word"]
-    assert "'null' stands as a label in 1 row of train" in found[0]["message"]
+    assert "'null' is the label of 1 row of train" in found[0]["message"]
     assert "'NaN' is all the text of 2 rows of train (column 't')" in found[1]["message"]
     assert "NaN" in texts(tmp_path / "in")
 

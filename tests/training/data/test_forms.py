@@ -214,7 +214,7 @@ def test_a_row_with_an_unknown_label_among_others_is_left_out_and_no_longer_coun
 
 def test_equal_words_with_other_tags_are_a_conflict(tmp_path: Path) -> None:
     found = told(Tags(), [*TAGS, {"words": ["No"], "tags": ["B"]}], tmp_path)
-    assert found[0].startswith("duplicates row 4: 1 row repeats a text of train")
+    assert found[0].startswith("duplicates row 4: 1 row of train repeats the text of an earlier row")
     assert "(['B'] here, ['O'] in row 3: ['No'])" in found[1]
 
 
@@ -250,7 +250,7 @@ def test_values_are_stored_as_their_json_and_equal_ones_found(tmp_path: Path) ->
     assert contents(tmp_path / "json") == contents(tmp_path / "csv") == contents(tmp_path / "parquet")
     found = told(Chat(), [*CHATS, {"messages": None}, CHATS[0]], tmp_path, checks={"blank_text": "warning"})
     assert found[0].startswith("blank_text row 3: has no value in column 'messages'")
-    assert found[1].startswith("duplicates row 4: 1 row repeats a text of train")
+    assert found[1].startswith("duplicates row 4: 1 row of train repeats the text of an earlier row")
 
 
 def test_the_recipes_columns_choose_among_the_kinds_sets_and_blank_ones_may_be_empty(tmp_path: Path) -> None:
@@ -264,7 +264,9 @@ def test_the_recipes_columns_choose_among_the_kinds_sets_and_blank_ones_may_be_e
     other = {"columns": {"instruction": "q"}, "rename": {"input": "other"}}
     run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, **other)
     assert stored(tmp_path).schema.names == ["instruction", "output"]
-    with pytest.raises(UserError, match=r"data\.columns\.input: .* has a column 'input', and the recipe does not say"):
+    with pytest.raises(
+        UserError, match=r"data\.columns\.input: .* has a column 'input', which the recipe does not name"
+    ):
         run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, columns={"instruction": "q"})
 
 
