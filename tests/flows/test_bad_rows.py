@@ -116,7 +116,7 @@ CASES: dict[str, Case] = {
     ),
     "names that do not fit the numbers": csv(
         "one,1\ntwo,2\nthree,3\n",
-        "data.label_names: 4 names cannot be told apart by the labels of train, 1, 2, 3",
+        "data.label_names: 4 names do not match the labels of train, 1, 2, 3",
         validation="text,label\nx,1\ny,2\n",
         data={"label_names": ["a", "b", "c", "d"]},
     ),

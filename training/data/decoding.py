@@ -1,4 +1,4 @@
-"""Files of rows, opened: what lies packed and in whichever encoding is read as plain UTF-8, in bounded memory."""
+"""Opening of files of rows: unpacked and transcoded to UTF-8, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# What is often given a wrong name, by its first bytes.
+# Other formats that often have a wrong suffix, by their first bytes.
 _NO_TEXT = {
     b"\x1f\x8b": "packed by gzip: let its name end in .gz",
     b"\x28\xb5\x2f\xfd": "packed by zstd: let its name end in .zst",
@@ -44,26 +44,25 @@ _NOT_DECODED = "training.data.decoding.not_decoded"
 
 def _not_decoded(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
-    return "\udcff", error.end  # half a surrogate pair: its bytes are no valid UTF-8
+    return "\udcff", error.end  # half a surrogate pair encodes to invalid UTF-8
 
 
 codecs.register_error(_NOT_DECODED, _not_decoded)
 
 
 class Opened(io.RawIOBase):
-    """The unpacked bytes of one file, in UTF-8, from its beginning to its end."""
+    """The unpacked bytes of one file, in UTF-8, read once from the beginning."""
 
     def __init__(self, stored: _Stored, pieces: Generator[bytes, None, None]) -> None:
         self._stored, self._pieces = stored, pieces
         self._rest = memoryview(b"")
         self._failed: Exception | None = None
-        # pyarrow reads ahead from a thread of its own, which may still read when its reader is given up.
+        # pyarrow reads ahead in a thread, which may still read when the reader is closed.
         self._lock = threading.Lock()
 
     @property
     def share(self) -> float:
-        """How much of the file was read, 0 to 1, counted as it lies: packed, and before it is transcoded. 0 while its
-        size is unknown."""
+        """The share of the file that was read, 0 to 1, in stored bytes. 0 while its size is unknown."""
         return min(1.0, self._stored.done / self._stored.size) if self._stored.size else 0.0
 
     def readable(self) -> bool:
@@ -71,14 +70,14 @@ class Opened(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the start of a buffer; gives how many bytes, 0 at the end. Raises UserError as `opened` says."""
+        """Fills the start of a buffer and returns the number of bytes, 0 at the end. Raises UserError like `opened`."""
         with self._lock, memoryview(buffer).cast("B") as room:
             piece = self._take(len(room))
             room[: len(piece)] = piece
             return len(piece)
 
     def read(self, size: int | None = -1) -> bytes:
-        """Exactly so many bytes, fewer at the end only: what one call gives, pyarrow takes for a block."""
+        """Returns exactly `size` bytes, fewer only at the end: pyarrow treats the result of one call as a block."""
         parts, missing = [], -1 if size is None or size < 0 else size
         with self._lock:
             while missing and (part := self._take(missing)):
@@ -87,7 +86,7 @@ class Opened(io.RawIOBase):
         return b"".join(parts)
 
     def close(self) -> None:
-        """Closes the file beneath, too."""
+        """Closes the underlying file too."""
         with self._lock:
             if not self.closed:
                 self._pieces.close()
@@ -95,7 +94,7 @@ class Opened(io.RawIOBase):
             super().close()
 
     def _take(self, most: int) -> memoryview:
-        """Some bytes, at most so many (below 0: any number), none only at the end."""
+        """Returns at most `most` bytes (below 0: any number), none only at the end."""
         if self.closed:
             raise ValueError("the file is closed")
         if self._failed:
@@ -113,11 +112,10 @@ class Opened(io.RawIOBase):
 
 @contextlib.contextmanager
 def opened(file: str, data: Data) -> Iterator[Opened]:
-    """The bytes of a local path or URL, unpacked if its name ends in .gz or .zst, in UTF-8 and without a mark of the
-    byte order.
+    """Opens a local path or URL: unpacked if its name ends in .gz or .zst, in UTF-8, without a byte order mark.
 
-    What `data.encoding` cannot decode becomes bytes that are no UTF-8, so that whoever reads the rows can name the
-    row. To be read once, in large pieces; the memory used is that of a few pieces, however large the file.
+    Bytes that `data.encoding` cannot decode become invalid UTF-8, so that readers can name the row. Memory is that of a
+    few pieces, for a file of any size.
     Raises UserError, here or while it is read: for a file that is missing, not readable, damaged, cut short, in UTF-16
     while the recipe says UTF-8, or of more than `data.max_file_gb` when unpacked; and of kind NETWORK for a file
     system that does not answer.
@@ -129,7 +127,7 @@ def opened(file: str, data: Data) -> Iterator[Opened]:
 
 @contextlib.contextmanager
 def seekable(file: str) -> Iterator[pa.NativeFile]:
-    """A local path or URL as it lies, for formats that are read by place (Parquet, Arrow). Raises as `opened` does."""
+    """Opens a local path or URL for random access (Parquet, Arrow). Raises UserError like `opened`."""
     if not is_url(file):
         with as_user_error(file):
             local = pa.OSFile(file, "rb")  # no memory map: a file that is cut while it is read would kill the process
@@ -145,7 +143,7 @@ def seekable(file: str) -> Iterator[pa.NativeFile]:
 
 
 class _Stored:
-    """A file as it lies, read by whoever wants a Python file. Its errors are the user's."""
+    """The stored bytes of a file, as a Python file whose errors are UserError."""
 
     def __init__(self, file: str, *, by_place: bool = False) -> None:
         self.file, self.done = file, 0
@@ -159,7 +157,7 @@ class _Stored:
                 self.size = os.fstat(self._bytes.fileno()).st_size
 
     def read(self, size: int = PIECE_BYTES) -> bytes:
-        """So many bytes, fewer at the end only: a network gives what has come."""
+        """Returns `size` bytes, fewer only at the end, although a network may deliver less at once."""
         parts, missing = [], size
         with as_user_error(self.file):
             while missing and (part := self._bytes.read(missing)):
@@ -169,7 +167,7 @@ class _Stored:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def seekable(self) -> bool:
-        """Whether it may be read by place. The last byte is read to see it."""
+        """Whether it supports random access: reads its last byte."""
         try:
             with as_user_error(self.file):
                 self._bytes.seek(max(0, (self.size or 0) - 1))
@@ -194,7 +192,7 @@ class _Stored:
 
 
 def _pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
-    """The file's text, as `opened` promises it."""
+    """Yields the file's text, unpacked and in UTF-8."""
     name = name_of(stored.file).lower()
     packing = next((packing for suffix, packing in PACKED.items() if name.endswith(suffix)), None)
     unpacked = iter(stored.read, b"") if packing is None else _unpacked(stored, packing)
@@ -229,7 +227,7 @@ def _unpacked(stored: _Stored, packing: str) -> Iterator[bytes]:
 
 
 def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str | None) -> Iterator[bytes]:
-    """The same pieces, as long as they are not too many."""
+    """Yields the same pieces. Raises UserError if they exceed `data.max_file_gb`."""
     most, done = data.max_file_gb * 1e9, 0
     known = 0 if packing else stored.size or 0
     packed = f" once unpacked from {_measured(stored.size)} of {packing}" if packing and stored.size else ""
@@ -242,7 +240,7 @@ def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str |
 
 
 def _need_text(start: bytes, file: str) -> None:
-    """Raises UserError where a file's first bytes show that it is of another format."""
+    """Raises UserError if a file's first bytes are those of another format."""
     for mark, description in _NO_TEXT.items():
         if start.startswith(mark):
             is_sheet = name_of(file).lower().endswith(SPREADSHEETS)
@@ -251,7 +249,7 @@ def _need_text(start: bytes, file: str) -> None:
 
 
 def _need_utf8(start: bytes, file: str) -> None:
-    """Raises UserError where a file's first bytes show that it is no UTF-8."""
+    """Raises UserError if a file's first bytes are not UTF-8."""
     if encoding := _marked(start):
         raise _problem(file, f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}.")
     sample = start[:_SAMPLE_BYTES]
@@ -264,7 +262,7 @@ def _need_utf8(start: bytes, file: str) -> None:
 
 
 def _marked(start: bytes) -> str | None:
-    """The encoding that the first bytes of a text are the mark of."""
+    """Returns the encoding by a text's byte order mark."""
     return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
 
 
@@ -273,7 +271,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _measured(count: int) -> str:
-    """Bytes as people read them."""
+    """Formats a number of bytes."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

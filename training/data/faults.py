@@ -119,8 +119,5 @@ def level_of(check: str, wanted: SourceColumns) -> Level:
 
 def shortened(value: object) -> str:
     """Returns a value as messages show it: its repr, at most 60 characters."""
-    try:
-        text = repr(value)
-    except Exception:  # of the user's own class
-        text = f"a {type(value).__name__}"
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"

@@ -1,6 +1,6 @@
-"""Files by path or URL: which file system is asked, and in the user's words what is wrong when it does not answer.
+"""File systems behind paths and URLs, and their errors as problems of the user.
 
-fsspec is imported for URLs only: nothing that reads local files pays for it.
+fsspec is imported for URLs only, so local files do not pay for it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 WEB_CONNECT_S, WEB_SILENT_S = 20.0, 60.0
 PIECE_BYTES = 2**20
-"""Bytes that are read at once."""
+"""The bytes of one read."""
 REMOTE_BLOCK_BYTES = 8 * 2**20
-"""Bytes that one request asks of a file system elsewhere."""
+"""The bytes of one request to a remote file system."""
 
-# botocore's, for which fsspec has no error of its own.
+# Errors of botocore that fsspec does not translate.
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
 
 
 def is_url(file: str) -> bool:
-    """Whether it is a URL of fsspec's, such as `s3://bucket/rows.csv`, rather than a path."""
+    """Whether it is a URL for fsspec, such as `s3://bucket/rows.csv`, rather than a path."""
     return "://" in file
 
 
 def local(file: str) -> str:
-    """The path of a `file://` URL; anything else as it is."""
+    """Returns the path of a `file://` URL; anything else as it is."""
     return file.removeprefix("file://") if file.startswith("file:///") else file
 
 
 def protocol(url: str) -> str:
-    """`s3` of `s3://bucket/rows.csv`; nothing of a path."""
+    """Returns `s3` for `s3://bucket/rows.csv`; an empty text for a path."""
     return url.partition("://")[0].lower() if is_url(url) else ""
 
 
@@ -48,13 +48,13 @@ def is_web(url: str) -> bool:
 
 
 def name_of(file: str) -> str:
-    """`train.csv` of `s3://bucket/train.csv` and of `https://host/train.csv?version=2`."""
+    """Returns `train.csv` for `s3://bucket/train.csv` and for `https://host/train.csv?version=2`."""
     return (file.partition("?")[0] if is_web(file) else file).rpartition("/")[2]
 
 
 def display_name(file: Path | str) -> str:
-    """A file as a message names it: a URL without what is secret in it, a path from the working directory where it
-    lies below, else in full."""
+    """Returns a file's name in messages: a URL without its secrets; a path relative to the working directory if it is
+    below it, else in full."""
     if is_url(str(file)):
         return without_secrets(str(file))
     absolute = Path(os.path.abspath(file))
@@ -63,9 +63,9 @@ def display_name(file: Path | str) -> str:
 
 
 def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
-    """The file system that a URL names, and the path there.
+    """Returns the file system of a URL, and the path there.
 
-    Raises UserError for a protocol that nobody knows or whose package is missing.
+    Raises UserError for an unknown protocol, or one whose package is missing.
     """
     if "::" in url:
         raise _problem(url, "names a file inside another: unpack that, and name the file itself.")
@@ -90,7 +90,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def _patience(url: str) -> dict[str, Any]:
-    """How long a web server may be silent. By itself its client gives every file five minutes in all."""
+    """Returns the timeouts of a web server. The default of its client is five minutes for a whole file."""
     if not is_web(url):
         return {}
     from aiohttp import ClientTimeout
@@ -101,8 +101,7 @@ def _patience(url: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def as_user_error(file: str) -> Iterator[None]:
-    """Makes one UserError, with the next step, of whatever reading a file or asking its file system raises in the
-    block."""
+    """Turns errors of a file or its file system in the block into UserError, with the next step."""
     try:
         yield
     except (UserError, ImportError):
@@ -116,7 +115,7 @@ def as_user_error(file: str) -> Iterator[None]:
 
 def _local(file: str, error: Exception) -> UserError | None:
     if isinstance(error, FileNotFoundError):
-        return _problem(file, "is not there (any more): name a file that is in data.path or data.splits.")
+        return _problem(file, "does not exist (any more): name a file that is in data.path or data.splits.")
     if isinstance(error, PermissionError):
         return _problem(file, "may not be read by this user: change its permissions, or name another file.")
     if isinstance(error, OSError):
@@ -125,11 +124,11 @@ def _local(file: str, error: Exception) -> UserError | None:
 
 
 def _remote(url: str, error: Exception) -> UserError | None:
-    """What a file system elsewhere raised, in the user's words; None where it is a mistake of the program's."""
+    """Returns the user's problem behind an error of a remote file system; None if the error is a bug."""
     if not isinstance(error, OSError) and type(error).__module__ == "builtins":
         return None
     root = _root(error)
-    status = getattr(root, "status", None)  # of HTTP, where "no such file" is raised for any trouble at all
+    status = getattr(root, "status", None)  # HTTP: fsspec raises FileNotFoundError for any failure
     missing = isinstance(error, FileNotFoundError) and (
         isinstance(root, FileNotFoundError) or not isinstance(root, OSError)
     )
@@ -146,22 +145,22 @@ def _remote(url: str, error: Exception) -> UserError | None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The first error of a chain."""
+    """Returns the first error of a chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _why(error: BaseException) -> str:
-    """What began it, in few words."""
+    """Returns the first line of the root cause."""
     root = _root(error)
     words = str(root).strip().partition("\n")[0].rstrip(".")
     return without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
 
 
 def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
-    """A URL's bytes as a file of fsspec's, to be read from the beginning or, more slowly, by place; and how many
-    they are, where that is known. Its errors are those of the file system: see `told`."""
+    """Opens a URL with fsspec, to be read from the beginning or (`by_place`, slower) at random; returns the file and
+    its size if that is known. Errors are those of the file system: see `as_user_error`."""
     system, path = filesystem(url)
     if not is_web(url) or by_place:
         file = system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
@@ -172,7 +171,7 @@ def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
 
 
 def pieces(url: str) -> Iterator[bytes]:
-    """The bytes of a URL, as they lie there. Raises UserError where they cannot be read."""
+    """Yields the stored bytes of a URL. Raises UserError if they cannot be read."""
     with as_user_error(url), contextlib.closing(open_url(url)[0]) as file:
         while piece := file.read(PIECE_BYTES):
             yield piece

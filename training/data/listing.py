@@ -1,4 +1,4 @@
-"""What files lie in a folder or match a pattern: here, or on any file system that has URLs. Needs no pyarrow."""
+"""Listing of files in folders and by patterns, on this machine or at URLs. Imports no pyarrow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from training.data.file_systems import as_user_error, display_name, filesystem, is_url, is_web, local, name_of
 from training.problems import Problem, UserError, nearest
 
-# What file systems call a value that changes with a file's content; the first that one tells is taken.
+# Names in file systems of a value that changes with a file's content; the first one present is used.
 _CONTENT = ("ETag", "etag", "md5", "md5Hash", "Content-MD5", "Digest", "checksum", "crc32c", "generation", "blob_id")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created")
 
@@ -31,26 +31,26 @@ class SourceFile:
     file: str
     """Its absolute path or its URL."""
     state: str | None = None
-    """Of a file elsewhere: what is another as soon as its content is. None where its file system tells nothing of the
-    kind, and of a file here."""
+    """For a remote file: a value that changes with its content. None for a local file, or if its file system has
+    none."""
     size_bytes: int | None = None
-    """Of a file elsewhere, where its file system tells."""
+    """For a remote file, if its file system reports it."""
 
     @property
     def name(self) -> str:
-        """`train.csv` of `s3://bucket/train.csv`."""
+        """`train.csv` for `s3://bucket/train.csv`."""
         return name_of(self.file)
 
 
 class Listing:
-    """Looks for files; each folder elsewhere is asked for once, and anew for each listing."""
+    """Finds files. Each remote folder is listed once for each instance."""
 
     def __init__(self) -> None:
         self._folders: dict[str, list[SourceFile]] = {}
 
     def covered(self, path: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
-        """The folder that names are seen from, and the files that a path stands for: a file, the files of a folder
-        that have one of the suffixes, or what a glob matches. Raises UserError where there is no such file or folder.
+        """Returns the base folder for names, and the files of a path: a file, the files of a folder with one of the
+        suffixes, or the matches of a glob. Raises UserError if there is no such file or folder.
         """
         path = local(path)
         if is_url(path):
@@ -71,11 +71,11 @@ class Listing:
         return _fixed_part(path), _of(suffixes if path.endswith("*") else (), self.matching(path))
 
     def matching(self, pattern: str) -> list[SourceFile]:
-        """The files that a path, a URL or a glob of either stands for, by name; none where there are none."""
+        """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
         if not is_url(pattern):
             return _sorted(SourceFile(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
         if is_web(pattern) and not _has_magic(pattern):
-            return _some(stat_url(pattern))  # such a server lists nothing
+            return _some(stat_url(pattern))  # web servers list no folders
         folder, _, last = pattern.rpartition("/")
         if _has_magic(folder) or "**" in last or is_web(pattern):
             return _globbed(pattern)
@@ -87,14 +87,14 @@ class Listing:
             return _fixed_part(url), _of(suffixes if url.endswith("*") else (), self.matching(url))
         if is_web(url):
             return parent, _some(stat_url(url))
-        if re.search(r"\.\w+$", url):  # most likely a file: one question, where a folder of many would be several
+        if re.search(r"\.\w+$", url):  # probably a file: one request instead of several for a folder
             file = stat_url(url)
             if file is not None:
                 return parent, [file]
         return url.rstrip("/"), _of(suffixes, self._folder(url.rstrip("/"), needed=True))
 
     def _folder(self, url: str, *, needed: bool = False) -> list[SourceFile]:
-        """The files of a folder. Where that is missing there are none, or UserError if it is needed."""
+        """Returns the files of a folder; none if it is missing, or UserError if it is needed."""
         if url not in self._folders:
             system, path = filesystem(url)
             with as_user_error(url):
@@ -114,8 +114,8 @@ class Listing:
 
 
 def stat_url(url: str) -> SourceFile | None:
-    """What a file system says now of the file at a URL; None where there is a folder. Raises UserError where there is
-    neither, or no answer."""
+    """Returns the current state of the file at a URL; None for a folder. Raises UserError if there is neither, or no
+    answer."""
     system, path = filesystem(url)
     with as_user_error(url):
         system.invalidate_cache()
@@ -132,9 +132,9 @@ def _some(found: SourceFile | None) -> list[SourceFile]:
 
 
 def state_of(info: Mapping[str, Any]) -> str | None:
-    """What of a file system's words about a file is another as soon as its content is; None where nothing is.
+    """Returns a value of a file's metadata that changes with its content; None if there is none.
 
-    A time that has only just passed does not count: the file may change again within the same second.
+    A very recent time does not count: the file may change again within the same second.
     """
     for name in _CONTENT:
         if info.get(name):
@@ -146,7 +146,7 @@ def state_of(info: Mapping[str, Any]) -> str | None:
 
 
 def _seconds(value: Any) -> float | None:
-    """A time as file systems write it, in seconds; None for what is no time."""
+    """Returns a time of a file system in seconds; None for other values."""
     if isinstance(value, str):
         try:
             value = parsedate_to_datetime(value)  # of a web server
@@ -158,7 +158,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def joined(folder: str, name: str) -> str:
-    """The pattern of a name that is seen from a folder; an absolute path or a URL stays what it is."""
+    """Returns the pattern of a name relative to a folder; an absolute path or a URL as it is."""
     name = os.path.expanduser(local(name))
     if is_url(name):
         return name
@@ -181,19 +181,19 @@ def _globbed(url: str) -> list[SourceFile]:
 
 
 def _fixed_part(pattern: str) -> str:
-    """The folder above the first part that stands for several."""
+    """Returns the folder above the first part with a wildcard."""
     while _has_magic(pattern):
         pattern = pattern.rpartition("/")[0]
     return pattern or "/"
 
 
 def _has_magic(pattern: str) -> bool:
-    # A question mark begins the parameters of a URL of the web.
+    # In a web URL, a question mark begins the parameters.
     return "*" in pattern if is_web(pattern) else glob.has_magic(pattern)
 
 
 def _of(suffixes: Sequence[str], found: Iterable[SourceFile]) -> list[SourceFile]:
-    """Those with one of the suffixes (all, if there are none), in the order of their names; hidden ones never."""
+    """Returns the files with one of the suffixes (all, if there are none), sorted, without hidden ones."""
     visible = (file for file in found if not file.name.startswith("."))
     return _sorted(file for file in visible if not suffixes or file.name.endswith(tuple(suffixes)))
 

@@ -1,4 +1,4 @@
-"""Where rows come from, settled before any is read: files found, callables named. Needs no pyarrow."""
+"""Sources of rows before any row is read: the files of each split, and Python objects. Imports no pyarrow."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 EXPORT = "save it as CSV (in Excel 'CSV UTF-8', in LibreOffice 'Text CSV')"
 
 FILE_NAMES = {"train": ["train"], "validation": ["validation", "valid", "val", "dev"], "test": ["test"]}
-"""What a split's file is called where the recipe does not say."""
-# Names that are none of these, but of files that are hardly meant to be trained on unseen.
+"""The names of a split's file if the recipe does not define them."""
+# Other names of files that are hardly meant to be part of train.
 _LIKE_SPLITS = ("training", "trn", "validate", "eval", "evaluation", "testing", "tst", "heldout", "holdout")
 
 
 def delimiter_of(file: str, data: Data) -> str:
-    """What separates the columns of a CSV file."""
+    """Returns the delimiter of a CSV file."""
     return data.delimiter or ("\t" if ".tsv" in name_of(file).lower() else ",")
 
 
 def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
-    """The name of each split at the Hub or for the callable: as in data.splits; else train, validation, and test if it
-    is evaluated and no rows are held out for it, by their own names."""
+    """Returns the name of each split at the Hub or for the callable: as in data.splits; else train, validation, and
+    test if it is evaluated and not held out of train."""
     if data.splits is None:
         test = ["test"] if "test" in evaluated and not data.test_size else []
         return {split: split for split in ("train", "validation", *test)}
@@ -43,13 +43,13 @@ def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
 
 
 def find(data: Data) -> dict[str, list[SourceFile]]:
-    """The files of each split in the order of their names; validation and test only where there are files for them.
+    """Returns the files of each split, sorted by name; validation and test only if there are files for them.
 
-    `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` gives each split's files: names with or
-    without suffix, or globs, seen from that folder, or other paths and URLs. Without it a file is train whatever it is
-    called, and the files of a folder or glob are known by their names (`train.csv`, `dev.csv`, …); where no name tells,
-    all are train. Shards as the Hub writes them (`train-00000-of-00002.parquet`) belong to their name. Raises
-    UserError with what was looked for and what is there.
+    `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` names each split's files: names with or
+    without suffix, or globs, relative to that folder, or other paths and URLs. Without it, a single file is train, and
+    the files of a folder or glob are assigned by their names (`train.csv`, `dev.csv`, …); if no name is of a split, all
+    are train. Shards as the Hub writes them (`train-00000-of-00002.parquet`) belong to their name. Raises
+    UserError with the names that were looked for and the files that exist.
     """
     listing, suffixes = Listing(), FORMATS[data.source].suffixes
     if data.splits is not None and is_web(data.path):
@@ -66,7 +66,7 @@ def find(data: Data) -> dict[str, list[SourceFile]]:
 
 
 class _Search:
-    """For the files of each split, with all that is wrong on the way."""
+    """The search for the files of each split, with all problems."""
 
     def __init__(self, data: Data, listing: Listing, folder: str, there: list[SourceFile]) -> None:
         self._suffixes, self._listing = FORMATS[data.source].suffixes, listing
@@ -74,13 +74,13 @@ class _Search:
         self.problems: list[Problem] = []
 
     def is_one_file(self, path: str) -> bool:
-        """Whether the path names a file, rather than a folder or a glob: it is taken whatever it is called."""
+        """Whether the path names a file rather than a folder or a glob."""
         path = local(path)
         file = path if is_url(path) else os.path.abspath(os.path.expanduser(path))
         return [found.file for found in self.there] == [file]
 
     def as_named(self, splits: Mapping[str, str | list[str]]) -> dict[str, list[SourceFile]]:
-        """Each split's files by the names that the recipe has for them; they may lie anywhere."""
+        """Returns each split's files by the recipe's names for them, in any folder."""
         found: dict[str, list[SourceFile]] = {}
         for split, names in splits.items():
             files: dict[SourceFile, None] = {}
@@ -96,7 +96,7 @@ class _Search:
         return found
 
     def by_name(self) -> dict[str, list[SourceFile]]:
-        """Each split's files among those that are there, known by their names; or all as train, where no name tells."""
+        """Assigns the files that exist to splits by their names; all to train if no name is of a split."""
         found: dict[str, list[SourceFile]] = {}
         for split, names in FILE_NAMES.items():
             if files := self._chosen(split, names, "data.path", needed=False):
@@ -109,16 +109,16 @@ class _Search:
             if self.there and not found and not like:
                 return {"train": self.there}
             self._tell("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
-        elif "validation" not in found and like:  # to hold rows out of train instead would be a surprise
+        elif "validation" not in found and like:  # holding rows out of train instead would surprise
             self._tell("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
         return found
 
     def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[SourceFile]:
-        """The files that one of a split's names stands for."""
+        """Returns the files that match one of a split's names."""
         forms = self._forms(names, anywhere=needed)
         try:
             hits = {form: files for form in forms if (files := self._matching(form, anywhere=needed))}
-        except UserError as error:  # of a file system that does not answer
+        except UserError as error:  # a file system that does not answer
             self.problems += error.problems
             return []
         if len(hits) > 1:
@@ -129,7 +129,7 @@ class _Search:
         return next(iter(hits.values()), [])
 
     def _forms(self, names: Iterable[str], anywhere: bool) -> list[str]:
-        """The globs by which a split's files may be meant; on the web, which lists nothing, the name itself."""
+        """Returns the globs for a split's names; on the web, which lists no folders, the names themselves."""
         forms = []
         for name in names:
             forms.append(name)
@@ -148,15 +148,15 @@ class _Search:
         looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
         if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
             looked += f" (also {' and '.join(PACKED)})"
-        have = ", ".join(file.name for file in self.there[:20]) or f"nothing of the kind{self._of_other_kinds()}"
+        have = ", ".join(file.name for file in self.there[:20]) or f"no such file{self._other_files()}"
         near = nearest(names[0], [text for file in self.there for text in (file.name, _stem(file.name))])
         return (
             f"no {split} file in {display_name(self._folder)}: looked for {looked}; there is {have}. "
             f"Name it in data.splits.{split}.{near}"
         )
 
-    def _of_other_kinds(self) -> str:
-        """The files of a local folder without any of the source's; nothing where there are none either."""
+    def _other_files(self) -> str:
+        """Returns the files of a local folder that has none of the source's format."""
         if is_url(self._folder) or not os.path.isdir(self._folder):
             return ""
         names = sorted(entry.name for entry in os.scandir(self._folder) if entry.is_file() and entry.name[0] != ".")
@@ -169,13 +169,13 @@ class _Search:
 
 
 def _stem(name: str) -> str:
-    """`train` of `train.csv.gz`."""
+    """Returns `train` for `train.csv.gz`."""
     known = sorted((suffix for form in FORMATS.values() for suffix in form.suffixes), key=len, reverse=True)
     return next((name.removesuffix(suffix) for suffix in known if name.endswith(suffix)), name)
 
 
 def _is_like_a_split(name: str) -> bool:
-    """Whether a file may well be meant as one split: `reviews-test.csv`, `trian.csv`, `training.csv`."""
+    """Whether a file is probably meant as one split: `reviews-test.csv`, `trian.csv`, `training.csv`."""
     known = [*_LIKE_SPLITS, *(name for names in FILE_NAMES.values() for name in names)]
     return any(
         word in known
@@ -186,17 +186,16 @@ def _is_like_a_split(name: str) -> bool:
 
 
 def load_object(name: str) -> Any:
-    """The object that `module:name` names, importable from the working directory too: one that gives rows.
+    """Returns the object `module:name`, importable from the working directory too, that provides rows.
 
-    That is a callable, to be called with each split's name; a mapping of splits to rows; or the rows themselves
-    (`is_rows`), all train. Raises UserError when there is no such module or name, when importing it fails, or when it
-    is none of these.
+    It is a callable that takes a split's name; a mapping of splits to rows; or the rows themselves (`is_rows`), all
+    train. Raises UserError if there is no such module or name, if its import fails, or if it is none of these.
     """
     return _PLACE.load(name)
 
 
 def is_rows(value: Any) -> bool:
-    """Whether it is rows itself: it has a length, and gives each row by its number (a list, a Dataset)."""
+    """Whether it is rows itself: it has a length, and an index returns a row (a list, a Dataset)."""
     if isinstance(value, (str, bytes, Mapping, type)):
         return False
     return hasattr(value, "__len__") and hasattr(value, "__getitem__")
@@ -207,10 +206,9 @@ def _gives_rows(value: Any) -> bool:
 
 
 def object_splits(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
-    """The splits that the object `data.path` gives, each with its name there.
+    """Returns the splits that the object `data.path` provides, each with its name there.
 
-    A function is called for the splits of `split_names`, a mapping has names of its own, and anything else is rows of
-    train.
+    A function provides those of `split_names`, a mapping those of its keys, and other rows are train.
     """
     found: Any = load_object(data.path)
     if is_splits(found, data):
@@ -221,18 +219,18 @@ def object_splits(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]
 
 
 def is_splits(found: Any, data: Data) -> bool:
-    """Whether it holds rows by the name of their split, like a DatasetDict, and not values by that of their column."""
+    """Whether it maps splits to rows, like a DatasetDict, rather than columns to values."""
     names = {*FILE_NAMES, *map(str, (data.splits or {}).values())}
     return isinstance(found, Mapping) and not set(found).isdisjoint(names)
 
 
 def fingerprint(rows: Any) -> str | None:
-    """What the object says its rows depend on (`rows.fingerprint()`), or None where it says nothing."""
-    ask = getattr(rows, "fingerprint", None)
-    if ask is None:
+    """Returns the object's own fingerprint of its rows (`rows.fingerprint()`); None if it has none."""
+    method = getattr(rows, "fingerprint", None)
+    if method is None:
         return None
     try:
-        answer = ask()
+        answer = method()
     except Exception as error:
         raise _PLACE.refused(f"its fingerprint() failed: {type(error).__name__}: {error}") from error
     if not isinstance(answer, str):

@@ -409,4 +409,4 @@ def test_no_more_problems_are_told_than_anybody_reads(tmp_path: Path) -> None:
     write_json(tmp_path, {"validation": [("x", "a"), ("y", "b")]})
     found = problems(recipe("json", tmp_path), tmp_path / "out")
     assert len(found) == 201
-    assert found[-1].message == "… and 50 more problems: mend these, and check again."
+    assert found[-1].message == "… and 50 more problems: fix these, and check again."

@@ -227,7 +227,7 @@ def test_text_that_has_not_the_mark_of_the_encoding_is_not_made_nonsense_of(tmp_
 
 
 def test_a_file_that_is_gone_is_told(tmp_path: Path, folder: str) -> None:
-    assert "is not there (any more)" in problem(tmp_path / "rows.csv")
+    assert "does not exist (any more)" in problem(tmp_path / "rows.csv")
     assert "does not exist: check the URL" in problem(f"{folder}/rows.csv")
     for file in (str(tmp_path / "rows.parquet"), f"{folder}/rows.parquet"):
         with pytest.raises(UserError), seekable(file):
