@@ -19,7 +19,6 @@ from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
 from training.tokenization import transformers_encoder
 from training.tokenization.encoder import load_encoder
-from training.tokenization.token_files import write
 
 
 def bert_that_keeps_case_in_its_file(folder: Path) -> Path:
@@ -87,7 +86,9 @@ def check_ids(repository: Path, data: Path, pairs: bool, out: Path) -> None:
             encoder = load_encoder(tokenizer, max_length)
         else:
             encoder = transformers_encoder.load_encoder(tokenizer, model, max_length)
-        write(SequenceClassification(), data, encoder, out / str(max_length), "warning", lambda done, total: None)
+        write_tokens(
+            SequenceClassification(), data, encoder, out / str(max_length), "warning", lambda done, total: None
+        )
         expected = reference(*texts, truncation=True, max_length=max_length, return_token_type_ids=pairs)
         found = pa.ipc.open_file(out / str(max_length) / "train.arrow").read_all().to_pydict()
         assert found["input_ids"] == expected["input_ids"]

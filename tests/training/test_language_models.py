@@ -43,7 +43,8 @@ from training.programs.score import scores
 from training.task_types.generation import set_special_tokens
 from training.task_types.losses.token_likelihood import TokenLoss, shift_labels, sums_by_row
 from training.task_types.task_type import TaskType
-from training.tokenization import encoder as tokens
+from training.tokenization import encoder as encoder_module
+from training.tokenization import token_files
 
 WORDS = PreTrainedTokenizerFast(
     tokenizer_object=Tokenizer(models.WordLevel({str(word): word for word in range(50)})), pad_token="9", eos_token="9"
@@ -146,8 +147,10 @@ def speakers(world: Path) -> Path:
     shutil.copytree(world / "base/model", world / "masked-lm/model")
     for name in MOST:
         shutil.copytree(world / "base/tokenizer", world / name / "tokenizer")
-        encoder = tokens.load_encoder(world / "base/tokenizer", MOST[name])
-        tokens.write(task_types.load(name), world / "data", encoder, world / name / "tokens", "ignore", lambda *_: None)
+        encoder = encoder_module.load_encoder(world / "base/tokenizer", MOST[name])
+        token_files.write_tokens(
+            task_types.load(name), world / "data", encoder, world / name / "tokens", "ignore", lambda *_: None
+        )
     return world
 
 
@@ -350,7 +353,7 @@ def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_plac
 def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> None:
     task = task_types.load("masked-lm", {"whole_words": True, "mlm_probability": 0.3})
     made = word_pieces()
-    encoder = tokens.FastEncoder(
+    encoder = encoder_module.FastEncoder(
         Tokenizer.from_str(made.to_str()), 40, side="right", split_special_tokens=False, eos=None
     )
     rows = TokenRows(pa.Table.from_batches([task.features(encoder, pa.record_batch({"text": TEXTS})).rows]))

@@ -29,8 +29,8 @@ from training.problems import UserError
 from training.programs import create_model
 from training.recipe import Training
 from training.task_types.sft import SupervisedFineTuning
-from training.tokenization import encoder as tokens
-from training.tokenization import transformers_encoder
+from training.tokenization import encoder as encoder_module
+from training.tokenization import token_files, transformers_encoder
 from training.tokenization.chat_templates import ChatTemplate, fault_of
 from training.tokenization.packing import packed_whole
 
@@ -64,7 +64,9 @@ def words(folder: Path, template: str | None = CHATML, **settings: Any) -> Path:
 def learnt(folder: Path, rows: Mapping[str, list[Any]], most: int = 64, **options: Any) -> list[tuple[Any, ...]]:
     """The ids of each row, and which of them are learnt."""
     spelt = {name: [json.dumps(v) if isinstance(v, list) else v for v in values] for name, values in rows.items()}
-    made = SupervisedFineTuning(options).features(tokens.load_encoder(folder, most), pa.record_batch(spelt)).rows
+    made = (
+        SupervisedFineTuning(options).features(encoder_module.load_encoder(folder, most), pa.record_batch(spelt)).rows
+    )
     assert made["targets"].to_pylist() == [sum(row) for row in made["of_answer"].to_pylist()]
     assert made["length"].to_pylist() == [len(row) for row in made["input_ids"].to_pylist()]
     return list(zip(made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True))
@@ -127,7 +129,9 @@ def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, templat
     (folder / "chat_template.jinja").write_text(template)
     library = AutoTokenizer.from_pretrained(folder)
     said = [[USER, {"role": "assistant", "content": "Fünf Äpfel, 日本語"}, AGAIN, LAST], [AGAIN, LAST]]
-    encoder = transformers_encoder.load_encoder(folder, folder, 200) if by_class else tokens.load_encoder(folder, 200)
+    encoder = (
+        transformers_encoder.load_encoder(folder, folder, 200) if by_class else encoder_module.load_encoder(folder, 200)
+    )
     rows = {"messages": list(map(json.dumps, said))}
     made = KIND.features(encoder, pa.record_batch(rows)).rows
     for messages, ids, mask in zip(said, made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True):
@@ -231,7 +235,7 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     long = [{"role": "user", "content": "a " * 6}, LAST]
     data = write_rows(tmp_path / "data", train=[[USER, LAST], long], validation=[long, [USER, LAST]])
     folder, out = words(tmp_path / "it", truncation_side="left"), tmp_path / "tokens"
-    figures = tokens.tokenize(KIND, data, folder, out, 9)
+    figures = token_files.tokenize(KIND, data, folder, out, 9)
     assert (figures["truncated"], figures["lost"]) == (4, 2 * (1 + 5))
     report = json.loads((out / "log/report.json").read_text())
     empty = [one["message"].partition(":")[0] for one in report["problems"] if "leaves nothing" in one["message"]]
@@ -246,7 +250,7 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     more = write_rows(tmp_path / "more", train=[long])
     for task in (KIND, SupervisedFineTuning({"packing": False})):
         with pytest.raises(UserError, match="8 leaves nothing of an answer in any row of train"):
-            tokens.tokenize(task, more, folder, tmp_path / "none", 8)
+            token_files.tokenize(task, more, folder, tmp_path / "none", 8)
 
 
 def test_conversations_are_packed_whole_into_the_fullest_row_that_has_room() -> None:
@@ -275,7 +279,7 @@ def test_a_packed_conversation_gets_the_logits_and_the_loss_that_it_gets_alone(t
     folder = words(tmp_path / "it", MARKED, pad_token="j")
     spoken = [[USER, BOT, AGAIN, LAST], [USER, LAST], [AGAIN, BOT]]
     data = write_rows(tmp_path / "data", train=spoken, validation=spoken)
-    tokens.tokenize(KIND, data, folder, tmp_path / "tokens", 40)
+    token_files.tokenize(KIND, data, folder, tmp_path / "tokens", 40)
     packed, alone = (TokenRows(tmp_path / f"tokens/{split}.arrow") for split in ("train", "validation"))
     collate, model = KIND.collator(load_tokenizer(folder), 8), network()
     KIND.prepare(model, load_tokenizer(folder))
@@ -300,7 +304,7 @@ def test_a_question_ends_as_its_template_has_it_also_with_the_token_that_ends_te
     folder, model = words(tmp_path / "eos", template), network()
     KIND.prepare(model, load_tokenizer(folder))
     rows = pa.record_batch({"messages": [json.dumps([USER]), json.dumps([USER, BOT])]})
-    found = KIND.prompts(tokens.load_encoder(folder, 64), rows, KIND.options.of(model))
+    found = KIND.prompts(encoder_module.load_encoder(folder, 64), rows, KIND.options.of(model))
     assert [ids.tolist() for ids in found] == [[5, 6, 1], [5, 6, 1]]
 
 
@@ -338,7 +342,7 @@ def assistants(world: Path) -> Path:
     (world / "sft/tokenizer/chat_template.jinja").write_text(EXAMPLE)
     draw = random.Random(3)
     rows = {split: [spoken(draw) for _ in range(count)] for split, count in (("train", 150), ("validation", 40))}
-    tokens.tokenize(KIND, write_rows(world / "spoken", **rows), world / "sft/tokenizer", world / "sft/tokens", 64)
+    token_files.tokenize(KIND, write_rows(world / "spoken", **rows), world / "sft/tokenizer", world / "sft/tokens", 64)
     return world
 
 

@@ -35,8 +35,7 @@ from training.problems import UserError
 from training.programs import compare, predict, score
 from training.recipe import Training
 from training.task_types.token_classification import TokenClassification
-from training.tokenization import encoder as tokens
-from training.tokenization import transformers_encoder
+from training.tokenization import token_files, transformers_encoder
 
 KIND = TokenClassification()
 NAMES = list(TokenClassification.metrics)
@@ -70,7 +69,7 @@ def pieces(tmp_path: Path) -> Path:
 
 
 def tokenized(data: Path, tokenizer: Path, out: Path, max_length: int = 32) -> TokenRows:
-    tokens.tokenize(KIND, data, tokenizer, out, max_length)
+    token_files.tokenize(KIND, data, tokenizer, out, max_length)
     return TokenRows(out / "train.arrow")
 
 
@@ -177,7 +176,9 @@ def test_a_tokenizer_that_does_not_tell_words_apart_is_refused(tmp_path: Path) -
     folder = python_pieces(tmp_path / "python")
     encoder = transformers_encoder.load_encoder(folder, folder, 16)
     with pytest.raises(UserError, match="CTRLTokenizer encodes in Python and does not tell which word a token is of"):
-        tokens.write(KIND, save_rows(tmp_path / "data"), encoder, tmp_path / "out", "ignore", lambda done, total: None)
+        token_files.write_tokens(
+            KIND, save_rows(tmp_path / "data"), encoder, tmp_path / "out", "ignore", lambda done, total: None
+        )
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -308,7 +309,7 @@ def tags(world: Path) -> Path:
     home.mkdir()
     for split, count, seed in (("train", 150, 1), ("validation", 60, 2)):
         save_rows(home / "data", sentences(count, seed), split)
-    tokens.tokenize(KIND, home / "data", world / "base/tokenizer", home / "tokens", 10)
+    token_files.tokenize(KIND, home / "data", world / "base/tokenizer", home / "tokens", 10)
     return home
 
 

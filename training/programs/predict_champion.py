@@ -45,7 +45,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     if rank() == 0:
         encoder = load_encoder(tokenizer, folder, say["max_length"])
-        token_files.write(
+        token_files.write_tokens(
             task_type, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split]
         )
     ranks.wait_for_all()

@@ -18,7 +18,6 @@ from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.recipe.program_settings import TokenizeSettings
-from training.tokenization.token_files import write
 from training.tokenization.transformers_encoder import load_encoder
 
 
@@ -27,7 +26,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     events.progress(phase="tokenizer")
     settings = TokenizeSettings.model_validate(job.settings)
     encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), settings.max_length)
-    return write(
+    return write_tokens(
         task_types.load(settings.task, settings.options),
         Path(job.inputs["data"]),
         encoder,

@@ -1,4 +1,4 @@
-"""Causal language models: each token of a text is told from those before it.
+"""Causal language models: each token of a text is predicted from the tokens before it.
 
 A row of the data set        {"text": "Now is the winter"}
 becomes a document           [14, 7, 3, 98, 0], the tokens as the tokenizer makes them, and its eos token
@@ -7,11 +7,11 @@ of which a batch has         {"input_ids": (B, T), "position_ids": [0, 1, 0, 1, 
                               "labels": [-100, 0, -100, 7, 3, 98, 0, -100]}
 for evaluation, windows      {"input_ids": [14, 7, 3, 98], "row": 0, "length": 4, "targets": 3}
                              {"input_ids": [0], "row": 0, "length": 1, "targets": 0}
-the model answers with       logits (B, T, V), summed up to a loss a row.
+the model outputs            logits (B, T, V), summed up to a loss a row.
 
-Packed rows are documents one after the other, cut into rows of tokens.max_length (training/tokenization/packing.py).
-Attention does not cross from one document to another, positions begin anew with each, and nobody is asked for the
-first token of one. Special tokens are those that the tokenizer adds by itself, as transformers' run_clm.py has them:
+Packed rows are concatenated documents, cut into rows of tokens.max_length (training/tokenization/packing.py).
+Attention does not cross documents, positions restart with each document, and the first token of a document is no
+target. Special tokens are the ones that the tokenizer adds by itself, as in transformers' run_clm.py:
 `<s>` for Llama, none for GPT-2, [CLS] and [SEP] for the tokenizer of a model from scratch.
 
 B rows of a batch, T tokens, V vocabulary.
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 
 class CausalLM(LanguageModeling):
-    """The next token, for each token of a text."""
+    """The next token after each token of a text."""
 
     class Options(Generation, LanguageModeling.Options):
-        """What may be set for it."""
+        """The options of causal-lm."""
 
         max_new_tokens: int = Field(default=64, ge=0)
-        """Tokens that it writes at most where `finetune predict` asks how a text goes on; 0: nobody asks."""
+        """The most tokens that `finetune predict` generates after a text; 0 generates nothing."""
 
         packing: bool = True
-        """Whether training rows are filled with documents up to tokens.max_length, so that none of it is padding. Else
-        each is a row of its own, or several where it is longer."""
+        """Whether training rows are filled with documents up to tokens.max_length, without padding. If not, each
+        document is a row, or several rows if it is longer."""
         append_eos: bool = True
-        """Whether each document ends with the tokenizer's eos token, if there is one, so that a model learns to end."""
+        """Whether the tokenizer's eos token, if any, is added to each document, so that a model learns to stop."""
 
     options: Options
     option_stages: ClassVar = {
@@ -63,7 +63,7 @@ class CausalLM(LanguageModeling):
     }
     auto_class = "AutoModelForCausalLM"
     hub_task = "text-generation"
-    pipeline = False  # that of transformers tells nothing of how likely a text is
+    pipeline = False  # the pipeline of transformers returns no likelihoods
     card_sentence = "Continues a {text}"
     generates_text = True
     causal = True
@@ -87,7 +87,7 @@ class CausalLM(LanguageModeling):
         return Features(documents, encoded.lost)
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packed documents for training; windows of each for whatever is told of by row."""
+        """Packed documents for training; windows of each document for splits that are predicted row by row."""
         import numpy as np
         import pyarrow.compute as pc
 
@@ -101,17 +101,17 @@ class CausalLM(LanguageModeling):
             for rows in windows(features, max_length):
                 yield rows.append_column("targets", np.maximum(rows.column("length").to_numpy() - 1, 0))
 
-    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
+    def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """The sums over the windows of each row."""
         import numpy as np
         import pyarrow as pa
 
         row = rows.table["row"].to_numpy()
-        sums = {name: np.bincount(row, weights=answers[name].to_numpy()) for name in answers.column_names}
-        return pa.table(sums).cast(answers.schema)
+        sums = {name: np.bincount(row, weights=predictions[name].to_numpy()) for name in predictions.column_names}
+        return pa.table(sums).cast(predictions.schema)
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-        """All but the first of each document or window; where only answers are learnt, theirs."""
+        """All tokens but the first of each document or window; only the answers' tokens if there are such."""
         import numpy as np
 
         from training.data.arrow_files import ipc_reader
@@ -137,8 +137,8 @@ class CausalLM(LanguageModeling):
         return PadDocuments(tokenizer, multiple)
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Has it know its tokenizer's ends and make no cache, and sees that it tells tokens from those before, of the
-        same document alone."""
+        """Sets the special tokens and turns the cache off. Raises UserError for a model that is not causal, or whose
+        attention crosses packed documents."""
         from training.batching.causal_batches import make_no_cache, require_apart, require_causal
         from training.task_types.generation import set_special_tokens
 
@@ -149,32 +149,34 @@ class CausalLM(LanguageModeling):
             require_apart(model)
 
     def train_only_reason(self, split: str) -> str | None:
-        packed = "holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to false"
+        packed = (
+            "holds packed rows, which have no predictions of their own: leave it out, or set options.packing to false"
+        )
         return packed if split == "train" and self.options.packing else None
 
     def predictions_on_request(
         self,
-        answers: pa.Table,
+        predictions: pa.Table,
         rows: pa.RecordBatch,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         encoder: Encoder,
     ) -> pa.Table:
-        """Beside them how each row goes on."""
+        """Adds the continuation of each row."""
         import pyarrow as pa
 
         if not self.options.max_new_tokens:
-            return answers
+            return predictions
         from training.task_types.generation import continuations
 
         settings = self.options.settings_for(model)
         written = continuations(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
-        return answers.append_column(self.generated_column, pa.array(written, pa.string()))
+        return predictions.append_column(self.generated_column, pa.array(written, pa.string()))
 
     def prompts(
         self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
     ) -> Sequence[npt.NDArray[np.int32]]:
-        """The tokens of what each row says, behind which the model goes on, given how it generates."""
+        """The tokens of each row that the model continues, given its generation settings."""
         import numpy as np
 
         from training.task_types.generation import without_end_tokens
@@ -187,5 +189,5 @@ class CausalLM(LanguageModeling):
         return "generated_text" if self.options.max_new_tokens else ""
 
     def published_files(self, folder: Path) -> dict[str, str]:
-        """How it generates."""
+        """The generation settings."""
         return self.options.published_files(folder) if self.options.max_new_tokens else {}

@@ -1,12 +1,12 @@
-"""Masked language models: some of a text's tokens are hidden, and told from all others.
+"""Masked language models: some tokens of a text are masked and predicted from the others.
 
 A row of the data set        {"text": "Now is the winter"}
 becomes token features       {"input_ids": [2, 14, 7, 3, 98, 3], "length": 6, "targets": 1}
 and, in a batch of training, {"input_ids": [2, 14, 7, 4, 98, 3], "attention_mask": (B, T),
                               "labels": [-100, -100, -100, 3, -100, -100]}
-the model answers with       logits (B, T, V), summed up to a loss a row.
+the model outputs            logits (B, T, V), summed up to a loss a row.
 
-Which tokens are hidden: training/batching/masked_tokens.py. A text longer than tokens.max_length is cut.
+training/batching/masked_tokens.py chooses the masked tokens. A text longer than tokens.max_length is truncated.
 
 B rows of a batch, T tokens, V vocabulary.
 """
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 
 class MaskedLM(LanguageModeling):
-    """The hidden tokens of a text."""
+    """The masked tokens of a text."""
 
     class Options(LanguageModeling.Options):
-        """What may be set for it."""
+        """The options of masked-lm."""
 
         mlm_probability: float = Field(default=0.15, gt=0, lt=1)
-        """The share of a text's tokens that are hidden: of each text so many, rounded, and at least one."""
+        """The share of a text's tokens that are masked, rounded, at least one token a text."""
         whole_words: bool = False
-        """Whether words are hidden as a whole, as many as fit into that share: harder to tell than parts of a word.
-        Where none fits exactly, somewhat fewer tokens are hidden than a training step counts, or more; in texts of
-        thirty words that evens out."""
+        """Whether whole words are masked, as many as fit into the share; this is harder than parts of words. If none
+        fits exactly, the number of masked tokens differs a little from the number by which a training step is
+        weighted; in texts of thirty words that evens out."""
 
     options: Options
     option_stages: ClassVar = {"score": (), "compare": ()}
     auto_class = "AutoModelForMaskedLM"
     hub_task = "fill-mask"
     pipeline = False  # that of transformers takes only texts with mask tokens in them
-    card_sentence = "Tells the hidden tokens of a {text}"
+    card_sentence = "Predicts the masked tokens of a {text}"
     causal = False
 
     @property
@@ -58,7 +58,8 @@ class MaskedLM(LanguageModeling):
         return "filled_text"
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """Those of the texts, and how many tokens of each are hidden, but for texts that spell special tokens."""
+        """The tokens of the texts and `targets`, the number of masked tokens, which is approximate for texts that spell
+        special tokens."""
         from training.batching.masked_tokens import WORDS, chosen_of
         from training.tokenization.features import Features, of_lengths, of_texts
 
@@ -73,7 +74,7 @@ class MaskedLM(LanguageModeling):
         )
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-        """Those that an evaluation hides; of training rows, too."""
+        """The tokens that an evaluation masks, in training rows too."""
         from training.batching.batches import TokenRows
         from training.batching.masked_tokens import hidden
         from training.models.loading import load_tokenizer
@@ -82,19 +83,19 @@ class MaskedLM(LanguageModeling):
 
     def predictions_on_request(
         self,
-        answers: pa.Table,
+        predictions: pa.Table,
         rows: pa.RecordBatch,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         encoder: Encoder,
     ) -> pa.Table:
-        """Beside them `filled_text`, for texts in which the mask token is written."""
+        """Adds `filled_text`, for texts that contain the mask token."""
         import pyarrow as pa
 
         from training.batching.masked_tokens import filled
 
-        told = filled(model, tokenizer, encoder, rows.column("text").to_pylist())
-        return answers.append_column(self.generated_column, pa.array(told, pa.string()))
+        texts = filled(model, tokenizer, encoder, rows.column("text").to_pylist())
+        return predictions.append_column(self.generated_column, pa.array(texts, pa.string()))
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> MaskedTokens:
         from training.batching.masked_tokens import MaskedTokens

@@ -1,9 +1,9 @@
-"""Multi-label classification: one text, or a pair of texts, gets any number of the labels, also none.
+"""Multi-label classification: any number of labels, or none, for a text or a pair of texts.
 
 A row of the data set        {"text": "A gripping war film.", "label": ["war", "thriller"]}
 becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 8, "label": [4, 2]}
 and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, P)}, -1 where a row has fewer
-the model answers with       logits (B, L), and the prediction is every label whose probability, the sigmoid of its
+the model outputs            logits (B, L), and the prediction is every label whose probability, the sigmoid of its
                              logit, is at least the label's threshold.
 
 The loss is the mean binary cross entropy of all labels. The thresholds are in the model's config.json as `thresholds`,
@@ -47,44 +47,44 @@ if TYPE_CHECKING:
     from training.task_types.losses import Loss
 
 THRESHOLDS = "thresholds"
-"""What they are called in the model's config, and in what is stored of predictions (the schema's metadata, as JSON)."""
+"""The name of the thresholds in the model's config and in the schema metadata of predictions (as JSON)."""
 USUAL = 0.5
 FREQUENT_SETS = 5
-"""Sets of labels that are tried as constant answers."""
+"""The number of frequent label sets that are tried as constant predictions."""
 
 
 class MultiLabelClassification(SequenceLevelTask):
-    """Any number of the labels a row."""
+    """Any number of labels for each row."""
 
-    pipeline = False  # that of text-classification gives one label, and knows no thresholds
+    pipeline = False  # the text-classification pipeline returns one label and has no thresholds
     card_sentence = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", may_be_empty=True)}
     prediction_type: ClassVar = MANY_LABELS
     metrics: ClassVar = metrics_for(MANY_LABELS)
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Their names both ways, and that a row has any number of them."""
+        """The labels' names, and any number of labels for each row."""
         return {**label_names_config(labels), "problem_type": "multi_label_classification"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
-        """As models compute it inside, but of places, whose number is that of the row with most of them."""
+        """The loss that models compute inside, but from indices of labels, padded with -1."""
         return binary_cross_entropy
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`prediction`, the indices of labels by the model's thresholds, and `logits`, L of them."""
+        """`prediction`, the indices of the labels above the model's thresholds, and `logits`, a list of L."""
         logits = outputs["logits"].float().cpu().numpy()
-        return _answers(logits, getattr(model.config, THRESHOLDS, None) or [USUAL] * logits.shape[1])
+        return _table(logits, getattr(model.config, THRESHOLDS, None) or [USUAL] * logits.shape[1])
 
-    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> ManyLabels:
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> ManyLabels:
         import numpy as np
 
         from training.evaluation.predictions import ManyLabels
 
-        references = np.zeros((len(answers), len(labels)), dtype=np.bool_)
-        places = answers["label"].combine_chunks()
+        references = np.zeros((len(predictions), len(labels)), dtype=np.bool_)
+        places = predictions["label"].combine_chunks()
         references[np.repeat(np.arange(len(places)), places.value_lengths()), places.flatten()] = True
         return ManyLabels(
-            references, probabilities(logits_of(answers, len(labels))), np.array(_thresholds(answers)), labels
+            references, probabilities(logits_of(predictions, len(labels))), np.array(_thresholds(predictions)), labels
         )
 
     def empty_predictions(self, labels: Sequence[str]) -> ManyLabels:
@@ -96,8 +96,11 @@ class MultiLabelClassification(SequenceLevelTask):
         return ManyLabels(none.astype(np.bool_), none, np.full(len(labels), USUAL), labels)
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """The same labels for every row, with the training labels' shares as probabilities: the most frequent sets of
-        labels; and the k most frequent labels, for small k, for those that more than half of the rows have, and all."""
+        """The same labels for every row, with the frequencies of the training labels as probabilities.
+
+        The candidates are the most frequent label sets, the k most frequent labels for small k, the labels of more than
+        half of the rows, and all labels.
+        """
         from collections import Counter
         from dataclasses import replace
         from functools import partial
@@ -112,10 +115,10 @@ class MultiLabelClassification(SequenceLevelTask):
         for has, places in zip(references, sets, strict=True):
             has[list(places)] = True
         of_label = counts @ references
-        given = (of_label + 1) / (counts.sum() + 2)  # smoothed: a label is there or not
+        given = (of_label + 1) / (counts.sum() + 2)  # smoothed, with two outcomes for each label
 
         def answered(chosen: tuple[int, ...], rows: ManyLabels, split: str) -> ManyLabels:
-            thresholds = np.where(np.isin(np.arange(len(labels)), chosen), 0.0, 2.0)  # no probability is that large
+            thresholds = np.where(np.isin(np.arange(len(labels)), chosen), 0.0, 2.0)  # 2.0 is above every probability
             return replace(rows, probabilities=np.broadcast_to(given, (len(rows), len(labels))), thresholds=thresholds)
 
         order = np.argsort(-of_label, kind="stable").tolist()
@@ -134,27 +137,27 @@ class MultiLabelClassification(SequenceLevelTask):
         return Baseline([Constant(name, partial(answered, one)) for one, name in named.items()], train, counts)
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """`labels`, those that it has; and `probabilities`, of each label by itself."""
+        """`labels`, the predicted ones; and `probabilities`, one for each label, independent of each other."""
         import pyarrow as pa
 
         every = pa.struct([(label, pa.float64()) for label in labels])
         return {"labels": pa.list_(pa.string()), "probabilities": every}
 
-    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        rows = probabilities(logits_of(answers, len(labels))).tolist()
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        rows = probabilities(logits_of(predictions, len(labels))).tolist()
         return [
             {"labels": [labels[place] for place in places], "probabilities": dict(zip(labels, row, strict=True))}
-            for places, row in zip(answers["prediction"].to_pylist(), rows, strict=True)
+            for places, row in zip(predictions["prediction"].to_pylist(), rows, strict=True)
         ]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the probabilities alone: one may lie on either side of its threshold."""
+        """Compares the probabilities alone: one may be on either side of its threshold."""
         return super().same_prediction(given["probabilities"], stored["probabilities"], tolerance)
 
-    def lines(self, explained: Mapping[str, Any]) -> list[str]:
-        """The labels with their probabilities, the likeliest first, those that it has with a mark."""
-        every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
-        return [f"{p:6.1%}  {label}{' *' * (label in explained['labels'])}" for label, p in every]
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
+        """The labels with their probabilities, the likeliest first, predicted ones marked with an asterisk."""
+        every = sorted(record["probabilities"].items(), key=lambda one: -one[1])
+        return [f"{p:6.1%}  {label}{' *' * (label in record['labels'])}" for label, p in every]
 
     def calibrate(self, predicted: Predictions) -> dict[str, Any]:
         """The thresholds."""
@@ -164,22 +167,22 @@ class MultiLabelClassification(SequenceLevelTask):
         columns = zip(predicted.probabilities.T, predicted.references.T, strict=True)
         return {THRESHOLDS: [best_threshold(given, has) for given, has in columns]}
 
-    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
-        """By the labels' names, with the model's own thresholds. One that the model does not know gets no probability;
-        what it says of labels that it alone knows is left out, for it says nothing of the others."""
+    def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+        """Matches labels by name, with the model's own thresholds. A label that the model lacks gets probability 0;
+        labels that only the model has are dropped, because probabilities are independent."""
         import numpy as np
 
-        logits, thresholds = logits_of(answers, len(theirs)), _thresholds(answers)
+        logits, thresholds = logits_of(predictions, len(theirs)), _thresholds(predictions)
         sources = {place: theirs.index(name) for place, name in enumerate(labels) if name in theirs}
         ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
         ordered[:, list(sources)] = logits[:, list(sources.values())]
         own = [thresholds[sources[place]] if place in sources else USUAL for place in range(len(labels))]
-        retold = _answers(ordered, own)
-        return replaced(answers, retold).replace_schema_metadata(retold.schema.metadata)
+        remapped = _table(ordered, own)
+        return replaced(predictions, remapped).replace_schema_metadata(remapped.schema.metadata)
 
 
 def binary_cross_entropy(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """(): the mean over all rows and labels; logits (B, L), places (B, P) of the labels that each row has, or -1."""
+    """() the mean over all rows and labels; logits (B, L), places (B, P) the indices of each row's labels, or -1."""
     import torch
 
     every = torch.arange(logits.shape[1], device=places.device)
@@ -188,17 +191,18 @@ def binary_cross_entropy(logits: torch.Tensor, places: torch.Tensor) -> torch.Te
 
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-    """(N, L) logits to (N, L) probabilities, each by itself."""
+    """(N, L) the sigmoid of (N, L) logits."""
     import numpy as np
 
-    with np.errstate(over="ignore"):  # of a logit far below zero it is 0 all the same
+    with np.errstate(over="ignore"):  # overflow gives the right result, 0
         return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
 
 def best_threshold(given: npt.NDArray[np.float64], has: npt.NDArray[np.bool_]) -> float:
-    """The least probability to be taken for the label that gives the best F1 on rows with these probabilities, (N,), of
-    which some have the label: the middle between two neighbours, or between the lowest and 0. Of several that are as
-    good, the one nearest to 0.5, and that where no row has the label.
+    """The threshold of a label with the best F1 on rows with these probabilities, (N,), some of which have the label.
+
+    It lies midway between two neighbouring probabilities, or between the lowest and 0. Of equally good thresholds the
+    one nearest to 0.5 is returned; 0.5 if no row has the label.
     """
     import numpy as np
 
@@ -214,7 +218,7 @@ def best_threshold(given: npt.NDArray[np.float64], has: npt.NDArray[np.bool_]) -
     return float(middles[best[np.argmin(np.abs(middles[best] - USUAL))]])
 
 
-def _answers(logits: npt.NDArray[np.float32], thresholds: Sequence[float]) -> pa.RecordBatch:
+def _table(logits: npt.NDArray[np.float32], thresholds: Sequence[float]) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 
@@ -225,6 +229,6 @@ def _answers(logits: npt.NDArray[np.float32], thresholds: Sequence[float]) -> pa
     return found.replace_schema_metadata({THRESHOLDS: json.dumps(list(thresholds))})
 
 
-def _thresholds(answers: pa.Table) -> list[float]:
-    thresholds: list[float] = json.loads(answers.schema.metadata[THRESHOLDS.encode()])
+def _thresholds(predictions: pa.Table) -> list[float]:
+    thresholds: list[float] = json.loads(predictions.schema.metadata[THRESHOLDS.encode()])
     return thresholds

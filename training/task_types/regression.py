@@ -1,11 +1,11 @@
-"""Regression: one text, or a pair of texts, gets a number, such as a rating or how alike two texts are.
+"""Regression: a number for a text or a pair of texts, such as a rating or a similarity.
 
 A row of the data set        {"text": "A gripping film.", "label": 4.5}
 becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 4.5}
 and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}, float32
-the model answers with       logits (B, 1), which are the predictions.
+the model outputs            logits (B, 1), which are the predictions.
 
-The loss is the mean squared error. Numbers far from 1 in size are learnt slowly: scale them in the rows.
+The loss is the mean squared error. Training is slow for labels far from 1 in size: scale them in the rows.
 
 B rows of a batch, N rows of a split, T tokens.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Regression(SequenceLevelTask):
-    """A number a row."""
+    """A number for each row."""
 
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} a number"
@@ -44,11 +44,11 @@ class Regression(SequenceLevelTask):
     metrics: ClassVar = metrics_for(NUMBERS)
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """That there is one output, and that it is a number."""
+        """One output, a number."""
         return {"num_labels": 1, "problem_type": "regression"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """The model's own, or `squared_error`, which is the same."""
+        """The loss inside of the model, or the same computed by `squared_error`."""
         return squared_error if outside else None
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
@@ -58,7 +58,7 @@ class Regression(SequenceLevelTask):
         return pa.RecordBatch.from_pydict({"prediction": outputs["logits"].double().cpu().numpy()[:, 0]})
 
     def labels_of(self, config: PreTrainedConfig) -> list[str]:
-        """None."""
+        """No labels."""
         return []
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
@@ -67,21 +67,21 @@ class Regression(SequenceLevelTask):
 
         return {"prediction": pa.float64()}
 
-    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        return [{"prediction": value} for value in answers["prediction"].to_pylist()]
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"prediction": value} for value in predictions["prediction"].to_pylist()]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the size of the number: it has no scale of its own."""
+        """Compares with a tolerance relative to the stored number."""
         return super().same_prediction(given, stored, tolerance * max(1.0, abs(stored["prediction"])))
 
     def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
         pairs = zip(served["score"], stored, strict=True)
         return all(self.same_prediction({"prediction": float(score)}, answer, tolerance) for score, answer in pairs)
 
-    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Numbers:
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Numbers:
         from training.evaluation.predictions import Numbers
 
-        return Numbers(answers["label"].to_numpy(), answers["prediction"].to_numpy())
+        return Numbers(predictions["label"].to_numpy(), predictions["prediction"].to_numpy())
 
     def empty_predictions(self, labels: Sequence[str]) -> Numbers:
         import numpy as np

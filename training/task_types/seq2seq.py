@@ -1,11 +1,11 @@
-"""Sequence to sequence: a text becomes another one, such as its translation or its summary.
+"""Sequence to sequence: a text becomes another text, such as its translation or summary.
 
 A row of the data set        {"source": "A dog runs.", "target": "Ein Hund rennt."}
 becomes token features       {"input_ids": [71, 1782, ..., 1], "length": 5, "label": [1193, ..., 1], "targets": 6}
-                             beside `reference`, the target as it is written, by which the answer is judged
+                             and `reference`, the target as a text, for metrics
 and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, S), -100 where there is none}
 from which the model makes   decoder_input_ids (B, S), the labels moved right behind its decoder's first token,
-and answers with             logits (B, S, V); what it writes by itself, token after token, is the prediction.
+and outputs                  logits (B, S, V); the prediction is generated token by token.
 
 B rows of a batch, T tokens of the longest source, S of the longest target, V tokens of the vocabulary.
 
@@ -42,29 +42,29 @@ if TYPE_CHECKING:
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 
-_IN_SHARES = ("fsdp", "deepspeed-zero3")
-"""The strategies by which a process holds only a share of each weight: a forward pass of all processes puts them
-together, and they generate texts of different lengths."""
+_SHARDED = ("fsdp", "deepspeed-zero3")
+"""The strategies that shard weights. A forward pass then needs all processes, but they generate texts of different
+lengths."""
 
 FREQUENT_TARGETS = 5
-"""Training targets that are tried as constant answers."""
+"""The number of frequent training targets that are tried as constant predictions."""
 CHOOSING_ROWS = 200
-"""Training rows by which the best of them is chosen: metrics of texts are slow."""
+"""The number of training rows that choose the best of them: metrics of texts are slow."""
 
 EXACT = 1e-2
-"""The tolerance up to which answers are meant to be those of the same arithmetic."""
+"""The largest tolerance that expects the same arithmetic."""
 
 
 class Seq2Seq(TaskType):
-    """A text for a text."""
+    """A generated text for each text."""
 
     class Options(Generation, TaskType.Options):
         prefix: str = ""
-        """What stands before each source, such as `translate English to German: ` for T5."""
+        """The text before each source, such as `translate English to German: ` for T5."""
         max_target_length: int = Field(default=128, ge=1)
-        """Tokens that a target is cut to, special ones included."""
+        """The most tokens of a target, special tokens included; longer targets are truncated."""
         generate_while_training: bool = True
-        """Whether each evaluation while training generates answers, which takes long; else it gives the loss alone."""
+        """Whether evaluations during training generate texts, which is slow. If not, they give only the loss."""
 
     options: Options
     option_stages: ClassVar = {
@@ -78,7 +78,7 @@ class Seq2Seq(TaskType):
     auto_class = "AutoModelForSeq2SeqLM"
     hub_task = "text2text-generation"
     pipeline = False  # transformers has none any more
-    card_sentence = "Writes a text for {text}"
+    card_sentence = "Generates a text from a {text}"
     generates_text = True
     columns: ClassVar = {"source": Column("text"), "target": Column("text", target=True)}
     prediction_type: ClassVar = TEXTS
@@ -86,13 +86,13 @@ class Seq2Seq(TaskType):
     loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")
 
     def position_limits(self) -> dict[str, int]:
-        """Those of targets, and of what the model writes."""
+        """The limits of targets and of generated texts."""
         return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
 
     def while_training(self, strategy: str) -> Self:
         """Leaves only the loss where generate_while_training is false or the weights are sharded."""
-        in_shares = strategy in _IN_SHARES
-        if self.options.generate_while_training and not in_shares:
+        sharded = strategy in _SHARDED
+        if self.options.generate_while_training and not sharded:
             return self
         loss_only = type(self)(self.options.model_dump())
         loss_only.loss_only_reason = ""
@@ -104,7 +104,7 @@ class Seq2Seq(TaskType):
         return loss_only
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """None: there are no labels."""
+        """No fields: there are no labels."""
         return {}
 
     def labels_of(self, config: PreTrainedConfig) -> list[str]:
@@ -169,32 +169,32 @@ class Seq2Seq(TaskType):
         return PadSourceAndTarget(tokenizer, multiple)
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy, smoothed or not, focal or the author's own, of each token of the targets."""
+        """Cross entropy, focal or the user's loss of each target token."""
         import numpy as np
 
         from training.task_types.losses import classification as losses
 
-        outside = outside or training.label_smoothing_factor > 0  # the Trainer's own asks the model for no labels
+        outside = outside or training.label_smoothing_factor > 0  # the Trainer gives the model no labels then
         unweighted = training.model_copy(update={"class_weights": None})
         of_tokens = losses.make_loss(unweighted, (), np.empty(0, np.int64), outside=outside)
         return of_tokens and partial(_of_targets, of_tokens)
 
     def target_count(self, batch: Batch) -> int:
-        """Its targets' tokens."""
+        """The number of target tokens."""
         from training.batching.batches import IGNORED
 
         return int((batch["labels"] != IGNORED).sum())
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
-        """Of each token of the targets given those before it; nothing where there are no targets. The model is given
-        the labels, for only it knows how its decoder's input is made of them."""
+        """The logits of each target token given those before it; nothing without targets. The model gets the labels,
+        because it makes its decoder's input of them."""
         from transformers.utils import ModelOutput
 
         return model(**batch) if "labels" in batch else ModelOutput()
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`prediction`, the tokens that the model writes (list<int32>), unless it is silent; and where there are
-        targets `loss`, the sum of the cross entropies of their tokens, and `targets`, how many these are."""
+        """`prediction`, the generated tokens (list<int32>), unless there is a `loss_only_reason`; and, with
+        targets, `loss`, the sum of their cross entropies, and `targets`, their number."""
         import pyarrow as pa
 
         columns: dict[str, Any] = {}
@@ -206,18 +206,18 @@ class Seq2Seq(TaskType):
             columns |= _losses(outputs["logits"], batch["labels"])
         return pa.RecordBatch.from_pydict(columns)
 
-    def decode(self, answers: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
-        """`prediction` as a text, without special tokens, its spaces as the tokenizer has them."""
+    def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+        """`prediction` as a text without special tokens."""
         import pyarrow as pa
 
-        texts = tokenizer.batch_decode(answers["prediction"].to_pylist(), skip_special_tokens=True)
-        place = answers.column_names.index("prediction")
-        return answers.set_column(place, "prediction", pa.array(texts, pa.string()))
+        texts = tokenizer.batch_decode(predictions["prediction"].to_pylist(), skip_special_tokens=True)
+        place = predictions.column_names.index("prediction")
+        return predictions.set_column(place, "prediction", pa.array(texts, pa.string()))
 
-    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Generated:
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Generated:
         from training.evaluation.generated_texts import Generated
 
-        return Generated(*(answers[name].to_numpy() for name in ("label", "prediction")))
+        return Generated(*(predictions[name].to_numpy() for name in ("label", "prediction")))
 
     def empty_predictions(self, labels: Sequence[str]) -> Generated:
         import numpy as np
@@ -252,24 +252,24 @@ class Seq2Seq(TaskType):
         return {"prediction": pa.string()}
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """The same text; but what was stored in a lower precision says nothing: one token that is as likely as another
-        makes all that follows another text."""
+        """Compares the texts; with a tolerance for lower precision, any two texts are equal, because one near tie
+        of two tokens changes the rest of a text."""
         return tolerance > EXACT or super().same_prediction(given, stored, tolerance)
 
-    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        return [{"prediction": text} for text in answers["prediction"].to_pylist()]
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"prediction": text} for text in predictions["prediction"].to_pylist()]
 
-    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The text alone."""
-        return [explained["prediction"]]
+        return [record["prediction"]]
 
     def published_files(self, folder: Path) -> dict[str, str]:
-        """How it generates."""
+        """The generation settings."""
         return self.options.published_files(folder)
 
 
 def _of_targets(of_tokens: Loss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """A loss of tokens as one of (B, S, V) logits and (B, S) labels."""
+    """() a loss of tokens, applied to the targets of (B, S, V) logits and (B, S) labels."""
     from training.batching.batches import IGNORED
 
     there = labels != IGNORED

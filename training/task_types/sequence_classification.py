@@ -1,9 +1,9 @@
-"""Sequence classification: one text, or a pair of texts, gets one of the labels.
+"""Sequence classification: one label for a text or a pair of texts.
 
 A row of the data set        {"text": "A gripping film.", "label": 1}
 becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 1}
 and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}
-the model answers with       logits (B, L), and the prediction is the label of the largest one.
+the model outputs            logits (B, L), and the prediction is the label of the largest one.
 
 B rows of a batch, N rows of a split, T tokens (those of the longest row, or a few more), L labels.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SequenceClassification(SequenceLevelTask):
-    """One of the labels a row."""
+    """One label for each row."""
 
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} one of {labels}"
@@ -51,24 +51,24 @@ class SequenceClassification(SequenceLevelTask):
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Their names both ways, and that a row has one of them."""
+        """The labels' names, and one label for each row."""
         return {**label_names_config(labels), "problem_type": "single_label_classification"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy, focal or the author's own, perhaps weighted by label."""
+        """Cross entropy, focal or the user's loss, optionally with class weights."""
         from training.task_types.losses import classification as losses
 
         return losses.make_loss(training, labels, train.labels, outside=outside)
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`prediction`, the index of a label, and `logits`, L of them."""
-        return _answers(outputs["logits"].float().cpu().numpy())
+        """`prediction`, the index of a label, and `logits`, a list of L."""
+        return _table(outputs["logits"].float().cpu().numpy())
 
-    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> OneLabel:
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> OneLabel:
         from training.evaluation.predictions import OneLabel
 
-        references, predictions = (answers[name].to_numpy() for name in ("label", "prediction"))
-        return OneLabel(references, predictions, probabilities(logits_of(answers, len(labels))), labels)
+        references, chosen = (predictions[name].to_numpy() for name in ("label", "prediction"))
+        return OneLabel(references, chosen, probabilities(logits_of(predictions, len(labels))), labels)
 
     def empty_predictions(self, labels: Sequence[str]) -> OneLabel:
         import numpy as np
@@ -78,7 +78,7 @@ class SequenceClassification(SequenceLevelTask):
         return OneLabel(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """One label for every row, with the training labels' shares as probabilities."""
+        """One label for every row, with the frequencies of the training labels as probabilities."""
         from dataclasses import replace
         from functools import partial
 
@@ -106,40 +106,41 @@ class SequenceClassification(SequenceLevelTask):
         every = pa.struct([(label, pa.float64()) for label in labels])
         return {"label": pa.string(), "probability": pa.float64(), "probabilities": every}
 
-    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        predictions = [labels[place] for place in answers["prediction"].to_pylist()]
-        rows = (dict(zip(labels, row, strict=True)) for row in probabilities(logits_of(answers, len(labels))).tolist())
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        names = [labels[place] for place in predictions["prediction"].to_pylist()]
+        rows = (
+            dict(zip(labels, row, strict=True)) for row in probabilities(logits_of(predictions, len(labels))).tolist()
+        )
         return [
             {"label": label, "probability": row[label], "probabilities": row}
-            for label, row in zip(predictions, rows, strict=True)
+            for label, row in zip(names, rows, strict=True)
         ]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the probabilities alone: of two labels that are as likely, either may come first."""
+        """Compares the probabilities alone: either of two equally likely labels may be predicted."""
         return super().same_prediction(given["probabilities"], stored["probabilities"], tolerance)
 
     def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
-        """By the probability of the likeliest label."""
+        """Compares the probability of the likeliest label."""
         pairs = zip(served["score"], stored, strict=True)
         return all(abs(score - answer["probability"]) <= tolerance for score, answer in pairs)
 
-    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The labels with their probabilities, the likeliest first."""
-        every = sorted(explained["probabilities"].items(), key=lambda one: -one[1])
+        every = sorted(record["probabilities"].items(), key=lambda one: -one[1])
         return [f"{probability:6.1%}  {label}" for label, probability in every]
 
-    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
-        """By the labels' names. One that the model does not know gets no probability. What it gives to labels that it
-        alone knows is given to the likeliest of the others that is not the true one: a wrong answer, and as wrong as it
-        was sure."""
+    def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+        """Matches labels by name. A label that the model lacks gets probability 0. The probability of labels that only
+        the model has goes to the likeliest shared label that is not the true one, so it counts as wrong."""
         import numpy as np
 
-        logits, references = logits_of(answers, len(theirs)), answers["label"].to_numpy()
+        logits, references = logits_of(predictions, len(theirs)), predictions["label"].to_numpy()
         columns = [place for place, name in enumerate(labels) if name in theirs]
         sources = [theirs.index(labels[place]) for place in columns]
         dropped = [place for place, name in enumerate(theirs) if name not in labels]
         ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
-        predictions = None
+        chosen = None
         if not dropped:
             ordered[:, columns] = logits[:, sources]
         else:
@@ -149,11 +150,11 @@ class SequenceClassification(SequenceLevelTask):
             others = shared.copy()
             others[rows, references] = -1.0
             wrong = others.argmax(axis=-1)
-            predictions = np.where(np.isin(logits.argmax(axis=-1), dropped), wrong, shared.argmax(axis=-1))
+            chosen = np.where(np.isin(logits.argmax(axis=-1), dropped), wrong, shared.argmax(axis=-1))
             shared[rows, wrong] += given[:, dropped].sum(axis=-1)
             with np.errstate(divide="ignore"):
                 ordered = np.log(shared).astype(np.float32)
-        return replaced(answers, _answers(ordered, predictions))
+        return replaced(predictions, _table(ordered, chosen))
 
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
@@ -164,7 +165,7 @@ def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
-def _answers(logits: npt.NDArray[np.float32], predictions: npt.NDArray[np.int64] | None = None) -> pa.RecordBatch:
+def _table(logits: npt.NDArray[np.float32], predictions: npt.NDArray[np.int64] | None = None) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 

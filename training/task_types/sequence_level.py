@@ -1,4 +1,4 @@
-"""What the task types share whose rows are a text, or a pair of texts, of which the model says one thing each.
+"""Sequence-level tasks: one prediction for each text or pair of texts.
 
 B rows of a batch, N rows of a split, L labels.
 """
@@ -22,7 +22,7 @@ TEXTS = {"text": Column("text"), "text_pair": Column("text", optional=True)}
 
 
 class SequenceLevelTask(TaskType):
-    """Of each text, or pair of texts, one thing is said: what it is, its subclasses tell."""
+    """The base of task types with one prediction for each text or pair of texts."""
 
     auto_class = "AutoModelForSequenceClassification"
     hub_task = "text-classification"
@@ -35,7 +35,7 @@ class SequenceLevelTask(TaskType):
 
 
 def label_names_config(labels: Sequence[str]) -> dict[str, Any]:
-    """The fields of a model's config that name its labels."""
+    """The fields of a model's config that name its labels, by index and by name."""
     return {
         "num_labels": len(labels),
         "id2label": dict(enumerate(labels)),
@@ -52,15 +52,15 @@ def as_lists(logits: npt.NDArray[np.float32]) -> pa.ListArray:
     return pa.ListArray.from_arrays(np.arange(0, (rows + 1) * width, width, dtype=np.int32), logits.reshape(-1))
 
 
-def logits_of(answers: pa.Table, labels: int) -> npt.NDArray[np.float32]:
-    """(N, L) of the answers' column of that name."""
-    found = answers["logits"].combine_chunks().flatten().to_numpy()
-    logits: npt.NDArray[np.float32] = found.reshape(len(answers), labels)
+def logits_of(predictions: pa.Table, labels: int) -> npt.NDArray[np.float32]:
+    """(N, L) the column `logits` of predictions."""
+    found = predictions["logits"].combine_chunks().flatten().to_numpy()
+    logits: npt.NDArray[np.float32] = found.reshape(len(predictions), labels)
     return logits
 
 
-def replaced(answers: pa.Table, columns: pa.RecordBatch) -> pa.Table:
-    """The answers with these columns in place of theirs."""
+def replaced(predictions: pa.Table, columns: pa.RecordBatch) -> pa.Table:
+    """The predictions with some columns replaced."""
     for name in columns.schema.names:
-        answers = answers.set_column(answers.column_names.index(name), name, columns[name])
-    return answers
+        predictions = predictions.set_column(predictions.column_names.index(name), name, columns[name])
+    return predictions

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: an assistant learns to answer. Only what it is to say is learnt, not what it is asked.
+"""Supervised fine-tuning: an assistant learns to answer. Only tokens of answers are targets.
 
 A row of the data set        {"messages": [{"role": "user", "content": "2 + 2?"},
                                            {"role": "assistant", "content": "4"}]}
@@ -8,7 +8,7 @@ becomes token features       {"input_ids": [5, 9, 3, 9, 4, 2, 6, 7, 2], "of_answ
 and for training, packed     the same, several rows one after the other: "starts": [0, 9, 21]
 of which a batch has         {"input_ids": (B, T), "position_ids": (B, T),
                               "labels": [-100, -100, -100, -100, -100, -100, -100, 7, 2]}
-the model answers with       logits (B, T, V), summed up to a loss a row.
+the model outputs            logits (B, T, V), summed up to a loss a row.
 
 Rows come in three ways:
   messages                      a list of them: {"role": "system", "user" or "assistant", "content": a text}
@@ -54,29 +54,28 @@ if TYPE_CHECKING:
 
 
 MOST_REASONS = 8
-"""Told apart of some thousand rows."""
+"""The most reasons that are reported one by one for a block of rows."""
 
 
 class SupervisedFineTuning(CausalLM):
-    """An answer to a conversation."""
+    """The answer of an assistant in a conversation."""
 
     class Options(CausalLM.Options):
-        """What may be set for it."""
+        """The options of sft."""
 
         max_new_tokens: int = Field(default=128, ge=0)
-        """Tokens that an answer has at most where `finetune predict` asks for one; 0: nobody asks."""
+        """The most tokens of an answer that `finetune predict` generates; 0 generates nothing."""
         packing: bool = True
-        """Whether training rows are filled with whole conversations up to tokens.max_length. Else each is a row of its
-        own."""
+        """Whether training rows are filled with whole conversations up to tokens.max_length. If not, each
+        conversation is a row."""
         append_eos: bool = True
-        """Whether a completion ends with the tokenizer's eos token, if there is one. Messages end as their template has
-        it."""
+        """Whether the tokenizer's eos token, if any, is added to a completion. The chat template ends messages."""
 
     options: Options
     option_stages: ClassVar = {**CausalLM.option_stages, "load_data": ()}
     chat_template_columns: ClassVar = ("messages", "instruction")
     libraries: ClassVar = ("transformers", "jinja2")
-    card_sentence = "Answers what it is asked"
+    card_sentence = "Answers questions in a conversation"
     columns: ClassVar = {
         "messages": Column("value"),
         "prompt": Column("text"),
@@ -131,7 +130,7 @@ class SupervisedFineTuning(CausalLM):
         return [ids for ids, _ in self._tokens(encoder, self._unanswered(rows))]
 
     def _tokens(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
-        """All tokens of each row, and which of them are learnt."""
+        """All tokens of each row, and a mask of the targets."""
         import numpy as np
 
         plain = "prompt" in rows.schema.names
@@ -144,7 +143,7 @@ class SupervisedFineTuning(CausalLM):
             of_answer = np.searchsorted(np.ravel(said), starts, side="right") % 2 == 1
             if plain:
                 ids, of_answer = self._ended(encoder, ids, starts, of_answer, completed=bool(said))
-            of_answer[:1] = False  # nobody is asked for the first token
+            of_answer[:1] = False  # the first token has no context
             found.append((ids, of_answer))
         return found
 
@@ -170,8 +169,7 @@ class SupervisedFineTuning(CausalLM):
         return _packed(features, max_length) if self.options.packing else features
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """As ever, and has it stop with the token by which the chat template ends an answer, which may be none by which
-        the tokenizer ends texts."""
+        """Also adds the token that ends an answer in the chat template, which may not be the tokenizer's eos."""
         from training.models.repository_files import chat_of
         from training.task_types.generation import add_end_token
         from training.tokenization.chat_templates import ChatTemplate
@@ -183,12 +181,12 @@ class SupervisedFineTuning(CausalLM):
         if ids and ids[0] in tokenizer.added_tokens_decoder:
             add_end_token(model, ids[0])
 
-    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
-        """As they are: none of the rows is in several."""
-        return answers
+    def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
+        """The predictions unchanged: each row has one feature row."""
+        return predictions
 
     def _unanswered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows without what is said, and without the answer at the end of a conversation."""
+        """The rows without targets, and without the answer at the end of a conversation."""
         import pyarrow as pa
 
         from training.data.lists import as_json
@@ -203,18 +201,17 @@ class SupervisedFineTuning(CausalLM):
         return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the mean loss; where it was asked without an answer, which has none, by what it writes, if that is known
-        of both."""
+        """Compares the mean loss. Rows without an answer have none: their generated texts are compared, if known."""
         if given["targets"]:
             return super().same_prediction(given, stored, tolerance)
         written = stored.get(self.generated_column)
         return written is None or given.get(self.generated_column) == written
 
-    def lines(self, explained: Mapping[str, Any]) -> list[str]:
-        """What it writes, or that it does not; and where an answer was given, how likely that is to it."""
-        if explained["targets"]:
-            return super().lines(explained)
-        return [explained.get("generated_text", "no answer is written: options.max_new_tokens is 0")]
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
+        """The likelihood of a given answer; without one, the generated answer."""
+        if record["targets"]:
+            return super().lines(record)
+        return [record.get("generated_text", "no answer is written: options.max_new_tokens is 0")]
 
 
 def _prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:

@@ -6,7 +6,7 @@ becomes token features       {"input_ids": [101, 21442, 2884, 7879, 4199, 102], 
                               "first": [1, 3, 4], "label": [1, 0, 3], "targets": 3}
 and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, T)}
                              labels of this row: [-100, 1, -100, 0, 3, -100]
-the model answers with       logits (B, T, L), and a word's prediction is the tag of the largest one at its first token.
+the model outputs            logits (B, T, L), and a word's prediction is the tag of the largest one at its first token.
 
 A word without a token, as white space and what the tokenizer drops are, or all of whose tokens are cut off, is not
 learnt from; it has no prediction (null), and counts as O where its tag is told.
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 
 CHOOSING_ROWS = 5_000
-"""Training rows by which the best constant tag is chosen."""
+"""The number of training rows that choose the best constant tag."""
 
 
 class TokenClassification(TaskType):
-    """A tag a word."""
+    """A tag for each word."""
 
     auto_class = "AutoModelForTokenClassification"
     hub_task = "token-classification"
-    pipeline = False  # transformers' cuts texts into words of its own
+    pipeline = False  # the pipeline of transformers splits texts into words by itself
     card_sentence = "Gives each word of a {text} one of {labels}"
     columns: ClassVar = {"text": Column("texts"), "label": Column("labels")}
     checks: ClassVar = {"uneven_tags": "error", "iob2": "error"}
@@ -61,8 +61,7 @@ class TokenClassification(TaskType):
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """Words without a tag and tags without a word; and, where all tags are of IOB2, each I-X that goes on with
-        nothing."""
+        """Rows with more or fewer tags than words; and, if all tags are of IOB2, each I-X that continues no span."""
         import pyarrow.compute as pc
 
         words, tags = rows.column("text"), rows.column("label")
@@ -84,7 +83,7 @@ class TokenClassification(TaskType):
         return sorted(labels, key=lambda tag: (tag != OUTSIDE, type_of(tag), tag))
 
     def incompatible_label(self, labels: Sequence[str]) -> tuple[str, str] | None:
-        """The first that is not of IOB2 where others are."""
+        """The first tag that is not of IOB2 if others are."""
         prefixed = next((label for label in labels if label.startswith(("B-", "I-"))), None)
         odd = next((label for label in labels if not is_iob2([label])), None)
         if prefixed is None or odd is None:
@@ -95,7 +94,7 @@ class TokenClassification(TaskType):
         )
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Their names both ways."""
+        """The labels' names."""
         from training.task_types.sequence_level import label_names_config
 
         return label_names_config(labels)
@@ -147,13 +146,13 @@ class TokenClassification(TaskType):
         return loss
 
     def target_count(self, batch: Batch) -> int:
-        """The words that have a token."""
+        """The number of words that have a token."""
         from training.batching.batches import IGNORED
 
         return int((batch["labels"] != IGNORED).sum())
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`prediction`, the index of a tag for each word that has a token, and `probability`, that of this tag."""
+        """`prediction`, the index of a tag for each word that has a token, and `probability`, the tag's."""
         import numpy as np
         import pyarrow as pa
 
@@ -170,8 +169,8 @@ class TokenClassification(TaskType):
             {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
         )
 
-    def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
-        """By word, null for those without a token."""
+    def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
+        """Lists by word, null for words without a token."""
         import numpy as np
         import pyarrow as pa
 
@@ -180,16 +179,16 @@ class TokenClassification(TaskType):
         first = rows.table["first"].combine_chunks()
         there = flat_values(first).to_numpy() >= 0
         place = pa.array(np.cumsum(there) - 1, mask=~there)
-        given = {name: flat_values(answers[name].combine_chunks()) for name in answers.column_names}
+        given = {name: flat_values(predictions[name].combine_chunks()) for name in predictions.column_names}
         return rows.labelled(pa.table({name: lists_like(first, values.take(place)) for name, values in given.items()}))
 
-    def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Tagged:
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Tagged:
         import numpy as np
 
         from training.data.lists import flat_values
         from training.evaluation.tagged_words import Tagged
 
-        lists = {name: answers[name].combine_chunks() for name in ("label", "prediction", "probability")}
+        lists = {name: predictions[name].combine_chunks() for name in ("label", "prediction", "probability")}
         none = labels.index(OUTSIDE) if OUTSIDE in labels else -1
         return Tagged(
             references=flat_values(lists["label"]).to_numpy(),
@@ -240,8 +239,8 @@ class TokenClassification(TaskType):
         span = pa.struct([("type", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
         return {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64()), "spans": pa.list_(span)}
 
-    def to_records(self, answers: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        given = zip(answers["prediction"].to_pylist(), answers["probability"].to_pylist(), strict=True)
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        given = zip(predictions["prediction"].to_pylist(), predictions["probability"].to_pylist(), strict=True)
         return [
             {
                 "tags": [None if tag is None else labels[tag] for tag in tags],
@@ -253,29 +252,29 @@ class TokenClassification(TaskType):
             for tags, probabilities in given
         ]
 
-    def lines(self, explained: Mapping[str, Any]) -> list[str]:
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The spans: from which word to which, counted from 0, and the type."""
-        flat_values = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in explained["spans"]]
+        flat_values = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in record["spans"]]
         return [f"{words:>7}  {task_type}" for words, task_type in flat_values] or ["no span"]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the probabilities alone: of two tags that are as likely, either may come first."""
+        """Compares the probabilities alone: either of two equally likely tags may be predicted."""
         return super().same_prediction({"": given["probabilities"]}, {"": stored["probabilities"]}, tolerance)
 
-    def remap_labels(self, answers: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
-        """By the tags' names. A tag that the model alone knows is no prediction."""
+    def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
+        """Matches tags by name. A tag that only the model has becomes null."""
         import pyarrow as pa
 
         from training.data.lists import flat_values, lists_like
 
-        given = answers["prediction"].combine_chunks()
+        given = predictions["prediction"].combine_chunks()
         places = pa.array([labels.index(name) if name in labels else None for name in theirs], pa.int64())
-        column = answers.column_names.index("prediction")
-        return answers.set_column(column, "prediction", lists_like(given, places.take(flat_values(given))))
+        column = predictions.column_names.index("prediction")
+        return predictions.set_column(column, "prediction", lists_like(given, places.take(flat_values(given))))
 
 
 def _odd(words: pa.ListScalar, tags: pa.ListScalar) -> str:
-    """What is too much in such a row."""
+    """The surplus words or tags of a row."""
     from training.data.faults import shortened
 
     if len(words) < len(tags):

@@ -1,4 +1,4 @@
-"""Token features of rows as Arrow: what most task types make of texts, and what they are made of."""
+"""Token features of rows as Arrow columns."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Features:
     """The token features of some rows."""
 
     rows: pa.RecordBatch
-    """`length` (int32), the tokens of each, by which rows are batched; lists as long as that, such as `input_ids`
-    (list<int32>); `label`, where there is one; and whatever else the task type's collator takes. Where there may be
-    several a row of the data, `row` (int64): the number of that row among those given, from 0, in their order."""
+    """`length` (int32), the number of tokens, by which rows are batched; lists of that length, such as `input_ids`
+    (list<int32>); `label`, if any; and other columns for the task type's collator. If there may be several feature
+    rows for a row of the data, `row` (int64) is that row's number among the given rows, from 0, in order."""
     lost: npt.NDArray[np.int64]
-    """(N,), of each of the N rows of `rows`: the tokens that did not fit."""
+    """(N,) the tokens that were cut off each of the N rows of `rows`."""
     lost_of_targets: npt.NDArray[np.int64] | None = None
-    """(N,), the same of the texts that the model shall write; how many did is the column `targets`."""
+    """(N,) the tokens that were cut off each target text; the column `targets` counts those that are left."""
 
     def numbered(self, before: int) -> pa.RecordBatch:
-        """`rows`, where so many rows of the data came before those that these are of."""
+        """`rows` with the column `row` raised by `before`, the number of rows of the data in earlier blocks."""
         place = self.rows.schema.get_field_index("row")
         if place < 0:
             return self.rows
@@ -35,8 +35,8 @@ class Features:
 
 
 def of_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:
-    """Of `text`, or of the pair of it and `text_pair`: input_ids, for pairs token_type_ids (list<int8>), length; and
-    the label as the rows have it, where they have one."""
+    """The features of `text`, or of its pair with `text_pair`: input_ids, for pairs token_type_ids (list<int8>),
+    length, and the rows' label, if any."""
     pairs = rows.column("text_pair").to_pylist() if "text_pair" in rows.schema.names else None
     encoded = encoder.encode(rows.column("text").to_pylist(), pairs)
     columns: dict[str, Any] = {"input_ids": lists(encoded, encoded.ids)}
@@ -49,11 +49,11 @@ def of_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:
 
 
 def lists(encoded: Encoded, values: npt.NDArray[Any]) -> pa.ListArray:
-    """Values of all tokens, (T,), as a list a row."""
+    """(T,) values of all tokens as one list for each row."""
     return of_lengths(values, encoded.lengths)
 
 
 def of_lengths(values: npt.NDArray[Any], lengths: npt.NDArray[np.integer[Any]]) -> pa.ListArray:
-    """Values, (T,), as lists of these lengths, (N,)."""
+    """(T,) values as lists of these (N,) lengths."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -14,21 +14,21 @@ from training.data.arrow_files import BLOCK_ROWS, ipc_reader, ipc_writer
 from training.data.plain_types import as_bytes, row_sizes
 from training.problems import Problem, UserError, mistakes_told
 from training.tokenization.encoder import Encoder, load_encoder
-from training.tokenization.token_statistics import Tally, problems_of, write_report
+from training.tokenization.token_statistics import TokenStatistics, truncation_problems, write_report
 
 if TYPE_CHECKING:
     from training.recipe.tables.checks import Level
     from training.tokenization.features import Features
 
 BYTES_AT_ONCE = 2**19
-"""Of text that are encoded together: enough to keep all cores busy. An encoding takes some 100 bytes a token."""
+"""Bytes of text that are encoded together: enough for all cores. An encoding takes about 100 bytes a token."""
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
 
 
 class Featurizer(Protocol):
-    """The part of a task type that makes token features of rows: see training.task_types.task_type."""
+    """The part of a task type that turns rows into token features: see training.task_types.task_type."""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features: ...
 
@@ -46,15 +46,12 @@ def tokenize(
     level: Level = "warning",
     progress: Progress = lambda done, total: None,
 ) -> dict[str, int]:
-    """Writes the token ids of every split of the folder `data` (made by `training.data.load_rows.load`) to `out`, as
-    `write` does, with the tokenizer.json of the folder `tokenizer`.
-
-    Raises UserError where there is no usable tokenizer.json, and as `write` does.
-    """
-    return write(task_type, data, load_encoder(tokenizer, max_length), out, level, progress)
+    """Writes the token features of every split with the tokenizer.json of the folder `tokenizer`: see `write_tokens`.
+    Raises UserError if there is no usable tokenizer.json."""
+    return write_tokens(task_type, data, load_encoder(tokenizer, max_length), out, level, progress)
 
 
-def write(
+def write_tokens(
     task_type: Featurizer,
     data: Path,
     encoder: Encoder,
@@ -63,43 +60,43 @@ def write(
     progress: Progress,
     splits: Sequence[str] = SPLITS,
 ) -> dict[str, int]:
-    """Writes the token ids of the splits that `data` has to `out`; gives the rows, tokens, truncated rows and lost
-    tokens of all of them.
+    """Writes the token features of the splits in the folder `data` (see training.data.load_rows) to `out`; returns the
+    numbers of rows, tokens, truncated rows and lost tokens of all splits.
 
-    The encoder's `max_length` counts tokens, special ones included; of a pair the longer text is cut first. `level`
-    says what it is that rows are cut. `progress` gets rows done and rows in all, of all splits.
+    The encoder's `max_length` includes special tokens; of a pair the longer text is cut first. `level` is that of the
+    problem if rows are truncated. `progress` gets the rows done and the rows in total, of all splits.
 
     `out` gets `<split>.arrow` with the columns of the task type's features, unpadded; and `log/report.json` (rows,
-    tokens, truncated rows, lost tokens and lengths a split, the same of `targets` where rows have such, and the
-    problems that are warnings). Raises UserError where there is no room for any text, or where rows are cut and that
-    is an error.
+    tokens, truncated rows, lost tokens and lengths of each split, the same of `targets` if rows have such, and the
+    warnings). Raises UserError if max_length leaves no room for a text, or if rows are truncated and that is an
+    error.
     """
     out.mkdir(parents=True, exist_ok=True)
     files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]
     total, done = sum(map(_count_rows, files)), 0
-    tallies: dict[str, Tally] = {}
+    by_split: dict[str, TokenStatistics] = {}
     for path in files:
-        tally = tallies[path.stem] = Tally()
-        # Not mapped: the pages of a map count as memory of this process, and there are as many as rows.
+        statistics = by_split[path.stem] = TokenStatistics()
+        # Not mapped: mapped pages count as memory of this process, in proportion to the rows.
         with mistakes_told(task_type), ipc_reader(path, mapped=False) as reader:
             _need_room(encoder, "text_pair" in reader.schema.names)
-            features = (_tokens(task_type, encoder, block, tally) for block in _blocks(reader))
+            features = (_tokens(task_type, encoder, block, statistics) for block in _blocks(reader))
             blocks = task_type.token_rows(path.stem, encoder.max_length, features)
             first = next(blocks)
             with ipc_writer(out / path.name, first.schema) as writer:
                 for block in chain([first], blocks):
                     writer.write(block)
-                    progress(done + tally.rows, total)
-        done += tally.rows
-    problems = [] if level == "ignore" else list(problems_of(tallies, encoder.max_length, level))
+                    progress(done + statistics.rows, total)
+        done += statistics.rows
+    problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
     if level == "error" and problems:
         raise UserError(problems)
-    write_report(out / "log" / "report.json", tallies, problems)
+    write_report(out / "log" / "report.json", by_split, problems)
     return {
         "rows": total,
-        "tokens": sum(tally.tokens for tally in tallies.values()),
-        "truncated": sum(tally.truncated for tally in tallies.values()),
-        "lost": sum(tally.lost for tally in tallies.values()),
+        "tokens": sum(statistics.tokens for statistics in by_split.values()),
+        "truncated": sum(statistics.truncated for statistics in by_split.values()),
+        "lost": sum(statistics.lost for statistics in by_split.values()),
     }
 
 
@@ -111,26 +108,28 @@ def _need_room(encoder: Encoder, pairs: bool) -> None:
 
 
 def _blocks(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
-    """All rows, at most BLOCK_ROWS at a time."""
+    """All rows, in blocks of at most BLOCK_ROWS."""
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
         for start in range(0, batch.num_rows, BLOCK_ROWS):
             yield batch.slice(start, BLOCK_ROWS)
 
 
-def _tokens(task_type: Featurizer, encoder: Encoder, block: pa.RecordBatch, tally: Tally) -> pa.RecordBatch:
-    """The token features of a block, in memory of its own: a slice of a larger one would be written with up to 63
-    bytes of whatever follows it there."""
+def _tokens(
+    task_type: Featurizer, encoder: Encoder, block: pa.RecordBatch, statistics: TokenStatistics
+) -> pa.RecordBatch:
+    """The token features of a block, copied: a slice of a larger buffer would be written with up to 63 bytes of
+    whatever follows it."""
     pieces = []
     for start, stop in _pieces(block):
         features = task_type.features(encoder, block.slice(start, stop - start))
-        pieces.append(features.numbered(tally.rows))
-        tally.add(features, stop - start)
+        pieces.append(features.numbered(statistics.rows))
+        statistics.add(features, stop - start)
     return pa.concat_batches(pieces)
 
 
 def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Stretches of rows, from one up to another, of about BYTES_AT_ONCE of text."""
+    """Ranges of rows, start and end, of about BYTES_AT_ONCE of text."""
     sizes = sum(row_sizes(as_bytes(column)) for column in block.columns)
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1
     bounds = [0, *ends.tolist(), block.num_rows]
@@ -138,6 +137,6 @@ def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
 
 
 def _count_rows(path: Path) -> int:
-    # Mapped, only what describes each batch is read.
+    # Mapped: only the description of each batch is read.
     with ipc_reader(path) as reader:
         return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))

@@ -1,4 +1,4 @@
-"""What became of rows when their texts were made into tokens: counted, told and written down."""
+"""Tokenization statistics: row, token and truncation counts of each split, and the problems that they show."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ CHECK = "truncated"
 
 
 @dataclass
-class Tally:
-    """What became of the rows of a split."""
+class TokenStatistics:
+    """The statistics of a split."""
 
     rows: int = 0
     tokens: int = 0
     truncated: int = 0
     lost: int = 0
-    """Tokens that rows would have had without a limit."""
+    """Tokens that were cut off."""
     longest: int = 0
-    """Tokens of the longest row without a limit."""
+    """Tokens of the longest row before truncation."""
     lengths: Spread = field(default_factory=Spread)
-    targets: Tally | None = None
-    """The same of the texts that the model shall write, where there are any."""
+    targets: TokenStatistics | None = None
+    """The statistics of target texts, if rows have such."""
     emptied: int = 0
-    """Rows that are cut and have no targets left."""
+    """Truncated rows without targets left."""
 
     def add(self, features: Features, rows: int) -> None:
         self._count(features.rows.column("length").to_numpy(), features.lost, rows)
@@ -41,7 +41,7 @@ class Tally:
             without = features.rows.column("targets").to_numpy() == 0
             self.emptied += int(np.count_nonzero(without & (features.lost > 0)))
         if features.lost_of_targets is not None:
-            self.targets = self.targets or Tally()
+            self.targets = self.targets or TokenStatistics()
             self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets, rows)
 
     def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64], rows: int) -> None:
@@ -53,63 +53,68 @@ class Tally:
         self.lengths.add(lengths)
 
 
-def problems_of(tallies: Mapping[str, Tally], max_length: int, level: Literal["error", "warning"]) -> Iterator[Problem]:
-    """What is wrong with rows that are longer than `max_length` tokens, and with targets that are longer than
-    allowed."""
-    yield from _cut(tallies, "rows", "tokens.max_length", level)
-    yield from _cut(_targets(tallies), "targets", "options.max_target_length", level)
-    yield from _emptied(tallies, max_length, level)
+def truncation_problems(
+    by_split: Mapping[str, TokenStatistics], max_length: int, level: Literal["error", "warning"]
+) -> Iterator[Problem]:
+    """The problems of rows longer than `max_length` tokens and of targets longer than allowed."""
+    yield from _cut(by_split, "rows", "tokens.max_length", level)
+    yield from _cut(_targets(by_split), "targets", "options.max_target_length", level)
+    yield from _emptied(by_split, max_length, level)
 
 
-def _targets(tallies: Mapping[str, Tally]) -> dict[str, Tally]:
-    return {split: tally.targets for split, tally in tallies.items() if tally.targets}
+def _targets(by_split: Mapping[str, TokenStatistics]) -> dict[str, TokenStatistics]:
+    return {split: statistics.targets for split, statistics in by_split.items() if statistics.targets}
 
 
-def _cut(tallies: Mapping[str, Tally], what: str, where: str, level: Literal["error", "warning"]) -> Iterator[Problem]:
-    """A problem for each split with rows that are longer than allowed, or with targets that are."""
-    for split, tally in tallies.items():
-        if tally.truncated:
-            whole = tally.tokens + tally.lost
+def _cut(
+    by_split: Mapping[str, TokenStatistics], what: str, where: str, level: Literal["error", "warning"]
+) -> Iterator[Problem]:
+    """A problem for each split with truncated rows or targets."""
+    for split, found in by_split.items():
+        if found.truncated:
+            whole = found.tokens + found.lost
             message = (
-                f"{tally.lengths.summary()['max']} cuts {tally.truncated:,} of {tally.rows:,} {what} of {split} "
-                f"({tally.truncated / tally.rows:.1%}) and loses {tally.lost:,} of {whole:,} tokens "
-                f"({tally.lost / whole:.1%}): {tally.longest:,} would keep all, if the model takes as many. "
-                f"Where the cut is meant, set data.checks.{CHECK} to ignore."
+                f"{found.lengths.summary()['max']} cuts {found.truncated:,} of {found.rows:,} {what} of {split} "
+                f"({found.truncated / found.rows:.1%}) and loses {found.lost:,} of {whole:,} tokens "
+                f"({found.lost / whole:.1%}): {found.longest:,} would keep all, if the model takes as many. "
+                f"If the cut is intended, set data.checks.{CHECK} to ignore."
             )
             yield Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
 
 
-def _emptied(tallies: Mapping[str, Tally], max_length: int, level: Literal["error", "warning"]) -> Iterator[Problem]:
-    """A problem for each split with rows of which nothing is left that the model shall say."""
-    for split, tally in tallies.items():
-        if tally.emptied:
+def _emptied(
+    by_split: Mapping[str, TokenStatistics], max_length: int, level: Literal["error", "warning"]
+) -> Iterator[Problem]:
+    """A problem for each split with rows that have no targets left."""
+    for split, found in by_split.items():
+        if found.emptied:
             message = (
-                f"{max_length} leaves nothing of what the model shall say in {tally.emptied:,} of {tally.rows:,} rows "
-                f"of {split}: nothing is learnt of these, and they count in no figure. Raise it, or take them out."
+                f"{max_length} cuts off all targets in {found.emptied:,} of {found.rows:,} rows "
+                f"of {split}: they train nothing and count in no metric. Raise it, or remove these rows."
             )
             yield Problem(kind="tokens", where="tokens.max_length", message=message, check=CHECK, level=level)
 
 
-def write_report(path: Path, tallies: Mapping[str, Tally], problems: list[Problem]) -> None:
-    """Writes what became of each split, and the problems that are warnings."""
+def write_report(path: Path, by_split: Mapping[str, TokenStatistics], problems: list[Problem]) -> None:
+    """Writes the statistics of each split and the warnings."""
     path.parent.mkdir(exist_ok=True)
-    targets = _targets(tallies)
+    targets = _targets(by_split)
     report = {
-        **_counted(tallies),
+        **_counted(by_split),
         **({"targets": _counted(targets)} if targets else {}),
         "problems": [problem.model_dump() for problem in problems],
     }
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def _counted(tallies: Mapping[str, Tally]) -> dict[str, Any]:
+def _counted(by_split: Mapping[str, TokenStatistics]) -> dict[str, Any]:
     return {
-        "rows": {split: tally.rows for split, tally in tallies.items()},
-        "tokens": {split: tally.tokens for split, tally in tallies.items()},
-        "truncated": {split: tally.truncated for split, tally in tallies.items()},
-        "lost": {split: tally.lost for split, tally in tallies.items()},
+        "rows": {split: statistics.rows for split, statistics in by_split.items()},
+        "tokens": {split: statistics.tokens for split, statistics in by_split.items()},
+        "truncated": {split: statistics.truncated for split, statistics in by_split.items()},
+        "lost": {split: statistics.lost for split, statistics in by_split.items()},
         "length": {
-            split: {**tally.lengths.summary(), "histogram": tally.lengths.histogram()}
-            for split, tally in tallies.items()
+            split: {**statistics.lengths.summary(), "histogram": statistics.lengths.histogram()}
+            for split, statistics in by_split.items()
         },
     }

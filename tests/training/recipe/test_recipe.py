@@ -278,8 +278,8 @@ def test_rows_that_are_packed_are_not_predicted() -> None:
     texts |= {"evaluation.metrics": ["perplexity"]}
     assert problems(overrides=texts) == {
         "evaluation.splits[1]": (
-            "'train' holds its rows packed, and they cannot be told apart: leave it out, or set options.packing to "
-            "false."
+            "'train' holds packed rows, which have no predictions of their own: leave it out, or set options.packing "
+            "to false."
         )
     }
     assert parse(PLAIN, {**texts, "options.packing": False}).evaluation.splits == ["validation", "train"]
