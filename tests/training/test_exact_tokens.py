@@ -19,6 +19,7 @@ from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
 from training.tokenization import transformers_encoder
 from training.tokenization.encoder import load_encoder
+from training.tokenization.token_files import write_tokens
 
 
 def bert_that_keeps_case_in_its_file(folder: Path) -> Path:

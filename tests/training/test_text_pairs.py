@@ -242,7 +242,7 @@ def test_labels_that_a_champion_says_are_matched_by_name_with_its_own_thresholds
     assert found.thresholds.tolist() == [0.2, 0.5, 0.5] and found.predictions.tolist() == [[1, 0, 1], [1, 0, 0]]
     np.testing.assert_allclose(found.probabilities, [[0.3, 0, 0.6], [0.8, 0, 0.4]], atol=1e-7)
     assert found.correct.tolist() == [False, False]
-    assert found.told(0, {})["label"] == "b, new" and found.told(0, {})["prediction"] == "b, a"
+    assert found.describe_row(0, {})["label"] == "b, new" and found.describe_row(0, {})["prediction"] == "b, a"
 
 
 def test_thresholds_of_a_champion_that_training_starts_from_are_not_taken_over(

@@ -257,7 +257,7 @@ def test_a_span_is_right_by_its_first_word_its_last_and_its_type_worked_by_hand(
     assert metrics.compute(["precision", "recall", "f1_macro", "accuracy"], rows) == pytest.approx(
         {"precision": 1 / 3, "recall": 1 / 3, "f1_macro": (2 / 3 + 0) / 2, "accuracy": 4 / 6}
     )
-    told = rows.told(0, {"text": ["Angela", "Merkel", "in", "Rome"]})
+    told = rows.describe_row(0, {"text": ["Angela", "Merkel", "in", "Rome"]})
     assert (told["label"], told["prediction"]) == ("[PER Angela Merkel] [LOC Rome]", "[PER Angela Merkel] [PER Rome]")
     assert rows.row_scores == pytest.approx([np.log([0.9, 0.9, 0.9, 0.1]).mean(), np.log([0.9, 0.1]).mean()])
 

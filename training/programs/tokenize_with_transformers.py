@@ -18,6 +18,7 @@ from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.recipe.program_settings import TokenizeSettings
+from training.tokenization.token_files import write_tokens
 from training.tokenization.transformers_encoder import load_encoder
 
 
