@@ -31,7 +31,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         *(
-            "training.trainer",
+            "training.engine.trainer",
             "training.engine.loop",
             "training.evaluation.metrics",
             "training.models.loading",
