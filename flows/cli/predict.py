@@ -14,7 +14,7 @@ from tasks.tracking.reports import counted
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
-    from tasks.registry.ask_model import Asked
+    from tasks.registry.prediction_job import ModelSpec
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -52,19 +52,19 @@ def act(arguments: argparse.Namespace) -> int:
 
     Raises UserError for a model that is not there, and for rows that it cannot be asked about.
     """
-    from tasks.registry.ask_model import READ, WRITTEN, ask_of_file, find
+    from tasks.registry.prediction_job import READ, WRITTEN, find_model, predict_file
 
     problems = list(_problems(arguments, READ, WRITTEN))
     if problems:
         raise UserError(problems)
     name, alias, version = _named(arguments.model)
     with sigterm_interrupts():
-        model = find(name, alias, version, arguments.task)
+        model = find_model(name, alias, version, arguments.task)
         if arguments.file is None:
             return _print_answers(model, arguments.texts)
         terminal = Terminal()
         terminal.stage_started("predict", "")
-        told = ask_of_file(
+        told = predict_file(
             model,
             arguments.file.absolute(),
             arguments.out.absolute(),
@@ -110,10 +110,10 @@ def _problems(arguments: argparse.Namespace, read: Sequence[str], written: Seque
         yield problem("--out", message)
 
 
-def _print_answers(model: Asked, given: Sequence[str]) -> int:
-    from tasks.registry.ask_model import ask, rows_of
+def _print_answers(model: ModelSpec, given: Sequence[str]) -> int:
+    from tasks.registry.prediction_job import predict_values, split_into_rows
 
-    rows = rows_of(model, given)
-    for row, lines in zip(rows, ask(model, rows), strict=True):
+    rows = split_into_rows(model, given)
+    for row, lines in zip(rows, predict_values(model, rows), strict=True):
         print(*row, *(f"  {line}" for line in lines), sep="\n")
     return COMPLETED

@@ -1,4 +1,4 @@
-"""Champions of the registry: who is it, what has it learnt from, and its files."""
+"""The registry's champion: its version, the rows it was trained on, and its files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PARTS = ("model", "tokenizer")
 # The folders in which mlflow.transformers keeps them; one that is served by code has both in the last.
 _LAYOUT = {"model": "model", "tokenizer": "components/tokenizer"}
 _SERVED_BY_CODE = "artifacts/model"
-# Of a recipe's data: where the rows lie, and what is only said of them.
-_NOT_LEARNT_FROM = {"revision", "max_file_gb", "checks"}
+# Fields of a recipe's data that do not change the rows.
+_NOT_IN_DIGEST = {"revision", "max_file_gb", "checks"}
 
 
 class Present(NamedTuple):
@@ -35,7 +35,7 @@ class Present(NamedTuple):
 
 
 def present(recipe: Recipe) -> Present | None:
-    """The version that the champion's alias points to now; None where there is none. Raises MlflowFailed."""
+    """The version that the champion's alias points to now; None if there is none. Raises MlflowFailed."""
     name = recipe.release.registry
     if name is None or not database_there():  # a plan makes none
         return None
@@ -47,7 +47,7 @@ def present(recipe: Recipe) -> Present | None:
             return None
         version = client.get_model_version(name, number)
     task = json.loads(version.tags.get(TASK_TAG, "{}"))
-    # One that was registered by other means is known by when it was: a server that is made anew counts from 1 again.
+    # Without a digest, the time of registration identifies a version: a new server counts from 1 again.
     unnamed = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
     champion = Champion(
         name=name,
@@ -61,14 +61,13 @@ def present(recipe: Recipe) -> Present | None:
 
 
 def rows_digest(recipe: Recipe, lock: Lock) -> str:
-    """Of the rows that a model learns from: the content of the training split, and how it is read. Where files lie does
-    not count, nor does another split."""
+    """Digest of the training rows: the content of the training split, and how it is read. Paths of files and other splits do
+    not change it."""
     data, elsewhere = recipe.data, {"path", "config", "splits"} if lock.data_files else set()
-    newer = set() if data.columns else {"columns"}  # than digests that registered versions are known by
     own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return digest_of(
         {
-            "data": data.model_dump(mode="json", exclude=_NOT_LEARNT_FROM | elsewhere | newer),
+            "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | elsewhere),
             "files": [pin.sha256 for pin in lock.data_files.get("train", ())],
             "commit": lock.data_hub.commit if lock.data_hub else None,
             "fingerprint": lock.data_fingerprint,
@@ -105,7 +104,7 @@ def folders_of(work: Work, champion: Champion, where: str) -> dict[str, Path]:
 def _in_store(champion: Champion) -> dict[str, Path] | None:
     try:
         trained = store.find("fit", champion.key) if champion.key else None
-    except store.Damaged:  # made again by the next run that wants it
+    except store.Damaged:  # the next run that needs it makes it again
         return None
     if trained is None or trained.parts["model"] != champion.model:
         return None
@@ -113,7 +112,7 @@ def _in_store(champion: Champion) -> dict[str, Path] | None:
 
 
 def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """The champion's folders, from MLflow: no file but the known ones, of which none is run."""
+    """The champion's folders, fetched from MLflow: only known files, none of which is executed."""
     place, aside = work.job / "champion", work.job / ".champion"
     folders = {part: place / part for part in PARTS}
     if place.is_dir():  # by a try that was killed later on
@@ -152,12 +151,12 @@ def _place_of(champion: Champion, where: str) -> str:
 
 
 def _unreadable(champion: Champion, where: str, why: str) -> UserError:
-    what, then = _TOLD[where]
+    what, then = _MESSAGES[where]
     return UserError([Problem(kind="release", where=where, message=f"{what.format(champion)} {why}{then}")])
 
 
-# By the recipe's field: what the version is there, and what to do.
-_TOLD = {
+# By the recipe's field: the role of the version, and the next step.
+_MESSAGES = {
     "release.registry": (
         "the champion {}",
         ": give its alias to a version that finetune registered, or name another registry.",

@@ -1,4 +1,4 @@
-"""Comparisons on the same test rows, as the registry remembers them: one tag of the registered model each."""
+"""Numbers of the comparisons on the same test rows, for alpha spending: one tag of the registered model each."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     <home>/runs/<flow run>/code.json    the code that the run named when it began here
 
-The home is trusted, for only its user may write there. A recipe that a registry or a Prefect server gives is not: who
-may write to the server could name any importable function in it.
+The home is trusted: only its user may write there. A recipe from a registry or a Prefect server is not: anybody who may
+write to the server could name any importable function in it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ OPTION_HELP = "run the code that the recipe names (module:name, metrics of the H
 
 
 def remember(run: str, recipe: Recipe) -> None:
-    """Keeps the code that a flow run names, as it begins here: to resume it needs no consent to the same code."""
+    """Records the code that a flow run names as it starts here: resuming it needs no consent to the same code."""
     if found := list(named_code(Recipe, recipe.model_dump(mode="json"))):
-        with contextlib.suppress(OSError):  # a full disk only means that `finetune resume` lists the code
+        with contextlib.suppress(OSError):  # with a full disk, `finetune resume` lists the code again
             write_atomically(settings.home() / "runs" / run / "code.json", json.dumps(found).encode())
 
 

@@ -1,6 +1,6 @@
-"""What is said of a model to those who read it, on the Hub and in the registry: facts of its run alone; no stage.
+"""The model card on the Hub and the description in the registry, from the facts of the run; no stage.
 
-Nothing in it changes from one run to the next while the model, its rows and its recipe stay the same.
+Neither changes from one run to the next while the model, its rows and its recipe stay the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training import task_types
 from training.recipe import Recipe
 
 CURVES = "loss.png"
-"""The picture of the training's curves, in an artifact of `fit` under `log/`, and in the repository."""
+"""The plot of the loss curve, under `log/` in an artifact of `fit`, and in the repository."""
 LIBRARY = "transformers"
 _AVERAGES = ("_macro", "_micro", "_weighted")
 
@@ -56,7 +56,7 @@ def card(recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, 
 def description(
     recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> str:
-    """The same without recipe and picture: what a version in the registry is described with."""
+    """The same without recipe and plot: the description of a version in the registry."""
     return "\n\n".join(_facts(recipe, lock, data, trained, predictions, scores, verdict))
 
 
@@ -86,7 +86,7 @@ def _introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref) -
 
 
 def figures(recipe: Recipe, scores: Ref) -> str:
-    """What was measured on each split, with the intervals, as a table."""
+    """The metrics of each split with their intervals, as a table."""
     table = scores_table(scores.figures)
     judged: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
     return markdown_table([{**row, "split": judged.get(row["split"], row["split"])} for row in table])
@@ -121,7 +121,7 @@ def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], ve
 
 
 def _worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:
-    """The label that is recognised worst, where each row has one."""
+    """The label with the lowest recall, if each row has one label."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -172,7 +172,7 @@ def _reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
 
 
 def pinned(recipe: Recipe, lock: Lock) -> dict[str, Any]:
-    """The recipe's fields that are not left to their defaults, its names and `auto` replaced by what they came to."""
+    """The recipe's fields that differ from their defaults, with names and `auto` resolved."""
     values = recipe.model_dump(mode="json", exclude_defaults=True)
     for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
         if pin is not None:
@@ -182,7 +182,7 @@ def pinned(recipe: Recipe, lock: Lock) -> dict[str, Any]:
 
 
 def _results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
-    """The figures as the card's metadata has them, with their intervals; those that are no numbers are left out."""
+    """The metrics for the card's metadata, with their intervals; values that are no numbers are left out."""
     from huggingface_hub import EvalResult
 
     data = recipe.data
@@ -206,7 +206,7 @@ def _results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
 
 
 def _kind_of(metric: str) -> str:
-    """What the Hub calls a metric: it knows f1, and not f1_macro."""
+    """The Hub's name of a metric: f1 for f1_macro."""
     return next((metric.removesuffix(end) for end in _AVERAGES if metric.endswith(end)), metric)
 
 

@@ -1,12 +1,12 @@
-"""Who became champion, when and why: every move of the champion's alias is kept, and can be taken back.
+"""History of the champion's alias: every move is recorded, with its reason, and can be rolled back.
 
-Moves are numbered tags of the registered model. The tag is written before the alias moves: a move that a kill kept
-from happening is known by what came after it.
+Moves are numbered tags of the registered model. The tag is written before the alias moves; a move that a kill prevented
+is recognized by the moves after it.
 
-Homes that share a registry share no lock, and MLflow cannot set an alias on condition that it is what it was. So a move
-is announced by its tag, of a name that no other has, then the model is read again: where another move was announced, or
-the alias has moved, this one is taken back. Of two that overlap at least one sees the other. After the alias has moved,
-the model is read once more, for this process may have been held up for so long that others took it for dead.
+Homes that share a registry share no lock, and MLflow has no compare-and-set for aliases. So a move is announced by a
+tag with a unique name, and then the model is read again: if another move was announced, or the alias has moved, this
+move is withdrawn. Of two moves that overlap, at least one sees the other. After the alias has moved, the model is read
+once more, because this process may have been suspended for so long that others took it for dead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOVE_TAG = "finetune.move."
 TRIES = 5
 PENDING_WAIT_S = 15.0
-"""How long a move that was announced may take until its process is taken for dead."""
+"""Time after which the process of an announced move is taken for dead."""
 PENDING_S = 600.0
 """Seconds after which an announced move is dead without waiting; the clocks of two machines may differ by less."""
 # MLflow's databases hold 5000 characters of a registered model's tag.
@@ -51,23 +51,23 @@ class Move(BaseModel):
 
     alias: str
     before: str | None
-    """The version that had it."""
+    """The version that had the alias."""
     to: str
-    """The version that got it."""
+    """The version that got the alias."""
     by: Literal["run", "promote", "rollback"]
-    """A run whose model earned it, or the command of a person."""
+    """A run whose model passed the gate, or a person's command."""
     flow_run: str | None = None
     user: str
     host: str
     home: str = ""
-    """Digest of the home that made it: a home makes one move at a time, so one that did not happen is dead to it."""
+    """Digest of the home: a home makes one move at a time, so an earlier move of its own is not pending."""
     time: str
     """When, in UTC: 2026-01-31T12:00:00+00:00."""
     why: str = ""
 
 
 def moves_of(model: RegisteredModel) -> list[Move]:
-    """The moves that are kept of a registered model, oldest first."""
+    """The recorded moves of a registered model, oldest first."""
     return [move for _, move in _numbered(model)]
 
 
@@ -87,10 +87,10 @@ _TAG = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 
 
 def champions(moves: Sequence[Move], now: str | None) -> list[str]:
-    """The versions that rolling back goes through, first to last; the last one is the champion `now`.
+    """The versions that a rollback goes through, first to last; the last one is the champion `now`.
 
-    A move that never happened is passed over, and one that was made elsewhere, in MLflow's own pages, is taken in:
-    each move says which version was champion before it.
+    A move that never happened is skipped. A move that was made in MLflow's UI is inferred: each recorded move has the
+    version that was champion before it.
     """
     line: list[str] = []
     earlier: list[str] = []
@@ -135,7 +135,7 @@ def call_aliases(client: MlflowClient, model: RegisteredModel, names: Aliases) -
             client.set_registered_model_tag(model.name, ALIAS_TAGS[usual], name)
 
 
-def crown(
+def set_champion_alias(
     client: MlflowClient,
     model: RegisteredModel,
     version: str,
@@ -145,7 +145,8 @@ def crown(
     why: str,
     flow_run: str | None = None,
 ) -> Move | None:
-    """Makes the version the champion, and no challenger any more; gives the move, None where it is champion already.
+    """Makes the version the champion, and removes the challenger's alias from it. Returns the move; None if the version
+    is the champion already.
 
     Raises UserError if another home moves the alias at the same time, or has moved it since `model` was read.
     """
@@ -167,11 +168,11 @@ def crown(
     number, tag = _announced(client, model.name, move)
     if str(model.aliases.get(names.challenger)) == version:
         client.delete_registered_model_alias(model.name, names.challenger)
-    # Last, and by one call: whoever asks for the champion meets the old one or the new one.
+    # Last, and in one call: a reader of the alias finds the old champion or the new one.
     client.set_registered_model_alias(model.name, names.champion, version)
     now = need_model(client, model.name)
     later = [other for n, other in _numbered(now) if n > number and other.alias == move.alias]
-    if later and later[0].before != version:  # made by somebody who took this process for dead
+    if later and later[0].before != version:  # by a process that took this one for dead
         if _has(now, move.alias, version):
             client.set_registered_model_alias(model.name, move.alias, later[-1].to)
         client.delete_registered_model_tag(model.name, tag)
@@ -180,9 +181,9 @@ def crown(
 
 
 def _announced(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
-    """Writes the move's tag, and gives its number and name, once no other move of the alias is under way.
+    """Writes the move's tag once no other move of the alias is pending. Returns the tag's number and name.
 
-    Raises UserError if the alias is not where the move is from.
+    Raises UserError if the alias is no longer at the version that the move starts from.
     """
     for _ in range(TRIES):
         model = _settled(client, name, move.alias)
@@ -196,12 +197,12 @@ def _announced(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
         if not others and _has(now, move.alias, move.before):
             return number, tag
         client.delete_registered_model_tag(name, tag)
-        time.sleep(random.uniform(0, 1))  # the other one has backed off, too
+        time.sleep(random.uniform(0, 1))  # the other process has backed off, too
     raise _beaten(name, move, need_model(client, name).aliases.get(move.alias))
 
 
 def _settled(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
-    """The registered model once no announced move of the alias is under way: all happened, or died."""
+    """The registered model once no announced move of the alias is pending: each has happened or is dead."""
     ends = time.monotonic() + PENDING_WAIT_S
     while True:
         model = need_model(client, name)
@@ -211,7 +212,7 @@ def _settled(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
 
 
 def _is_moving(model: RegisteredModel, alias: str) -> bool:
-    """Whether another home announced the last move a short time ago, and it has not happened."""
+    """Whether another home announced the last move recently, and the alias has not moved."""
     moves = _numbered(model)
     last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
     earliest = datetime.now(UTC) - timedelta(seconds=PENDING_S)
@@ -240,9 +241,9 @@ def _beaten(name: str, move: Move, now: object) -> UserError:
 
 
 def promote(name: str, version: str, why: str = "", alias: str | None = None) -> str:
-    """Gives the version an alias, by default the champion's; gives a sentence on what was done.
+    """Sets an alias, by default the champion's, to the version. Returns a sentence for the user.
 
-    Raises UserError for names that are not there, MlflowFailed where MLflow does not answer.
+    Raises UserError for an unknown model or version, and MlflowFailed if MLflow does not answer.
     """
     if alias is not None and (not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", alias) or _KEPT_BY_MLFLOW.fullmatch(alias)):
         raise problem(
@@ -258,7 +259,7 @@ def promote(name: str, version: str, why: str = "", alias: str | None = None) ->
         if before is not None and str(before) == number:
             return f"{name} version {number} is {alias} already."
         if alias == names.champion:
-            crown(client, model, number, names, by="promote", why=why)
+            set_champion_alias(client, model, number, names, by="promote", why=why)
         else:
             client.set_registered_model_alias(name, alias, number)
     return f"{name} version {number} is {alias} now{_after(before)}."
@@ -268,10 +269,10 @@ _KEPT_BY_MLFLOW = re.compile(r"latest|[vV]\d+")
 
 
 def roll_back(name: str, why: str = "") -> str:
-    """Makes the champion before this one champion again; gives a sentence on what was done.
+    """Makes the previous champion the champion again; a second call goes back one more. Returns a sentence for
+    the user.
 
-    Called twice, it goes back twice. Raises UserError where there is none to go back to, MlflowFailed where MLflow
-    does not answer.
+    Raises UserError if there is no previous champion, and MlflowFailed if MLflow does not answer.
     """
     with mlflow_errors(), exclusive(f"registry-{name}"):
         client = connect()
@@ -288,7 +289,7 @@ def roll_back(name: str, why: str = "") -> str:
         if not earlier:
             message = f"version {now} of {name!r} is the first {names.champion} that is known: there is none before it."
             raise problem("NAME", f"{message} Name another: finetune promote {name} VERSION.")
-        crown(client, model, earlier[-1], names, by="rollback", why=why)
+        set_champion_alias(client, model, earlier[-1], names, by="rollback", why=why)
     return f"{name} version {earlier[-1]} is {names.champion} again{_after(now)}."
 
 
@@ -299,5 +300,5 @@ def _after(before: object) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container's user that has no name
+    except (OSError, KeyError):  # a container's user without a name
         return str(os.getuid())

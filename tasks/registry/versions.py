@@ -1,4 +1,4 @@
-"""Registered models and their versions: how they are found, and what their tags say of them."""
+"""Registered models and versions: look-up, aliases, and the names of their tags."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-# Tags of a version. Values of several are JSON.
+# Tags of a version; several have JSON values.
 RECIPE_TAG = "finetune.recipe"
 TASK_TAG = "finetune.task"
 COLUMNS_TAG = "finetune.columns"
-"""What the recipe called each column that the model is shown, by what it is to the task type."""
+"""The recipe's names for the columns of the task type."""
 DATA_TAG = "finetune.data"
 ROWS_TAG = "finetune.rows_digest"
 STARTED_FROM_TAG = "finetune.started_from"
@@ -29,26 +29,26 @@ VERDICT_TAG = "finetune.verdict"
 REASON_TAG = "finetune.verdict_reason"
 SPLIT_TAG = "finetune.judged_split"
 FIGURES_TAG = "finetune.figures"
-# Tags of a registered model: the aliases that its recipe gives, where they are not the usual ones.
+# Tags of a registered model: the names of its aliases, if its recipe renames them.
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
 
 SHOWN_VERSIONS = 20
 
 
 class Aliases(NamedTuple):
-    """What the aliases of a registered model are called."""
+    """The names of a registered model's aliases."""
 
     champion: str = "champion"
     challenger: str = "challenger"
 
 
 def aliases_of(model: RegisteredModel) -> Aliases:
-    """The names that the model's recipe has for them."""
+    """The names that the model's recipe gives its aliases."""
     return Aliases(*(model.tags.get(tag, usual) for usual, tag in ALIAS_TAGS.items()))
 
 
 def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
-    """The registered model; None where nothing is registered under the name yet."""
+    """The registered model; None if nothing is registered under the name yet."""
     return next((model for model in client.search_registered_models(f"name = '{name}'") if model.name == name), None)
 
 
@@ -58,7 +58,7 @@ def aliases_given(model: RegisteredModel, version: str) -> list[str]:
 
 
 def need_model(client: MlflowClient, name: str) -> RegisteredModel:
-    """The registered model. Raises UserError, with those that there are, where there is none of the name."""
+    """The registered model. Raises UserError, with a list of the models, if there is none of this name."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -73,7 +73,7 @@ def need_model(client: MlflowClient, name: str) -> RegisteredModel:
 
 
 def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "", version: str = "") -> ModelVersion:
-    """The version of this number, or with this alias. Raises UserError, with those that there are, for any other."""
+    """The version with this number or this alias. Raises UserError, with a list of the versions, if there is none."""
     if alias and alias not in model.aliases:
         has = ", ".join(sorted(model.aliases)) or "none yet"
         raise problem("NAME", f"{model.name!r} has no alias {alias!r}: it has {has}.{nearest(alias, model.aliases)}")
@@ -88,13 +88,13 @@ def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "
 
 def versions_of(client: MlflowClient, name: str) -> list[ModelVersion]:
     """All versions of a registered model, newest first."""
-    quote = '"' if "'" in name else "'"  # names that other programs gave may hold either
+    quote = '"' if "'" in name else "'"  # names from other programs may hold either
     found = every(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
     return sorted(found, key=lambda version: -int(version.version))
 
 
 def figures_in(tags: Mapping[str, str]) -> dict[str, Any]:
-    """`{"validation": {"accuracy": {"value": 0.8, …}}}` of a version's tags; empty for one that was not made here."""
+    """`{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tags; empty if it has none."""
     try:
         return dict(json.loads(tags.get(FIGURES_TAG, "{}")))
     except ValueError:
@@ -102,5 +102,5 @@ def figures_in(tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def problem(where: str, message: str) -> UserError:
-    """A mistake in what was asked of the registry."""
+    """A UserError about the registry."""
     return UserError([Problem(kind="registry", where=where, message=message)])

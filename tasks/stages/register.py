@@ -154,7 +154,9 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         else:
             before, alias = model.aliases.get(names.champion), names.champion
             _need_compared(before, version.name, version.version, verdict)
-            promotions.crown(client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run)
+            promotions.set_champion_alias(
+                client, model, version.version, names, by="run", why=verdict.reason, flow_run=work.run
+            )
         work.rollback = partial(_put_back, version.name, held, version.version)
     moved = str(before) if before is not None and str(before) != version.version else None
     return Promotion(name=version.name, version=version.version, alias=alias, previous=moved)

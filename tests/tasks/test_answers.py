@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from flows.cli import main, predict
-from tasks.registry import ask_model, predict_rows
-from tasks.registry.ask_model import Asked, ask_of_file
+from tasks.registry import predict_rows, prediction_job
+from tasks.registry.prediction_job import ModelSpec, predict_file
 from training.jobs.protocol import Events, Job
 from training.problems import UserError
 
-MODEL = Asked("models:/reviews/1", 32, {"task": "sequence-classification", "options": {}}, {"text": "text"})
+MODEL = ModelSpec("models:/reviews/1", 32, {"task": "sequence-classification", "options": {}}, {"text": "text"})
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), None])
@@ -24,18 +24,18 @@ def test_an_answer_that_is_stopped_leaves_the_file_as_it_was_and_nothing_beside_
     out = tmp_path / "out.csv"
     out.write_text("old")
 
-    def half(model: Asked, asked: Any, inputs: dict[str, str], on_events: Any) -> dict[str, int]:
+    def half(model: ModelSpec, asked: Any, inputs: dict[str, str], on_events: Any) -> dict[str, int]:
         Path(inputs["aside"]).write_text("new")
         if error is not None:
             raise error
         return {"rows": 1, "unanswered": 0}
 
-    monkeypatch.setattr(ask_model, "_run", half)
+    monkeypatch.setattr(prediction_job, "_run", half)
     if error is None:
-        assert ask_of_file(MODEL, tmp_path / "in.csv", out, lambda _: None)["rows"] == 1
+        assert predict_file(MODEL, tmp_path / "in.csv", out, lambda _: None)["rows"] == 1
     else:
         with pytest.raises(KeyboardInterrupt):
-            ask_of_file(MODEL, tmp_path / "in.csv", out, lambda _: None)
+            predict_file(MODEL, tmp_path / "in.csv", out, lambda _: None)
     assert list(tmp_path.iterdir()) == [out] and out.read_text() == ("new" if error is None else "old")
 
 
@@ -67,11 +67,13 @@ def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_
 
 
 def test_values_are_rows_of_all_columns_or_of_those_that_no_row_may_lack() -> None:
-    model = Asked("models:/a/1", 32, {"task": "sft"}, {"instruction": "ask", "input": "more"})
-    assert ask_model.rows_of(model, ["a"]) == [["a", ""]] and ask_model.rows_of(model, ["a", "b"]) == [["a", "b"]]
-    pairs = Asked("models:/a/1", 32, {"task": "sequence-classification"}, {"text": "a", "text_pair": "b"})
+    model = ModelSpec("models:/a/1", 32, {"task": "sft"}, {"instruction": "ask", "input": "more"})
+    assert prediction_job.split_into_rows(model, ["a"]) == [["a", ""]] and prediction_job.split_into_rows(
+        model, ["a", "b"]
+    ) == [["a", "b"]]
+    pairs = ModelSpec("models:/a/1", 32, {"task": "sequence-classification"}, {"text": "a", "text_pair": "b"})
     with pytest.raises(UserError, match=r"takes 2 values at a time \(a, b\), and there are 3"):
-        ask_model.rows_of(pairs, ["x", "y", "z"])
+        prediction_job.split_into_rows(pairs, ["x", "y", "z"])
 
 
 def test_texts_may_stand_behind_options_and_an_unknown_option_is_still_refused(

@@ -48,7 +48,7 @@ def recipe(tracked: Path, tmp_path: Path) -> Recipe:
     return parse(written(folder))
 
 
-def crown(**tags: str) -> str:
+def register_champion(**tags: str) -> str:
     """A new champion with these tags; gives its version."""
     client = connect()
     if not client.search_registered_models("name = 'small'"):
@@ -61,7 +61,7 @@ def crown(**tags: str) -> str:
 def test_training_starts_from_the_champion_and_the_base_model_is_not_looked_at(recipe: Recipe) -> None:
     with pytest.raises(UserError, match="nowhere is not a folder"):  # no champion yet: the base model is wanted
         pin(recipe)
-    crown(**{MODEL_TAG: "m" * 40})
+    register_champion(**{MODEL_TAG: "m" * 40})
     lock = pin(recipe)
     assert lock.started_from == Champion(name="small", version="1", model="m" * 40, max_length=512)
     assert lock.notes == ["training starts from small/1, the champion"] and lock.model_files == {}
@@ -73,7 +73,7 @@ def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_option
     told = json.dumps({"task": "seq2seq", "options": {"num_beams": 2, "prefix": "German: "}})
     asked = []
     for tags in ({TASK_TAG: told}, {TASK_TAG: json.dumps({"task": "seq2seq", "options": {}})}, {}):
-        crown(**tags)
+        register_champion(**tags)
         for max_target_length in (8, 9):
             options = {"prefix": "translate: ", "max_target_length": max_target_length}
             today = parse(
@@ -100,7 +100,7 @@ def test_to_look_for_a_champion_makes_no_database(recipe: Recipe, tracked: Path)
 def test_a_mistake_in_the_data_is_told_without_one_of_a_base_model_that_the_champion_may_replace(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    crown(**{MODEL_TAG: "m" * 40})
+    register_champion(**{MODEL_TAG: "m" * 40})
     (tmp_path / "rows" / "train.csv").unlink()
     with pytest.raises(UserError) as told:
         pin(recipe)
@@ -113,12 +113,12 @@ def test_a_champion_of_the_same_rows_is_no_change_and_one_of_other_rows_or_unkno
     rows = pin(parse(written(tmp_path / "rows", model=SCRATCH))).rows
     assert rows is not None
     own = {MODEL_TAG: "m" * 40, ROWS_TAG: rows, STARTED_FROM_TAG: OTHER.model_dump_json()}
-    crown(**own)
+    register_champion(**own)
     lock = pin(recipe)
     assert lock.started_from == OTHER
     assert lock.notes == ["small/1 has learnt from these rows: training starts from small/7, as it did"]
 
-    crown(**{MODEL_TAG: "n" * 40})  # by other means, by hand: whatever it has learnt from
+    register_champion(**{MODEL_TAG: "n" * 40})  # by other means, by hand: whatever it has learnt from
     assert str(pin(recipe).started_from) == "small/2"
     connect().set_registered_model_alias("small", "champion", "1")  # rolled back
     assert pin(recipe).started_from == OTHER
@@ -130,7 +130,7 @@ def test_a_champion_of_the_same_rows_is_no_change_and_one_of_other_rows_or_unkno
 
 def test_rows_are_the_same_wherever_their_files_lie(recipe: Recipe, tmp_path: Path) -> None:
     moved = (tmp_path / "rows").rename(tmp_path / "moved")
-    crown(**{MODEL_TAG: "m" * 40})
+    register_champion(**{MODEL_TAG: "m" * 40})
     there = parse(written(moved))
     (tmp_path / "rows").symlink_to(moved)
     assert pin(there).rows == pin(recipe).rows

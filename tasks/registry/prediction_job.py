@@ -1,4 +1,4 @@
-"""Asking a registered model, in a child program of its own; no stage."""
+"""Predictions of a registered model, in a child program; no stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from training.jobs.protocol import Job, fsync
 from training.problems import Problem, UserError
 from training.task_types import TASK_TYPES
 
-__all__ = ["READ", "WRITTEN", "Asked", "ask", "ask_of_file", "find", "rows_of"]
+__all__ = ["READ", "WRITTEN", "ModelSpec", "find_model", "predict_file", "predict_values", "split_into_rows"]
 
 PROGRAM = "tasks.registry.predict_rows"
 STALL_TIMEOUT_S = 600.0
@@ -31,24 +31,24 @@ OnEvents = Callable[[list[dict[str, Any]]], None]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A version that is asked."""
+class ModelSpec:
+    """A registered version, with what is needed to predict with it."""
 
     uri: str
-    """MLflow's."""
+    """The version's URI in MLflow."""
     max_length: int
-    """Tokens after which it cuts a text."""
+    """Tokens after which a text is truncated."""
     task: Mapping[str, Any]
-    """Its task type and the task type's options, as `task_types.load` takes them."""
+    """The task type and its options, as `task_types.load` takes them."""
     columns: Mapping[str, str]
-    """The columns that it was shown of the rows it was trained on, by what they are to its task type, in its order."""
+    """The training data's names for the columns of the task type, in its order."""
 
 
-def find(name: str, alias: str = "", version: str = "", own_task: str = "") -> Asked:
-    """The version of this number, or with this alias; with neither, the champion.
+def find_model(name: str, alias: str = "", version: str = "", own_task: str = "") -> ModelSpec:
+    """The version with this number or this alias; by default the champion.
 
-    A registry may name any code as a task: one that is not the project's own must be `own_task`. Raises UserError where
-    it is not, or the registry has no such model, alias or version, MlflowFailed where it does not answer.
+    A registry may name any code as a task type: code that is not the project's own must be `own_task`. Raises UserError
+    for other code and for an unknown model, alias or version, and MlflowFailed if MLflow does not answer.
     """
     with mlflow_errors():
         client = connect()
@@ -64,43 +64,43 @@ def find(name: str, alias: str = "", version: str = "", own_task: str = "") -> A
         message = f"{said} is of a kind of its author's: to run that code, as it is here, set --task {task['task']}."
         raise UserError([Problem(kind="option", where="--task", message=message)])
     length, columns = int(found.tags[MAX_LENGTH_TAG]), json.loads(found.tags[COLUMNS_TAG])
-    return Asked(f"models:/{name}/{found.version}", length, task, columns)
+    return ModelSpec(f"models:/{name}/{found.version}", length, task, columns)
 
 
-def rows_of(model: Asked, given: Sequence[str]) -> list[list[str]]:
+def split_into_rows(model: ModelSpec, given: Sequence[str]) -> list[list[str]]:
     """Splits the given values into rows: a value for each column, or for each column that is not optional.
 
     Raises UserError if they make no whole rows.
     """
     columns = task_types.class_of(model.task["task"]).columns
-    all_of_them = list(model.columns)
-    needed = [name for name in all_of_them if not (columns[name].optional and columns[name].may_be_empty)]
-    for names in (all_of_them, needed):
+    every_column = list(model.columns)
+    needed = [name for name in every_column if not (columns[name].optional and columns[name].may_be_empty)]
+    for names in (every_column, needed):
         if names and not len(given) % len(names):
             starts = range(0, len(given), len(names))
             rows = [dict(zip(names, given[start : start + len(names)], strict=True)) for start in starts]
-            return [[row.get(name, "") for name in all_of_them] for row in rows]
+            return [[row.get(name, "") for name in every_column] for row in rows]
     message = (
-        f"the model takes {len(all_of_them)} values at a time ({', '.join(model.columns.values())}), and there are "
+        f"the model takes {len(every_column)} values at a time ({', '.join(model.columns.values())}), and there are "
         f'{len(given)}. Write "" where a row may have nothing.'
     )
     raise UserError([Problem(kind="option", where="TEXT", message=message)])
 
 
-def ask(model: Asked, rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """What it answers to each row, a value a column, as lines for people to read.
+def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The predictions for rows of one value a column, each as lines of text.
 
-    Raises UserError for values that its task type does not take, MlflowFailed where MLflow does not answer.
+    Raises UserError for values that the task type does not take, and MlflowFailed if MLflow does not answer.
     """
     figures = _run(model, {"rows": [list(row) for row in rows]}, {}, lambda _: None)
     return list(figures["answers"])
 
 
-def ask_of_file(model: Asked, file: Path, out: Path, on_events: OnEvents) -> dict[str, int]:
-    """Writes the rows of the file, with answers, to `out`, whole or not at all; gives the number of rows, and of those
-    that are unanswered, for they lack what the model is asked about. training/data/prediction_files.py has the formats.
+def predict_file(model: ModelSpec, file: Path, out: Path, on_events: OnEvents) -> dict[str, int]:
+    """Writes the rows of the file with their predictions to `out`, completely or not at all. Returns the number of
+    rows, and of rows without a prediction because they lack a value. training/data/prediction_files.py has the formats.
 
-    Raises UserError for what is wrong with the rows, MlflowFailed where MLflow does not answer.
+    Raises UserError for problems of the rows, and MlflowFailed if MLflow does not answer.
     """
     aside = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
     try:
@@ -113,10 +113,10 @@ def ask_of_file(model: Asked, file: Path, out: Path, on_events: OnEvents) -> dic
     return figures
 
 
-def _run(model: Asked, asked: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
+def _run(model: ModelSpec, chosen: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
     job = settings.home() / "jobs" / f"answer-{uuid.uuid4().hex[:12]}"
     columns = dict(model.columns)
-    said = {"model": model.uri, "max_length": model.max_length, "columns": columns, **model.task, **asked}
+    said = {"model": model.uri, "max_length": model.max_length, "columns": columns, **model.task, **chosen}
     Job(program=PROGRAM, key=job.name, settings=said, inputs=inputs).write(job)
     try:
         outcome = run_job(
