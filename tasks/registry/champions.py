@@ -61,8 +61,8 @@ def present(recipe: Recipe) -> Present | None:
 
 
 def rows_digest(recipe: Recipe, lock: Lock) -> str:
-    """Digest of the training rows: the content of the training split, and how it is read. Paths of files and other splits do
-    not change it."""
+    """Digest of the training rows: the content of the training split, and how it is read. Paths of files
+    and other splits do not change it."""
     data, elsewhere = recipe.data, {"path", "config", "splits"} if lock.data_files else set()
     own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return digest_of(
