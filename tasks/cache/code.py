@@ -258,7 +258,7 @@ def _list_distributions(folder: Path) -> str:
 def _forget_folders() -> None:
     """Has Python look again at what is in folders: a file that was just made may not be in its list yet."""
     _is_users.cache_clear()
-    for finder in sys.path_importer_cache.values():
+    for finder in list(sys.path_importer_cache.values()):  # an import in another thread adds to it
         if isinstance(finder, FileFinder | zipimporter):
             finder.invalidate_caches()
 

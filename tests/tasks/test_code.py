@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import sys
 import time
 from collections.abc import Iterator
+from importlib.machinery import FileFinder
 from pathlib import Path
 
 import pytest
@@ -253,3 +255,13 @@ def test_what_a_recipe_names_is_here_or_installed_and_else_told_by_its_field(wor
 def test_installed_libraries_count_by_version_not_by_source() -> None:
     assert all(name.startswith(("tasks/", "training/")) for name in code_digests(["training.programs.fit"]))
     assert set(code.library_versions(["numpy"])) == {"numpy", "python"}
+
+
+def test_code_is_found_while_another_thread_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Importing(FileFinder):
+        def invalidate_caches(self) -> None:
+            sys.path_importer_cache["/nowhere"] = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(sys, "path_importer_cache", {"/somewhere": Importing("/somewhere")})
+    code._forget_folders()
+    assert "/nowhere" in sys.path_importer_cache
