@@ -56,6 +56,11 @@ INSIDE = (
 _EMPTY = syntax.digest_of_syntax(ast.parse(""), has_messages=False)
 
 
+def figures_code(task: str) -> list[str]:
+    """The room that the project's task types import for figures and baselines alone; a user's may use it elsewhere."""
+    return [] if ":" in task else ["training.evaluation"]
+
+
 class Code(NamedTuple):
     """The code behind some modules."""
 

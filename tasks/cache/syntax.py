@@ -4,8 +4,8 @@ The digest leaves out:
 
 - comments, blank lines and layout;
 - every statement that is only a string: the docstrings of modules, classes and functions, and those of attributes;
-- texts for people, in this project's own modules alone: texts in a `raise` statement; texts given as `message=`, under
-  the key "message", or to a method `warning` or `note`; and texts of a local variable that is used in no other place.
+- messages, in this project's own modules alone: texts in a `raise` statement; texts given to a variable or a parameter
+  `message`, under the key "message", or to a method `warning` or `note`.
 
 All other texts count, such as the name of a loss. In user code only the first two are left out: a variable `message`
 may be a row of a chat there.
@@ -16,20 +16,17 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeGuard
+from typing import Any
 
 _TEXT_METHODS = ("warning", "note")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def digest_of_syntax(tree: ast.Module, *, has_messages: bool) -> str:
-    """sha256 of the syntax, hex; `has_messages` leaves out texts for people, too. Changes the tree."""
+    """sha256 of the syntax, hex; `has_messages` leaves out messages, too. Changes the tree."""
     if has_messages:
-        for function in _outermost_functions(tree):
-            _drop_message_variables(function)
         _WithoutMessages(tree).visit(tree)
     for node in ast.walk(tree):
-        _drop_string_statements(node)
+        _drop_strings(node, has_messages)
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
@@ -54,26 +51,20 @@ def imports(tree: ast.AST, package: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _drop_string_statements(node: ast.AST) -> None:
+def _drop_strings(node: ast.AST, has_messages: bool) -> None:
+    """Removes the statements below the node that are only strings, or only give a text to a message."""
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(node, block, None)
         if isinstance(statements, list):
             kept = [one for one in statements if not (isinstance(one, ast.Expr) and _is_text(one.value))]
+            kept = [one for one in kept if not (has_messages and _is_message_variable(one))]
             # `pass` and a docstring mean the same where nothing else stands.
             code = [one for one in kept if not isinstance(one, ast.Pass)]
             setattr(node, block, code or ([ast.Pass()] if block == "body" else []))
 
 
-def _outermost_functions(tree: ast.Module | ast.ClassDef) -> Iterator[_Function]:
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            yield from _outermost_functions(node)
-        elif isinstance(node, _Function):
-            yield node
-
-
 def _message_fields(node: ast.AST) -> Iterable[ast.expr]:
-    """The expressions directly below the node that hold texts for people."""
+    """The expressions directly below the node that hold messages."""
     if isinstance(node, ast.Raise):
         return [] if node.exc is None else [node.exc]
     if isinstance(node, ast.Call):
@@ -86,34 +77,15 @@ def _message_fields(node: ast.AST) -> Iterable[ast.expr]:
     return []
 
 
-def _drop_message_variables(function: _Function) -> None:
-    """Removes what gives a text to a local variable that only messages use."""
-    nodes = list(ast.walk(function))
-    if any(isinstance(node, ast.Global | ast.Nonlocal) for node in nodes):
-        return
-    in_messages = {
-        id(name) for node in nodes for text in _message_fields(node) for name in ast.walk(text) if _is_read(name)
-    }
-    used = {node.id for node in nodes if _is_read(node) and id(node) in in_messages}
-    used -= {node.id for node in nodes if _is_read(node) and id(node) not in in_messages}
-
-    def is_message(statement: ast.stmt) -> bool:
-        if isinstance(statement, ast.Assign):
-            targets, value = statement.targets, statement.value
-        elif isinstance(statement, ast.AugAssign):
-            targets, value = [statement.target], statement.value
-        else:
-            return False
-        return all(isinstance(target, ast.Name) and target.id in used for target in targets) and _is_text(value)
-
-    for node in nodes:
-        for block in ("body", "orelse", "finalbody"):
-            if isinstance(statements := getattr(node, block, None), list):
-                setattr(node, block, [one for one in statements if not is_message(one)])
-
-
-def _is_read(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+def _is_message_variable(statement: ast.stmt) -> bool:
+    """Whether it gives a text to a variable `message`."""
+    if isinstance(statement, ast.Assign):
+        targets, value = statement.targets, statement.value
+    elif isinstance(statement, ast.AugAssign):
+        targets, value = [statement.target], statement.value
+    else:
+        return False
+    return all(isinstance(target, ast.Name) and target.id == "message" for target in targets) and _is_text(value)
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.cache.code import figures_code
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.secret_files import made_once
 from tasks.cache.settings import home
@@ -126,7 +127,7 @@ def _outside(recipe: Recipe) -> Sequence[str]:
         return ("training.evaluation.constant_predictions",)
     if task_types.calibrates(recipe.task):
         return ("training.evaluation.metrics", "training.evaluation.constant_predictions")
-    return ("training.evaluation",)
+    return figures_code(recipe.task)
 
 
 def _engine_code(recipe: Recipe) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.cache.code import figures_code
 from tasks.cache.input_files import Progress, need_unchanged
 from tasks.cache.refs import Lock
 from tasks.cache.stage import Inputs, Work, stage
@@ -43,6 +44,7 @@ def inputs(recipe: Recipe, lock: Lock) -> Inputs:
             "fingerprint": lock.data_fingerprint,
         },
         code=["training.data.load_rows", source.reader.partition(":")[0], *code],
+        outside=figures_code(recipe.task),
         named=named | ({"data.path": data.path} if data.source == "python" else {}),
         libraries=source.libraries,
         names={

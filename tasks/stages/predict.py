@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.cache.code import figures_code
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.batch_memory import Fits
@@ -30,6 +31,7 @@ def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Inputs:
             },
         },
         code=["training.programs.predict", *task_types.code_modules(recipe.task)],
+        outside=figures_code(recipe.task),
         named=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "pyarrow"),
     )

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.cache.code import figures_code
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
@@ -44,14 +45,18 @@ def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
         },
     }
     libraries = ("tokenizers", "pyarrow", *task_type.libraries)
-    code, named = task_types.code_modules(recipe.task), task_types.user_code(recipe.task)
-    if _in_process(model):
-        return Inputs(values, code=["training.tokenization.token_files", *code], named=named, libraries=libraries)
-    config = read_json(model.path / "model" / "config.json")
-    values["model"] = {"config": {name: config.get(name) for name in KIND}}
-    libraries = (*libraries, "transformers", *(name for name in MAY_READ if importlib.util.find_spec(name)))
+    root = "training.tokenization.token_files"
+    if not _in_process(model):
+        root = "training.programs.tokenize_with_transformers"
+        config = read_json(model.path / "model" / "config.json")
+        values["model"] = {"config": {name: config.get(name) for name in KIND}}
+        libraries = (*libraries, "transformers", *(name for name in MAY_READ if importlib.util.find_spec(name)))
     return Inputs(
-        values, code=["training.programs.tokenize_with_transformers", *code], named=named, libraries=libraries
+        values,
+        code=[root, *task_types.code_modules(recipe.task)],
+        outside=figures_code(recipe.task),
+        named=task_types.user_code(recipe.task),
+        libraries=libraries,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,11 +20,12 @@ from pydantic import BaseModel
 
 from flows.pipeline import pipeline
 from tasks.cache import stage as stages
-from tasks.cache.code import Code, Source
+from tasks.cache.code import Code, Source, code_behind
 from tasks.cache.refs import Champion, Counted, PinnedCommit, Verdict, Version
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
 from tasks.stages import resolve as resolving
+from tests.task_types import TINY
 from training.recipe import Recipe, parse
 from training.task_types import TASK_TYPES, class_of
 
@@ -427,3 +429,50 @@ ARTIFACTS = {
 def test_what_a_stage_reads_of_another_is_in_its_key(edited: str) -> None:
     values = spelt(base(), {**PUBLISHED, "evaluation.slices": ["genre"], "release.gate.control": "all"})
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
+
+
+CODE_LIST = Path(__file__).with_name("stage_code.txt")
+CODE_LIST_HEADING = """\
+# The modules whose code counts for the key of each stage: those that count for every task type, then those that one
+# task type adds. Each recipe is the smallest of its task type (tests/task_types.py).
+# After a change: UPDATE_STAGE_CODE=1 python -m pytest tests/tasks/test_keys.py -k listed
+"""
+
+
+class CodeOfStages(Keys):
+    """A walk that notes the code of each cached stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code: dict[str, set[str]] = {}
+
+    def __call__(self, stage: Stage[Any], recipe: Recipe, *inputs: Any) -> Any:
+        if stage.cached:
+            flat, _ = stage.flat_inputs(recipe, *inputs)
+            self.code[stage.name] = {name.removeprefix("code.") for name in flat if name.startswith("code.")}
+        return super().__call__(stage, recipe, *inputs)
+
+
+def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "code_behind", code_behind)
+    found: dict[str, dict[str, set[str]]] = {}
+    for task in TASK_TYPES:
+        walk = CodeOfStages()
+        tiny = TINY[task]
+        sections = {"data": {"source": "csv", "path": "rows", **tiny.data}, "evaluation.metrics": tiny.metrics}
+        pipeline(walk, parse(spelt(base(), {"task": task, "options": tiny.options, **sections})))
+        for stage, modules in walk.code.items():
+            found.setdefault(stage, {})[task] = modules
+    lines = [CODE_LIST_HEADING]
+    for stage, by_task in found.items():
+        shared = set.intersection(*by_task.values())
+        lines += [f"{stage}", *(f"    {name}" for name in sorted(shared))]
+        for task, modules in by_task.items():
+            lines += [f"{stage}, {task}", *(f"    {name}" for name in sorted(modules - shared))] * bool(
+                modules - shared
+            )
+        lines.append("")
+    listed = "\n".join(lines)
+    if "UPDATE_STAGE_CODE" in os.environ:
+        CODE_LIST.write_text(listed)
+    assert CODE_LIST.read_text() == listed, "the code behind a stage has changed: see the command in stage_code.txt"
