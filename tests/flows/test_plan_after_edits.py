@@ -1,7 +1,7 @@
 """The plan after an edit to this project's own code, in a copy of the checkout.
 
 The small recipe trains a sequence classification with the Trainer on one process, and chooses the best checkpoint by
-its loss.
+accuracy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from tasks.cache.history import History
 from tasks.cache.stage import Stage
 from tasks.stages.resolve import pin
 from tests.flows.small import write_project
-from training.recipe import Recipe, load, parse_set
+from training.recipe import Recipe, load
 
 ROOT = Path(__file__).parents[2]
-BY_LOSS = "training.metric_for_best_model=loss"
 
 
 def add_code(text: str) -> str:
@@ -59,7 +58,10 @@ def everywhere(folder: str) -> list[str]:
 
 
 EDITS: dict[str, tuple[Callable[[str], str], Iterable[str]]] = {
-    "a metric that does not choose the checkpoint": (add_code, everywhere("training/evaluation/metrics")),
+    "a metric that does not choose the checkpoint": (
+        add_code,
+        [f"training/evaluation/metrics/{name}.py" for name in ("texts", "numbers", "spans", "probabilities")],
+    ),
     "a plot": (add_code, ["training/evaluation/plots.py"]),
     "every docstring": (add_docstrings, [*everywhere("training"), "tasks/stages/fit.py"]),
     "every message": (edit_messages, [*everywhere("training"), "tasks/stages/fit.py"]),
@@ -68,7 +70,7 @@ EDITS: dict[str, tuple[Callable[[str], str], Iterable[str]]] = {
     "another engine": (add_code, ["training/engine/loop.py"]),
     "the tables of what a recipe may name": (
         add_code,
-        [f"training/recipe/tables/{name}.py" for name in ("engines", "formats", "optimizers", "strategies")],
+        [f"training/recipe/tables/{name}.py" for name in ("engines", "formats", "metrics", "optimizers", "strategies")],
     ),
     "how programs are started and watched": (add_code, everywhere("training/jobs")),
     "the test of significance": (add_code, ["training/evaluation/significance.py"]),
@@ -76,7 +78,7 @@ EDITS: dict[str, tuple[Callable[[str], str], Iterable[str]]] = {
 RETRAINING = {
     "the task type": "training/task_types/sequence_classification.py",
     "the engine": "training/engine/trainer.py",
-    "the sum of a row's losses": "training/engine/inference.py",
+    "the metric that chooses the checkpoint": "training/evaluation/metrics/labels.py",
 }
 
 
@@ -128,13 +130,13 @@ def file(checkout: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("flows.cli.plan.needs", lambda *_: [])
     file = write_project(tmp_path / "project")
     with pytest.raises(Trained):
-        pipeline(Filler(), load(file, parse_set([BY_LOSS])))  # type: ignore[arg-type]
+        pipeline(Filler(), load(file))  # type: ignore[arg-type]
     return file
 
 
 def state_of_fit(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The line of the plan on the stage fit, without its name."""
-    assert main(["plan", str(file), "--set", BY_LOSS]) == 0
+    assert main(["plan", str(file)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "fit"]
     return line.split(maxsplit=1)[1]
 
