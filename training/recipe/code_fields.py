@@ -1,7 +1,7 @@
-"""The fields of a recipe that name code: which they are, and what they name in a given recipe.
+"""The fields of a recipe that name code, and their values in a given recipe.
 
-A field is marked where it is declared, by `CodeName` or `RunsCode` (section.py). Nothing is imported here, so a recipe
-can be looked at before any of its code runs.
+Fields are marked in their declarations, by `CodeName` or `RunsCode` (section.py). Nothing that a recipe names is
+imported here, so a recipe can be inspected before any of its code runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.recipe.section import RunsCode
 
 
 def code_fields(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
-    """The dotted names of all fields that are marked."""
+    """The dotted names of all marked fields."""
     for name, field in recipe.model_fields.items():
         if inside := section_of(field):
             yield from code_fields(inside, f"{above}{name}.")

@@ -1,4 +1,4 @@
-"""Credentials in URLs: found by the names of parameters and by the shape of values, and left out of what is shown.
+"""Credentials in URLs: found by the names of parameters and by the form of values, and removed before display.
 
 A recipe is stored by MLflow, Prefect and the run's record, so a URL in it must not hold a secret.
 """
@@ -16,9 +16,9 @@ _SECRET_NAME = re.compile(
     r"|^(sig|pwd|pass|auth.*|key|rlkey|code|access|sas|sid|otp|ticket|hmac|cookie|login)$",
     re.IGNORECASE,
 )
-# Values of such parameters look random, and say which file is meant: a version of an object, a digest.
+# Parameters whose values look random and identify a file: a version of an object, a digest.
 _PUBLIC_NAME = re.compile(r"version|generation|revision|commit|etag|md5|sha\d|checksum|digest|hash|id$", re.IGNORECASE)
-# Tokens that begin with the name of who issued them, and JSON Web Tokens.
+# Tokens that begin with their issuer's name, and JSON Web Tokens.
 _ISSUED = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{10,}|gh[oprsu]_[A-Za-z0-9]{10,}|github_pat_\w{10,}|glpat-[\w-]{10,}|npm_[A-Za-z0-9]{20,}"
@@ -28,10 +28,10 @@ _ISSUED = re.compile(
 )
 _HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")  # digests, commits, UUIDs
 _FEWEST_MIXED, _FEWEST_LOWER = 20, 32
-"""Characters from which on a random text of letters of both cases and digits, or of one case and digits, is a token."""
+"""Shortest tokens, in characters: random text of both cases and digits, and of one case and digits."""
 
 
-# Where the clients of a file system look for credentials by themselves.
+# Variables from which the clients of file systems read credentials.
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)",
     "hf": "HF_TOKEN",
@@ -42,7 +42,7 @@ _VARIABLES |= {"s3a": _VARIABLES["s3"], "gcs": _VARIABLES["gs"], "abfs": _VARIAB
 
 
 def variables_for(url: str) -> str:
-    """The environment variables from which the client for this URL takes credentials, in words."""
+    """The environment variables from which the client for this URL reads credentials, in words."""
     protocol = url.partition("://")[0].lower()
     if protocol in ("http", "https"):
         name = f"FSSPEC_{protocol.upper()}"
@@ -51,7 +51,7 @@ def variables_for(url: str) -> str:
 
 
 def secret_in(url: str) -> str | None:
-    """Which part of a URL is a credential, without its value; None where no part is."""
+    """The part of a URL that is a credential, without its value; None if no part is."""
     if "://" not in url:
         return None
     host, path, parameters = _parts(url)
@@ -68,7 +68,7 @@ def secret_in(url: str) -> str | None:
 
 
 def without_secrets(url: str) -> str:
-    """The URL as it may be shown; unchanged where it holds no credential."""
+    """The URL without credentials."""
     if not secret_in(url):
         return url
     plain = re.split(r"[?#;]", re.sub(r"://[^@/]*@", "://", _PASSWORD.sub("", url)), maxsplit=1)[0]
@@ -87,14 +87,14 @@ def _parts(url: str) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def _is_token(text: str) -> bool:
-    """Whether a text looks like a token: issued by somebody known, or long and random, and no digest."""
+    """Whether a text looks like a token: of a known issuer, or long and random, and no digest."""
     if _ISSUED.search(text):
         return True
     return any(map(_is_random, _runs(text)))
 
 
 def _runs(text: str) -> Iterator[str]:
-    """Its parts between signs; and what they are put together, for tokens of base64 may hold - and _."""
+    """The parts between punctuation, and the parts joined, because base64 tokens may contain - and _."""
     parts = re.split(r"[^A-Za-z0-9]+", text)
     yield from parts
     for whole in re.split(r"[^A-Za-z0-9_+=-]+", text):

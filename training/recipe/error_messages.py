@@ -1,4 +1,4 @@
-"""What pydantic finds wrong in a recipe, said in the project's words: value, what is allowed, what to do."""
+"""Messages for pydantic's errors in a recipe: value, what is allowed, what to do next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.problems import Problem, nearest
 from training.recipe.extra_arguments import arguments, out_of_scope, set_by_project
 from training.recipe.tables.optimizers import REFUSED
 
-# How the recipe marks the sides of a field that takes one or the other, so that only one of them is reported.
+# Tags of the alternatives of a field that takes one or the other, so that only one of them is reported.
 WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
 
 _TYPES = {
@@ -45,10 +45,10 @@ _NAMES = {
     "release.hub.repo": "owner/name, of letters, digits, '.', '_' and '-'",
 }
 
-# What follows the length that a field takes.
+# Text after the length that a field takes.
 _EXAMPLES = {"data.delimiter": ", such as ; or | (null: a comma, and in .tsv files a tab)"}
 _SPREADSHEETS = ("excel", "spreadsheet", "xlsx", "xls", "ods")
-# What else a field takes that takes a word.
+# The alternative to a word, by field.
 _OTHER_SIDE = {
     "training.class_weights": "weights by the labels' names",
     "training.lora.target_modules": "a list of names such as [q_proj, v_proj]",
@@ -56,24 +56,18 @@ _OTHER_SIDE = {
 
 
 def field_name(loc: Sequence[int | str]) -> str:
-    """A place as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
+    """The field at a location as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
     name = ""
     for part in loc:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part not in (
-            "[key]",
-            WORD,
-            NUMBER,
-            LIST,
-            MAPPING,
-        ):  # a mapping's key, and which side of "one or the other"
+        elif part not in ("[key]", WORD, NUMBER, LIST, MAPPING):  # "[key]": pydantic's mark of a mapping's key
             name += f".{part}" if name else part
     return name
 
 
 def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
-    """The fields of that section of the recipe, such as `release.gate`, or None where the name is no section."""
+    """The fields of a section of the recipe, such as `release.gate`; None if the name is not a section."""
     inside: type[BaseModel] | None = recipe
     for name in section.split("."):
         field = inside.model_fields.get(name) if inside else None
@@ -82,13 +76,13 @@ def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that the field is, or may be; None where it is a plain value."""
+    """The section that the field is, or may be; None for a plain value."""
     kinds = [field.annotation, *get_args(field.annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def sections(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
-    """The names of all sections, those inside others after them."""
+    """The names of all sections, each before the sections inside it."""
     for name, field in recipe.model_fields.items():
         if inside := section_of(field):
             yield above + name
@@ -124,8 +118,8 @@ def _texts(values: Any, where: str) -> Iterator[tuple[str, str]]:
 def describe(error: ErrorDetails, recipe: type[BaseModel]) -> Problem:
     """The problem for one of pydantic's errors."""
     where = field_name(error["loc"])
-    form: Callable[[ErrorDetails, str, type[BaseModel]], str] = _FORMS.get(error["type"], _other)
-    return Problem(kind="recipe", where=where, message=form(error, where, recipe))
+    compose: Callable[[ErrorDetails, str, type[BaseModel]], str] = _MESSAGES.get(error["type"], _other)
+    return Problem(kind="recipe", where=where, message=compose(error, where, recipe))
 
 
 def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
@@ -136,9 +130,9 @@ def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
     if section == "training" and name in arguments():
         reason = set_by_project(name)
         return (
-            f"is not the recipe's to set: {reason}."
+            f"cannot be set in a recipe: {reason}."
             if reason
-            else f"has no place of its own: write it as training.extra.{name}."
+            else f"has no field of its own: write it as training.extra.{name}."
         )
     if hint := nearest(name, fields):
         return f"no such field.{hint}"
@@ -211,7 +205,7 @@ def _shown(value: Any) -> str:
     return reprlib.repr(value)
 
 
-_FORMS = {
+_MESSAGES = {
     "extra_forbidden": _unknown_field,
     "literal_error": _unknown_value,
     "missing": _missing,

@@ -1,4 +1,4 @@
-"""`training.extra`: which fields of the installed TrainingArguments a recipe may set, and why."""
+"""The fields of the installed TrainingArguments that `training.extra` may set, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-# Fields of TrainingArguments that are not a recipe's to set, by the reason.
+# Fields of TrainingArguments that a recipe cannot set, by the reason.
 _SET_BY_PROJECT = {
-    "the project chooses where a run writes and what it is called": "output_dir run_name",
-    "metrics go to MLflow (MLFLOW_TRACKING_URI), and beside it where training.report_to says": (
+    "the project chooses the folder and the name of a run": "output_dir run_name",
+    "metrics go to MLflow (MLFLOW_TRACKING_URI) and to the trackers in training.report_to": (
         "project trackio_space_id trackio_bucket_id trackio_static_space_id"
     ),
-    "publishing is a step of its own, after the model has earned it: release.hub": (
+    "publishing is a stage of its own, after the gate: release.hub": (
         "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"
     ),
-    "checkpoints are made each training.checkpoint_interval_s and at each evaluation": (
+    "checkpoints are written every training.checkpoint_interval_s seconds and at each evaluation": (
         "save_strategy save_steps save_total_limit save_only_model save_on_each_node enable_jit_checkpoint"
     ),
-    "a run that was stopped goes on by itself when started again": (
+    "a run that was stopped resumes by itself when started again": (
         "ignore_data_skip restore_callback_states_from_checkpoint"
     ),
     "the flow decides what is trained, evaluated and predicted": "do_train do_eval do_predict",
@@ -36,49 +36,47 @@ _SET_BY_PROJECT = {
         "remove_unused_columns label_names length_column_name train_sampling_strategy dataloader_drop_last data_seed "
         "dataloader_in_order"
     ),
-    "workers that outlive an epoch draw other random numbers than those of a run that goes on after a kill": (
+    "workers that outlive an epoch draw other random numbers than those of a resumed run": (
         "dataloader_persistent_workers"
     ),
     "predictions leave the GPU with each batch": "eval_accumulation_steps",
     "evaluation while training needs all predictions": (
         "prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object include_for_metrics"
     ),
-    "its kernels are written for text generators on GPUs, and have not been tried here": (
-        "use_liger_kernel liger_kernel_config"
-    ),
-    "it is for GaLore and APOLLO, and a run with these could not go on after a kill": "optim_target_modules",
-    "the command shows progress itself": "disable_tqdm",
-    "each process keeps a log of its own, on whichever machine": "log_on_each_node",
-    "MLflow tracks the machine's memory": "skip_memory_metrics",
-    "what transformers 5.23 has for it fails at the first attention mask of true and false": "debug",
+    "its kernels are for text generation on GPUs and are untested here": ("use_liger_kernel liger_kernel_config"),
+    "it is for GaLore and APOLLO, and a run with these cannot resume": "optim_target_modules",
+    "the command shows its own progress": "disable_tqdm",
+    "each process has its own log, on every machine": "log_on_each_node",
+    "MLflow records the machine's memory": "skip_memory_metrics",
+    "in transformers 5.23 it fails at the first boolean attention mask": "debug",
 }
 
 ACCEPTED = {
     "lr_scheduler_kwargs": "settings of the scheduler by their names",
-    "optim_args": "settings of the optimizer, such as `momentum=0.9`; only those that it takes notice of",
+    "optim_args": "settings of the optimizer, such as `momentum=0.9`; only those that it reads",
     "adam_beta1": "for optimizers that have it",
     "adam_beta2": "for optimizers that have it",
     "adam_epsilon": "for optimizers that have it",
-    "tf32": "products of matrices on a GPU",
-    "activation_checkpointing": "less memory for more arithmetic; the weights are the same",
+    "tf32": "matrix products in TF32 on a GPU",
+    "activation_checkpointing": "less memory and more computation; the weights are the same",
     "activation_checkpointing_kwargs": "with activation_checkpointing",
     "gradient_checkpointing": "the older name of activation_checkpointing",
     "gradient_checkpointing_kwargs": "with gradient_checkpointing",
-    "torch_compile": "a run that goes on after a kill may end with other bytes; it says so",
+    "torch_compile": "a resumed run may end with other weights, with a warning",
     "torch_compile_backend": "turns torch_compile on",
     "torch_compile_mode": "turns torch_compile on",
     "use_cache": "written into the model's config.json",
     "neftune_noise_alpha": "noise on the embeddings while training",
     "torch_empty_cache_steps": "on a GPU",
     "logging_strategy": "when a training loss is recorded",
-    "logging_first_step": "that of the first step, too",
-    "logging_nan_inf_filter": "whether losses that are no numbers are left out of what is recorded; by default not",
-    "include_num_input_tokens_seen": "recorded beside the loss",
-    "log_level": "of transformers, in the job's log",
-    "log_level_replica": "the same for the other processes, each in a log of its own",
+    "logging_first_step": "whether the first step is recorded too",
+    "logging_nan_inf_filter": "whether NaN and infinite losses are left out of the records; false by default",
+    "include_num_input_tokens_seen": "recorded with the loss",
+    "log_level": "level of transformers in the job's log",
+    "log_level_replica": "the same for the other processes, each with its own log",
     "eval_delay": "epochs, or with `eval_strategy: steps` steps, before the first evaluation",
-    "eval_on_start": "an evaluation before the first step; not again when a run goes on",
-    "full_determinism": "exact on a GPU, and slower",
+    "eval_on_start": "an evaluation before the first step, not repeated when a run resumes",
+    "full_determinism": "deterministic on a GPU, and slower",
     "dataloader_num_workers": "processes that make batches; the batches are the same",
     "dataloader_pin_memory": "on a GPU",
     "dataloader_prefetch_factor": "with dataloader_num_workers",
@@ -88,10 +86,9 @@ ACCEPTED = {
     "ddp_broadcast_buffers": "with several processes",
     "ddp_static_graph": "with several processes",
 }
-"""The fields that training.extra takes, and what is to be said of them. What a later transformers has beside these is
-taken too."""
+"""The fields that training.extra accepts, with a note each. Fields of a later transformers are accepted too."""
 
-# Stacks that are out of scope: the words that give them away, and what to use today.
+# Stacks that are out of scope: the words that identify them, and the modern equivalent.
 _OUT_OF_SCOPE = {
     "TPUs are not supported; train on an NVIDIA GPU or a CPU": "tpu xla tpu_num_cores tpu_metrics_debug",
     "TensorFlow is not supported; name a PyTorch model with safetensors weights": "tensorflow tf keras",
@@ -119,18 +116,18 @@ def arguments() -> dict[str, str]:
 
 
 def set_by_project(name: str) -> str | None:
-    """Why that field of TrainingArguments is not the recipe's to set, or None where it is."""
+    """Why a recipe cannot set that field of TrainingArguments; None if it can."""
     return next((why for why, names in _SET_BY_PROJECT.items() if name in names.split()), None)
 
 
 def out_of_scope(name: str) -> str | None:
-    """What to use instead of the stack that a field or value belongs to, or None where it is in scope."""
+    """What to use instead of the stack that a field or value belongs to; None if it is in scope."""
     words = {name.lower(), *name.lower().replace("-", "_").split("_")}
     return next((f"is out of scope: {why}." for why, given in _OUT_OF_SCOPE.items() if words & {*given.split()}), None)
 
 
 def fits(value: Any, annotation: str) -> bool:
-    """Whether a YAML value suits a field so annotated; what YAML cannot spell is left to transformers."""
+    """Whether a YAML value fits a field with this annotation; types that YAML lacks are left to transformers."""
     kinds = {"None": type(None), "bool": bool, "int": int, "str": str, "dict": dict, "list": list}
     named = [kind.split("[")[0].strip() for kind in annotation.split("|")]
     if type(value) is int and "float" in named:

@@ -1,13 +1,13 @@
-"""The expressions of `data.filter`, which say what rows count.
+"""The expressions of `data.filter`, the condition for rows to be used.
 
     stars >= 4 and language in ("en", "de") and not text == ""
 
-They are Python's in form: names are columns; texts, numbers, True and False are values; ==, !=, <, <=, >, >= (also
-chained, `1 <= stars <= 3`), `in` and `not in` a list of values or, for text, a column (`"good" in review`), `is None`
-and `is not None` compare; `and`, `or`, `not` and parentheses join; a column of truths may stand alone; and
-`len(review)` is the number of characters. Nothing else is there, and nothing is ever called.
+The syntax is a part of Python's. Names are columns; texts, numbers, True and False are values. Comparisons: ==, !=, <,
+<=, >, >= (also chained, `1 <= stars <= 3`), `in` and `not in` with a list of values or, for text, with a column
+(`"good" in review`), `is None` and `is not None`. They are joined by `and`, `or`, `not` and parentheses. A boolean
+column may stand alone, and `len(review)` is the number of characters. Nothing is ever called.
 
-As in SQL a value that is missing is neither equal nor unequal to anything: only `is None` takes such rows.
+As in SQL, a missing value is neither equal nor unequal to anything: only `is None` selects such rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Gt: "greater",
     ast.GtE: "greater_equal",
 }
-# How other languages write what Python writes otherwise.
+# Other languages' spellings, and Python's.
 _FOREIGN = {
     "=": "==",
     "<>": "!=",
@@ -60,17 +60,17 @@ _LARGEST = 2**63
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter that was understood. Made by `parse_filter`."""
+    """A parsed filter, made by `parse_filter`."""
 
     text: str
     columns: tuple[str, ...]
-    """The columns that it reads, each once, in the order of their first use."""
+    """The columns that it reads, without repetition, in the order of first use."""
     _tree: ast.expr = field(repr=False, compare=False)
 
     def mask(self, rows: pa.Table | pa.RecordBatch) -> pa.BooleanArray:
-        """Which of the rows count: true or false for each, none missing.
+        """Whether each row is used: true or false, never missing.
 
-        Raises ValueError where a column is absent, or of a type that does not compare with what the filter says.
+        Raises ValueError if a column is absent, or if its type does not compare with the value in the filter.
         """
         import pyarrow as pa
 
@@ -82,10 +82,9 @@ class Filter:
 
 
 def parse_filter(text: str) -> Filter:
-    """The filter that the text spells.
+    """The filter in this text.
 
-    Raises ValueError with the first word that is wrong, its place in the text (characters, from 1), and what is
-    allowed.
+    Raises ValueError with the first wrong word, its position in the text (characters, from 1), and what is allowed.
     """
     text = " ".join(text.splitlines()).strip()
     try:
@@ -100,7 +99,7 @@ def parse_filter(text: str) -> Filter:
     return Filter(text, columns, tree)
 
 
-# What is allowed
+# Syntax
 
 
 def _columns_of_condition(text: str, node: ast.expr) -> Iterator[str]:
@@ -145,7 +144,7 @@ def _columns_of_comparison(text: str, one: ast.expr, op: ast.cmpop, other: ast.e
 
 
 def _column(text: str, node: ast.expr) -> str:
-    """The column that a name, or the length of one, means."""
+    """The column behind a name or the length of one."""
     match node:
         case ast.Name(id=name) if name not in _FOREIGN:
             return name
@@ -207,11 +206,11 @@ def _misspelt(text: str, error: SyntaxError) -> ValueError:
     return ValueError(f"{word!r} at character {place} of {text!r} is not understood: {instead}.")
 
 
-# What it means
+# Evaluation
 
 
 def _truth(node: ast.expr, rows: Any) -> Any:
-    """Of a condition that is allowed: true, false or missing for each row."""
+    """The value of a valid condition for each row: true, false or missing."""
     import pyarrow.compute as pc
 
     match node:
@@ -251,7 +250,7 @@ def _compared(one: ast.expr, op: ast.cmpop, other: ast.expr, rows: Any) -> Any:
 
 
 def _of_one_kind(one: ast.expr, other: ast.expr, rows: Any, function: str) -> Any:
-    """Compares a column with a value or a column of its kind. Raises ValueError for those of another."""
+    """Compares a column with a value or a column of the same kind. Raises ValueError for other kinds."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -259,14 +258,14 @@ def _of_one_kind(one: ast.expr, other: ast.expr, rows: Any, function: str) -> An
     if "nothing" in (left.kind, right.kind):
         return pa.nulls(rows.num_rows, pa.bool_())
     column, value = (left, right) if left.name else (right, left)
-    said = f"{column.described} and is compared with {value.as_value}"
+    mismatch = f"{column.described} and is compared with {value.as_value}"
     if column.kind == "time" and value.kind == "text" and not value.name:
         try:
             value.value, value.kind = value.value.cast(column.value.type), "time"
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{said}: {error}.") from error
+            raise ValueError(f"{mismatch}: {error}.") from error
     if column.kind != value.kind or column.kind == "other":
-        raise ValueError(f"{said}: {_mend(column, value)}.")
+        raise ValueError(f"{mismatch}: {_mend(column, value)}.")
     return pc.call_function(function, [left.value, right.value])
 
 
@@ -284,7 +283,7 @@ class _Side:
             self.described = self.as_value = f"the {self.kind} {value!r}"
             return
         inner = node.args[0] if isinstance(node, ast.Call) else node
-        assert isinstance(inner, ast.Name)  # nothing else was let through
+        assert isinstance(inner, ast.Name)  # parse_filter refuses everything else
         self.name = inner.id
         there = rows.schema.names
         if self.name not in there:
@@ -306,7 +305,7 @@ class _Side:
 
 
 def _kind_of_type(stored: pa.DataType) -> str:
-    """What values of an Arrow type compare with; a column of nothing but missing values with all."""
+    """The kind of values that an Arrow type compares with; "nothing", a column of missing values, compares with all."""
     from pyarrow import types
 
     if types.is_string(stored) or types.is_large_string(stored) or types.is_string_view(stored):
@@ -321,7 +320,7 @@ def _kind_of_type(stored: pa.DataType) -> str:
 
 
 def _mend(column: _Side, value: _Side) -> str:
-    """What to do where a column does not compare with a value, or with another column."""
+    """The next step if a column does not compare with a value or with another column."""
     if column.kind == "other":
         return "a filter compares text, numbers, truths and times only"
     if column.kind == "text" and value.kind in ("number", "truth"):

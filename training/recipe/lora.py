@@ -1,4 +1,4 @@
-"""What a recipe says of LoRA: the section `training.lora`, under the names of peft's LoraConfig."""
+"""The section `training.lora`: adapters, under the names of peft's LoraConfig."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ AllOrNames = Annotated[
 
 
 class Lora(Section):
-    """Low-rank adapters: what is trained in place of the model's own weights. Names and meanings are those of peft's
-    LoraConfig, and so are the defaults."""
+    """Low-rank adapters, trained instead of the model's own weights. Names, meanings and defaults are those of peft's
+    LoraConfig."""
 
     r: int = Field(default=8, ge=1)
-    """The rank: how many columns the one matrix beside a layer has, and rows the other."""
+    """The rank: the inner dimension of the two matrices of an adapter."""
     lora_alpha: int = Field(default=8, ge=1)
-    """What the two add to the layer is multiplied by lora_alpha / r."""
+    """The scale: an adapter's output is multiplied by lora_alpha / r."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """The share of their input that is dropped while training."""
+    """Dropout of the adapters' input during training."""
     target_modules: AllOrNames | None = None
-    """The linear layers that get them: the ends of their names, such as [q_proj, v_proj], or all-linear (null: those
-    that peft has for this type of model, and for one that it does not know, all)."""
+    """The linear layers that get adapters: ends of their names, such as [q_proj, v_proj], or all-linear (null: peft's
+    choice for this type of model, and all layers for a type that it does not know)."""
     modules_to_save: list[Text] | None = Field(default=None, min_length=1)
-    """Layers that are trained whole beside them, by the ends of their names. Those whose weights are drawn anew, such
-    as the head of a classifier, always are."""
+    """Layers that are trained whole, by the ends of their names. Layers with new random weights, such as a classifier's
+    head, always are."""
     use_rslora: bool = False
-    """Whether lora_alpha / √r takes the place of lora_alpha / r, which keeps large ranks from learning slowly."""
+    """Whether an adapter's output is scaled by lora_alpha / √r instead, so that large ranks do not learn slowly."""
     use_dora: bool = False
-    """Whether each layer's length is trained apart from its direction (DoRA): more to compute, and often better for
-    small ranks."""
+    """Whether the length and the direction of weights are trained separately (DoRA): more computation, and often better
+    results for small ranks."""
     quantization: Literal["nf4"] | None = None
-    """nf4: the model's own linear layers are held in 4 bits while training (QLoRA), by bitsandbytes on an NVIDIA GPU.
-    What is exported is the model as it came, in float32, with what was learnt."""
+    """nf4: the model's linear layers are held in 4 bits during training (QLoRA), by bitsandbytes on an NVIDIA GPU. The
+    exported model is the original one in float32 with the adapters."""
 
 
 def packages_of(lora: Lora | None) -> list[str]:
-    """The packages that it needs beyond those of this project."""
+    """The packages that the adapters need beyond those of this project."""
     if lora is None:
         return []
     return ["peft"] if lora.quantization is None else ["peft", "bitsandbytes"]

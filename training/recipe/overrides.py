@@ -1,4 +1,4 @@
-"""From a deployment file and `--set` to the mapping that a recipe is made of."""
+"""Reads deployment files and `--set` into the mapping from which a recipe is validated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRYPOINT = "flows.finetune:finetune"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, for which `3e-5` is a number and a field written twice a mistake."""
+    """YAML's safe loader; it reads `3e-5` as a number and refuses a field that is written twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
@@ -41,7 +41,7 @@ def _problem(where: str, message: str) -> UserError:
 
 
 def parse_set(settings: Iterable[str]) -> dict[str, Any]:
-    """The overrides that `--set a.b=value` arguments spell, values read as YAML, the last of a name wins.
+    """The overrides in `--set a.b=value` arguments. Values are read as YAML; the last one of a name wins.
 
     Raises UserError naming every argument without a name, a `=` or a readable value.
     """
@@ -66,9 +66,9 @@ def parse_set(settings: Iterable[str]) -> dict[str, Any]:
 def merge(
     values: Mapping[str, Any], overrides: Mapping[str, Any], recipe: type[BaseModel]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy of `values` with the overrides in place, and the overrides that point inside a plain value.
+    """A copy of `values` with the overrides applied, and problems of overrides that point inside a plain value.
 
-    An unknown name is merged all the same: validation reports it as it reports one in the file.
+    An unknown name is merged too, so that validation reports it like one in the file.
     """
     merged, problems = dict(values), []
     for name, value in overrides.items():
@@ -90,7 +90,7 @@ def merge(
 
 
 def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
-    """Where the dotted name points, section by section; `training.class_weights.a.b` has one key with a dot in it."""
+    """The keys of a dotted name; `training.class_weights.a.b` ends in one key with a dot in it."""
     first, _, rest = name.partition(".")
     field = recipe.model_fields.get(first)
     if field is None or not rest:
@@ -106,7 +106,7 @@ def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
 
 
 def _sides(annotation: Any) -> Iterator[Any]:
-    """The annotation, and those that it puts together by `|` or Annotated."""
+    """The annotation and the parts that it combines by `|` or Annotated."""
     yield annotation
     if get_origin(annotation) in (Annotated, Union, UnionType):
         for side in get_args(annotation):
@@ -119,14 +119,14 @@ def _with(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[st
         return {**values, name: value}
     below = values.get(name)
     if below is not None and not isinstance(below, Mapping):
-        return dict(values)  # a section that is no mapping: validation says so
+        return dict(values)  # validation reports a section that is no mapping
     return {**values, name: _with(below or {}, rest, value)}
 
 
 def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
     """`parameters` of the file's entry for the finetune flow, `recipe` among them.
 
-    Raises UserError when the file cannot be read, or holds no such entry, or several and none is named.
+    Raises UserError if the file cannot be read, has no such entry, or has several and none is named.
     """
     entries = read_entries(file)
     fitting = {e.get("name"): e for e in entries if e.get("entrypoint") == ENTRYPOINT}
@@ -153,10 +153,10 @@ def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:
-    """The entries of a deployment file. Raises UserError when it cannot be read, or is none."""
+    """The entries of a deployment file. Raises UserError if it cannot be read or is no deployment file."""
     document = read_yaml(file)
     entries = document.get("deployments") if isinstance(document, dict) else None
-    if entries is None and isinstance(document, dict) and len({"kind", "data", "model"} & document.keys()) > 1:
+    if entries is None and isinstance(document, dict) and len({"task", "data", "model"} & document.keys()) > 1:
         entry = f"- {{name: NAME, entrypoint: {ENTRYPOINT}, parameters: {{recipe: …}}}}"
         message = f"is a recipe alone. Make it the recipe of an entry `{entry}` below `deployments:`, as in "
         raise _problem(str(file), f"{message}deployments/demo.yaml.")
@@ -166,12 +166,12 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
 
 
 def read_yaml(file: Path) -> Any:
-    """What the file holds. Raises UserError when it cannot be read, with its line when it is not YAML."""
+    """The content of a YAML file. Raises UserError if it cannot be read, with the line of a syntax error."""
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
-        beside = [str(other) for pattern in ("*.yaml", "*.yml") for other in file.parent.glob(pattern)]
-        raise _problem(str(file), f"no such file.{nearest(str(file), beside)}") from None
+        others = [str(other) for pattern in ("*.yaml", "*.yml") for other in file.parent.glob(pattern)]
+        raise _problem(str(file), f"no such file.{nearest(str(file), others)}") from None
     except OSError as error:
         raise _problem(str(file), f"cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:

@@ -37,7 +37,7 @@ class RunsCode:
 
 
 CodeName = Annotated[Text, RunsCode()]
-"""A name of the project's own, or `module:name`, or `hub:owner/name@COMMIT`."""
+"""A name from the project's tables, or `module:name`, or `hub:owner/name@COMMIT`."""
 NameOrNames = Annotated[
     Annotated[Text, Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
     Discriminator(lambda value: LIST if isinstance(value, list) else WORD),

@@ -1,4 +1,4 @@
-"""The columns of a recipe's rows, which are those that its task type wants; and the rules about them."""
+"""The columns of a recipe's rows by its task type, and the rules about them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
 
 
 def task_type_of(written: WrittenRecipe) -> TaskSpecification:
-    """The recipe's task type. Raises InvalidFieldError where it has none."""
+    """The recipe's task type. Raises InvalidFieldError if it is invalid."""
     return specification(written["task"], written["options"])
 
 
 def columns_of(written: WrittenRecipe) -> tuple[StoredColumn, ...]:
-    """The columns that are stored. Raises InvalidFieldError where task type and columns do not go together."""
+    """The columns that are stored. Raises InvalidFieldError if a field that decides them is invalid."""
     return stored_columns(task_type_of(written), _named(written))
 
 
@@ -55,7 +55,7 @@ def _named(written: WrittenRecipe) -> dict[str, str]:
 
 
 def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """A column for each that the task type wants, and none that it does not know."""
+    """The recipe names the columns that the task type needs, and no others."""
     task_type, given = task_type_of(written), _named(written)
     for name, field in OWN_FIELDS.items():
         if name in written["data.columns"]:
@@ -67,7 +67,7 @@ def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if unknown:
         return
     if (wanted := matching_set(task_type, given)) is None:
-        yield "data.columns", f"{_listed(given)} do not go together: {_wants(written)}."
+        yield "data.columns", f"{_listed(given)} cannot be combined: {_wants(written)}."
         return
     for name, column in wanted.items():
         if name in OWN_FIELDS and name not in given and not column.optional:
@@ -79,7 +79,7 @@ def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def one_use_each(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """No column is two things to the task type."""
+    """Each column has one role for the task type."""
     text = written["data.text"] or []
     if len(set(text)) < len(text):
         yield "data.text", f"{text} names a column twice; name one text column, or two different ones."
@@ -89,22 +89,22 @@ def one_use_each(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for column in columns_of(written):
         name = column.source_name
         if name in before:
-            yield column.field, f"{name!r} is also {before[name]}: each column is one thing to the task type."
+            yield column.field, f"{name!r} is also {before[name]}: each column has one role."
         before[name] = column.field
 
 
 def labels_are_named(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """Names of labels are for the task types that have them."""
+    """Label names apply only to task types with labels."""
     if written["data.label_names"] is not None and not any(
         column.form in ("label", "labels") for column in columns_of(written)
     ):
-        yield "data.label_names", f"are of no use: {_wants(written)}, and no label has a name. Leave them out."
+        yield "data.label_names", f"have no effect: {_wants(written)}, and its labels have no names. Leave them out."
 
 
 def _unknown(name: str, of: str, written: WrittenRecipe) -> str:
     if name in OWN_FIELDS:
-        what = "a second text" if name == TEXTS[1] else name
-        return f"{of!r} is of no use as {what}: {_wants(written)}. Leave it out."
+        role = "a second text" if name == TEXTS[1] else name
+        return f"{of!r} has no effect as {role}: {_wants(written)}. Leave it out."
     known = [other for one in task_type_of(written).column_sets() for other in one]
     return f"no such column: {_wants(written)}.{nearest(name, known)}"
 

@@ -1,4 +1,4 @@
-"""Rules of a recipe about how the work is shared: what a strategy cannot do, and what contradicts it."""
+"""Rules of a recipe about sharing the work: limits of the strategies, and contradictions."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _repeatable(written: WrittenRecipe, field: str) -> Any:
 
 
 def _flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values with their dotted names."""
+    """The plain values by their dotted names."""
     for name, value in given.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

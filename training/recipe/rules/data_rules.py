@@ -1,4 +1,4 @@
-"""Rules of a recipe about its rows: where they come from, and what is done to them."""
+"""Rules of a recipe about its rows: their source, columns and splits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from training.recipe.column_types import Form
 
 _SPLITS = ("train", "validation", "test")
-# The usual ones, to be near to; any that Python knows may be used.
+# Common encodings, for "Did you mean"; any encoding of Python may be used.
 _ENCODINGS = (
     *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "iso-8859-15"),
     *("cp1250", "cp1251", "cp1252", "mac-roman", "koi8-r"),
     *("shift-jis", "euc-jp", "euc-kr", "gbk", "gb18030", "big5"),
 )
-# Codecs of Python that no file is written in.
+# Codecs of Python that are not file encodings.
 _NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
 
 
@@ -39,12 +39,12 @@ def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield from revision(written, "data")
     path = written["data.path"]
     if source == "python" and not MODULE_AND_NAME.fullmatch(path):
-        yield "data.path", f"{path!r} names no object of Python: with `source: python`, write module:name."
+        yield "data.path", f"{path!r} is not the name of a Python object: with `source: python`, write module:name."
 
 
 def revision(written: WrittenRecipe, section: str) -> Iterator[tuple[str, str]]:
     """A section whose source is not the Hub has no revision."""
-    # "main" is what no choice means: a Hub recipe that names it may be pointed at a folder by one override.
+    # "main" is the default, so a Hub recipe that names it can be pointed at a folder by one override.
     if written[f"{section}.revision"] not in (None, "main"):
         source, revision = written[f"{section}.source"], written[f"{section}.revision"]
         yield f"{section}.revision", f"{revision!r} is for `source: hub` only; with {source}, set it to null."
@@ -76,7 +76,7 @@ def _secrets(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for name, given in (written["data.splits"] or {}).items():
         places += [(f"data.splits.{name}", value) for value in (given if isinstance(given, list) else [given])]
     for where, value in places:
-        if secret := secret_in(value):  # told without its value: problems end up in logs
+        if secret := secret_in(value):  # reported without its value: problems end up in logs
             message = f"holds {secret}, and recipes are stored and shown: set credentials in the environment instead: "
             yield where, f"{message}{variables_for(value)}."
 
@@ -112,16 +112,16 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"data.{name}", f"{value!r} is for {_formats_with(name)} only; with {source}, set it to {shown}."
     names = written["data.header"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield "data.header", f"{name!r} is there twice; each column has a name of its own."
+        yield "data.header", f"{name!r} is listed twice; each column has a name of its own."
     if source == "csv" and delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
         yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
     try:
         codec = " ".encode(encoding) and codecs.lookup(encoding).name
         if codec in _NOT_OF_FILES:
             raise LookupError(codec)
-    except (LookupError, ValueError):  # no codec, or one that makes something other than bytes of text
+    except (LookupError, ValueError):  # unknown, or not an encoding of text as bytes
         example = "utf-8, utf-16, latin-1, cp1252"
-        message = f"{encoding!r} is no encoding of text: use one such as {example}.{nearest(encoding, _ENCODINGS)}"
+        message = f"{encoding!r} is not a text encoding: use one such as {example}.{nearest(encoding, _ENCODINGS)}"
         yield "data.encoding", message
         return
     if codec != "utf-8" and "encoding" not in read:
@@ -155,13 +155,16 @@ def _cast(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if to is None or to in _CASTS[column.form]:
             continue
         if column.form == "text":
-            yield where, f"{to!r} is no type for a text column: cast it to string, or not at all."
+            yield where, f"{to!r} is not a type for a text column: cast it to string, or not at all."
         elif column.form == "label":
-            yield where, f"{to!r} is no type for the label: cast it to string, int64 or bool."
+            yield where, f"{to!r} is not a type for the label: cast it to string, int64 or bool."
         elif column.form == "number":
-            yield where, f"{to!r} is no type for a column of numbers: cast it to float64 or int64, or not at all."
+            yield where, f"{to!r} is not a type for a column of numbers: cast it to float64 or int64, or not at all."
         else:
-            yield where, f"{to!r} is no type for a column of lists or objects: it is not cast, so leave it out."
+            yield (
+                where,
+                f"{to!r} is not a type for a column of lists or objects: leave it out.",
+            )
 
 
 _CASTS: dict[Form, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Rules of a recipe about what is measured of a model, what it must show, and what then becomes of it."""
+"""Rules of a recipe about the evaluation of a model, its gate, and its registration and publication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def absent_splits(evaluated: Iterable[str], there: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
-    """The evaluated splits without rows, by field, and why, given the splits that the source has."""
+    """The evaluated splits without rows, by field, with the reason, given the splits of the source."""
     held_out = {"validation"} | ({"test"} if data.test_size else set())
     known = [split for split in ("train", "validation", "test") if split in {*there} | held_out]
     for index, name in enumerate(evaluated):
@@ -55,7 +55,7 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metrics = written["evaluation.metrics"]
     try:
         task_type, known = written["task"], task_type_of(written).metrics
-    except LookupError:  # what is wrong with the task type is told by itself
+    except LookupError:  # an invalid task type is reported by its own rule
         task_type, known = "", [*METRICS]
     choices = f"choose from {', '.join(known)}, or name" if known else "name"
     choices += " a class of yours as module:Class"
@@ -67,15 +67,14 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             if not _OF_THE_HUB.fullmatch(name):
                 yield where, f"{name!r} is not pinned: write hub:owner/name@COMMIT, with all 40 digits of the commit."
             elif not written["evaluation.allow_remote_code"]:
-                yield where, f"{name!r} is code of the Hub: read it, then set evaluation.allow_remote_code: true."
+                yield where, f"{name!r} is code from the Hub: read it, then set evaluation.allow_remote_code: true."
         elif name not in known and not MODULE_AND_NAME.fullmatch(name):
             what = f"does not fit task {task_type}" if name in METRICS else "is unknown"
             yield where, f"{name!r} {what}: {choices}.{nearest(name, known)}"
 
 
 def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recipe as it is spelt; with the first metric of its task type, where it names none and accuracy does not
-    fit."""
+    """The recipe's values, with the first metric of its task type if it names none and accuracy does not fit."""
     task_type, evaluation = values.get("task"), values.get("evaluation") or {}
     if task_type not in TASK_TYPES or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
         return values
@@ -89,7 +88,7 @@ def fits_slice(figure: str, name: str) -> bool:
 
 
 def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Where one of the project's own metrics is named that cannot be computed with these labels, and why."""
+    """The fields that name a metric which cannot be computed with these labels, with the reason."""
     for index, name in enumerate(metrics):
         if name in METRICS and METRICS[name].numeric_labels and (message := non_numeric_label(name, labels)):
             yield f"evaluation.metrics[{index}]", message
@@ -100,7 +99,7 @@ def _fitting_metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def figures_of(written: WrittenRecipe) -> list[str] | None:
-    """The figures that evaluation gives; None where they cannot be told: other classes name their own."""
+    """The names of the computed values; None if a metric of the user's is among them, which names its own."""
     metrics = written["evaluation.metrics"]
     return list(metrics) if set(metrics) <= set(METRICS) else None
 
@@ -147,14 +146,14 @@ def _floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
                 message = f"less of {metric} is better, and a floor is a least value: choose another metric."
                 yield f"{place}.{metric}", message
             elif found and not fits_slice(metric, found[0]):
-                message = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
+                message = "has no meaning if all rows have one label: choose accuracy, the share of right predictions."
                 yield f"{place}.{metric}", f"{metric} {message}"
             elif known.most is not None and limit > known.most:
                 yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {known.most:g}."
 
 
 def _no_figure(metric: str, figures: list[str] | None) -> str | None:
-    """That the metric is not evaluated, and which are; None where it is, or may be."""
+    """The message that the metric is not evaluated; None if it is, or may be."""
     if figures is None or metric in figures:
         return None
     choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
@@ -172,7 +171,7 @@ def _aliases(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for field, other in (("champion", "challenger"), ("challenger", "champion")):
         alias = written[f"release.{field}"]
         if alias == "latest" or re.fullmatch(r"[vV]\d+", alias):
-            yield f"release.{field}", f"{alias!r} is kept by MLflow for versions: choose another, such as {field}."
+            yield f"release.{field}", f"{alias!r} is reserved by MLflow for versions: choose another, such as {field}."
         elif field == "challenger" and alias == written[f"release.{other}"]:
             yield f"release.{field}", f"{alias!r} is the alias of the {other} too: choose another."
 

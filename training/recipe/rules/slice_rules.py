@@ -1,4 +1,4 @@
-"""Slices: groups of the judged rows, as a recipe names them, and the floors that they must reach."""
+"""Rules of a recipe about slices: groups of the scored rows, and the floors of their metrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from training.recipe.rules.rule import WrittenRecipe
 
 LABEL, LENGTH = "label", "length_bucket"
 MADE = (LABEL, LENGTH)
-"""The slices that every data set has; a column of such a name is none."""
+"""The slices of every dataset; a column of such a name cannot be a slice."""
 FEWEST_ROWS = 10
-"""Of fewer rows a figure tells too little: it has no interval, and no floor for each group judges it."""
+"""A group with fewer rows has no confidence intervals, and a floor for every group does not apply to it."""
 MOST_GROUPS = 50
-"""A slice shows as many groups, those with most rows. It limits no floor."""
-_TOLD = 10  # columns that were not kept, of which it is told why
-_LISTED = 20  # groups to choose from
+"""The largest groups of a slice that are shown. Floors apply to all groups."""
+_LISTED_COLUMNS = 10  # that were not kept, with the reason
+_LISTED_GROUPS = 20  # to choose from
 
 
 def named_groups(floors: Iterable[str], slices: Sequence[str]) -> dict[str, list[str]]:
@@ -29,7 +29,7 @@ def named_groups(floors: Iterable[str], slices: Sequence[str]) -> dict[str, list
 
 
 def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
-    """The slice that a floor is for, and the group (None: each of its groups); None where no slice is meant.
+    """The slice of a floor, and its group (None: every group); None if no slice matches.
 
     `genre=fiction` is the group fiction of genre, unless there is a slice of that whole name.
     """
@@ -41,22 +41,22 @@ def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
 
 
 def unfitting_floor(name: str, group: str | None, groups: Iterable[str], split: str) -> str | None:
-    """Why a floor cannot be for that group of the slice, or for each (None), where the split has these groups; None if
-    it can."""
+    """Why a floor does not fit that group of the slice, or every group (None), given the split's groups; None if it
+    does."""
     there = list(groups)
     if not there:
         return f"{split} is judged, and has no column {name!r}: set release.gate.split to another, or leave it out."
     if group is None or group in there:
         return None
-    more = f" and {len(there) - _LISTED:,} more" if len(there) > _LISTED else ""
-    choices = f"choose from {', '.join(there[:_LISTED])}{more}.{nearest(group, there)}"
+    more = f" and {len(there) - _LISTED_GROUPS:,} more" if len(there) > _LISTED_GROUPS else ""
+    choices = f"choose from {', '.join(there[:_LISTED_GROUPS])}{more}.{nearest(group, there)}"
     return f"{name} has no group {group!r} in {split}: {choices}"
 
 
 def unknown_slices(
     slices: Sequence[str], kept: Sequence[str], left_out: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Where a slice is named that these rows do not have, and what to choose.
+    """The fields that name a slice which these rows do not have, with the choices.
 
     Args:
         kept: the columns that load_data kept.
@@ -64,11 +64,11 @@ def unknown_slices(
     """
     there = [*(name for name in kept if name not in MADE), *MADE]
     reasons = [f"{name} {reason}" for name, reason in left_out.items()]
-    more = f", and {len(reasons) - _TOLD:,} more" if len(reasons) > _TOLD else ""
-    others = f" Not kept: {'; '.join(reasons[:_TOLD])}{more}." if reasons else ""
+    more = f", and {len(reasons) - _LISTED_COLUMNS:,} more" if len(reasons) > _LISTED_COLUMNS else ""
+    others = f" Not kept: {'; '.join(reasons[:_LISTED_COLUMNS])}{more}." if reasons else ""
     for index, name in enumerate(slices):
         if name not in there:
-            message = f"{name!r} is no slice of these rows: choose from {', '.join(there)}."
+            message = f"{name!r} is not a slice of these rows: choose from {', '.join(there)}."
             yield f"evaluation.slices[{index}]", f"{message}{nearest(name, there)}{others}"
 
 
@@ -80,14 +80,14 @@ def slices_of_any_rows(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if name in slices[:index]:
             yield where, f"{name!r} is listed twice."
         elif name == LABEL and all(column.form != "label" for column in columns_of(written)):
-            message = f"'{LABEL}' is for kinds of one label a row, and {written['task']} is none: choose another slice"
+            message = f"'{LABEL}' needs one label a row, unlike task {written['task']}: choose another slice"
             yield where, f"{message}, such as {LENGTH}."
         elif name in MADE:
             continue
         elif name == label:
             yield where, f"{name!r} is the column of labels: write {LABEL}."
         elif name in used:
-            what = "of texts" if used[name].form == "text" else f"that the task type has as {used[name].name}"
-            yield where, f"{name!r} is a column {what}: choose another, or {LENGTH} for groups by their length."
+            role = "of texts" if used[name].form == "text" else f"that the task type uses as {used[name].name}"
+            yield where, f"{name!r} is a column {role}: choose another, or {LENGTH} for groups by their length."
         elif "train" in written["evaluation.splits"]:
             yield where, f"{name!r} is not kept of train: leave that out of evaluation.splits, or slice by {LABEL}."

@@ -79,7 +79,7 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """The fields about the loss are for the task types whose loss goes by them."""
+    """Fields about the loss apply only to task types whose loss reads them."""
     task_type, fields = task_type_of(written), written.fields("training")
     for name in _LOSS_FIELDS:
         value = written[f"training.{name}"]
@@ -120,7 +120,7 @@ def _own_classes(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(callbacks)]
     for where, name in named:
         if name is not None and not MODULE_AND_NAME.fullmatch(name):
-            yield where, f"{name!r} names nothing of Python: write it as module:name."
+            yield where, f"{name!r} is not the name of Python code: write it as module:name."
     for index, name in enumerate(callbacks):
         if name in callbacks[:index]:
             yield f"training.callbacks[{index}]", f"{name!r} is listed twice."
@@ -177,7 +177,7 @@ def _extra(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         elif name in written.fields("training"):
             yield where, f"has a field of its own: set training.{name}."
         elif reason := set_by_project(name):
-            yield where, f"is not the recipe's to set: {reason}."
+            yield where, f"cannot be set in a recipe: {reason}."
         elif name not in known:
             open_to_recipes = [field for field in known if not set_by_project(field)]
             yield where, f"no such field of TrainingArguments.{nearest(name, open_to_recipes)}"
@@ -189,7 +189,7 @@ def _extra(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _extra_without_effect(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """Fields that transformers would take and do nothing with."""
+    """Fields that transformers accepts and ignores."""
     extra = written["training.extra"]
     for names, needed in (
         (("activation_checkpointing_kwargs",), ("activation_checkpointing", "gradient_checkpointing")),
@@ -203,7 +203,10 @@ def _extra_without_effect(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if not delay:
         return
     if strategy in ("no", False):
-        yield "training.extra.eval_delay", "does nothing, for training.eval_strategy is no: set that to epoch or steps."
+        yield (
+            "training.extra.eval_delay",
+            "does nothing with training.eval_strategy no: set that to epoch or steps.",
+        )
     last = written["training.num_train_epochs"] if strategy == "epoch" else written["training.max_steps"]
     if written["training.max_steps"] != -1 and strategy == "epoch":
         return
@@ -222,7 +225,7 @@ def _optimizer(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     yield from _optimizer_args(name, optimizer, extra.get("optim_args"))
     if optimizer.schedules_itself:
         if (scheduler := written["training.lr_scheduler_type"]) != "constant":
-            message = f"{scheduler!r} would act beside `optim: {name}`, which schedules itself: set it to constant."
+            message = f"{scheduler!r} conflicts with `optim: {name}`, which schedules itself: set it to constant."
             yield "training.lr_scheduler_type", message
         if 0 < (warmup := written["training.warmup_steps"]) < 1:
             message = f"{warmup:g} is out of range: `optim: {name}` takes whole steps, not a share of them."

@@ -1,6 +1,6 @@
-"""The optimizers of transformers: which a recipe may name, what each needs, and which settings it takes notice of.
+"""The optimizers of transformers: those that a recipe may name, their packages, and the settings that they read.
 
-transformers passes a setting on to some optimizers and drops it for others without a word; a recipe is told.
+transformers passes a setting to some optimizers and silently drops it for others; in a recipe, that is an error.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ _ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What one of them needs and takes."""
+    """The needs and settings of one optimizer."""
 
     module: str | None = None
-    """What must be importable; None for torch and transformers themselves."""
+    """The module that must be importable; None for torch and transformers themselves."""
     package: str | None = None
-    """What to install for it."""
+    """The package to install for it."""
     settings: tuple[str, ...] = ()
-    """Fields of training.extra that it takes notice of, beside optim_args."""
+    """Fields of training.extra that it reads, besides optim_args."""
     args: tuple[str, ...] = ()
-    """What optim_args may set."""
+    """Names that optim_args may set."""
     schedules_itself: bool = False
-    """Whether it does without a schedule of the learning rate."""
+    """Whether it needs no schedule of the learning rate."""
     state_bytes: float = 8
-    """What it remembers of each number that it trains; momentum and the like, where optim_args asks, not counted."""
+    """Bytes of state for each trained number, without momentum and the like that optim_args may add."""
 
 
 def _bitsandbytes(state: float, settings: tuple[str, ...] = _ADAM, args: tuple[str, ...] = ()) -> Optimizer:
@@ -68,12 +68,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch_4bit": _torchao(1),
     "adamw_torch_8bit": _torchao(2),
 }
-"""By their names in transformers: those that a recipe may ask for."""
+"""The values of training.optim, by their names in transformers."""
 
-_WITHIN_BACKWARD = "it steps inside the backward pass, of which accumulation, clipping and checkpoints know nothing"
+_WITHIN_BACKWARD = "it steps inside the backward pass, so accumulation, clipping and checkpoints do not work"
 _AS_OBJECTS = (
-    "a checkpoint holds what it remembers as objects, which torch does not load again: a run that was killed could "
-    "not go on"
+    "its state is stored in checkpoints as objects that torch does not load again, so a run that was killed could not "
+    "resume"
 )
 
 REFUSED: dict[str, str] = {
@@ -82,22 +82,22 @@ REFUSED: dict[str, str] = {
         ("galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"), _WITHIN_BACKWARD
     ),
     **dict.fromkeys(("apollo_adamw_layerwise", "adalomo", "lomo"), _WITHIN_BACKWARD),
-    "grokadamw": "what it remembers is not all in a checkpoint: a run that was killed would end with other weights",
+    "grokadamw": "its state is not complete in a checkpoint, so a resumed run would end with other weights",
     "adamw_anyprecision": "torchdistx is no longer developed; use adamw_torch_fused",
     "adamw_torch_xla": "TPUs are not supported; train on an NVIDIA GPU or a CPU",
     "adamw_torch_npu_fused": "Ascend NPUs are not supported; train on an NVIDIA GPU or a CPU",
 }
-"""The others, and why not."""
+"""The other optimizers, and why they are refused."""
 
 
 def missing_package(name: str) -> str | None:
-    """What to install before the optimizer can be used; None where nothing is missing."""
+    """The package to install before the optimizer can be used; None if nothing is missing."""
     optimizer = OPTIMIZERS[name]
     missing = optimizer.module is not None and importlib.util.find_spec(optimizer.module) is None
     return optimizer.package if missing else None
 
 
 def optim_args(text: str) -> dict[str, str] | None:
-    """`momentum=0.9,nesterov=true` by its names; None where it is not written so."""
+    """`momentum=0.9,nesterov=true` by name; None if the text is not in this form."""
     pairs = [pair.split("=") for pair in text.replace(" ", "").split(",")]
     return {name: value for name, value in pairs} if all(len(pair) == 2 and all(pair) for pair in pairs) else None
