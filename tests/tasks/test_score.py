@@ -74,9 +74,12 @@ def test_slices_that_the_rows_do_not_have_are_told_with_those_they_have_and_besi
             "'mse' needs numbers, and the label 'bad' is not one: choose another metric, or use labels such as 1 to 5."
         ),
         "evaluation.slices[1]": (
-            "'gnre' is no slice of these rows: choose from genre, label, length_bucket. Did you mean 'genre'? " + others
+            "'gnre' is not a slice of these rows: choose from genre, label, length_bucket. Did you mean 'genre'? "
+            + others
         ),
-        "evaluation.slices[2]": (f"'id' is no slice of these rows: choose from genre, label, length_bucket. {others}"),
+        "evaluation.slices[2]": (
+            f"'id' is not a slice of these rows: choose from genre, label, length_bucket. {others}"
+        ),
     }
     require_fitting(recipe("genre", "label", "length_bucket"), rows)
     require_fitting(recipe("genre", "gnre"), object())  # rows that are not known yet

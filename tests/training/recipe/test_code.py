@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # a Hub metric, which evaluation.metrics names; and from tables of the project's own.
 IMPORTERS = {
     *("training/jobs/user_code.py", "training/evaluation/metrics/pinned.py"),
-    *("training/engine/training_task.py", "training/distributed/__init__.py"),
+    *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/load_rows.py"),
 }
 
 

@@ -45,28 +45,28 @@ def test_a_recipe_names_what_its_kind_wants_and_no_more_than_it_must(task: str, 
     ("task", "data", "where", "message"),
     [
         ("sequence-classification", {"text": ["a"]}, "data.label",
-         "is missing: The column of labels: names, or whole numbers; for some task types lists of them, or "
-         "any numbers."),
+         "is missing: The column of labels: names or whole numbers; lists of them or any numbers for some task "
+         "types."),
         (f"{TASK_TYPES}Lines", {}, "data.text",
          "is missing: The text column, or the two columns of a pair of texts, in the model's order."),
         (f"{TASK_TYPES}Lines", {"text": ["text"], "label": "y"}, "data.label",
-         f"'y' is of no use as label: task {TASK_TYPES}Lines wants text. Leave it out."),
+         f"'y' has no effect as label: task {TASK_TYPES}Lines wants text. Leave it out."),
         (f"{TASK_TYPES}Lines", {"text": ["text", "other"]}, "data.text",
-         f"'other' is of no use as a second text: task {TASK_TYPES}Lines wants text. Leave it out."),
+         f"'other' has no effect as a second text: task {TASK_TYPES}Lines wants text. Leave it out."),
         (f"{TASK_TYPES}Lines", {"text": ["text"], "label_names": ["a", "b"]}, "data.label_names",
-         f"are of no use: task {TASK_TYPES}Lines wants text, and no label has a name. Leave them out."),
+         f"have no effect: task {TASK_TYPES}Lines wants text, and its labels have no names. Leave them out."),
         (f"{TASK_TYPES}Lines", {"text": ["text"], "columns": {"text": "line"}}, "data.columns.text",
          "has a field of its own: set data.text."),
         (f"{TASK_TYPES}Tagging", {"columns": {"tokens": "words"}}, "data.columns.tokens",
          f"no such column: task {TASK_TYPES}Tagging wants words, tags."),
         (f"{TASK_TYPES}Tagging", {"columns": {"words": "tags"}}, "data.columns.tags",
-         "'tags' is also data.columns.words: each column is one thing to the task type."),
+         "'tags' is also data.columns.words: each column has one role."),
         (f"{TASK_TYPES}Tagging", {"rename": {"tags": "ner"}}, "data.columns.tags",
          "'tags' is renamed to 'ner' (data.rename): use that name."),
         (f"{TASK_TYPES}Tagging", {"cast": {"tags": "string"}}, "data.cast.tags",
-         "'string' is no type for a column of lists or objects: it is not cast, so leave it out."),
+         "'string' is not a type for a column of lists or objects: leave it out."),
         (f"{TASK_TYPES}Chatting", {"columns": {"messages": "m", "output": "o"}}, "data.columns",
-         f"messages and output do not go together: task {TASK_TYPES}Chatting wants messages; or instruction, "
+         f"messages and output cannot be combined: task {TASK_TYPES}Chatting wants messages; or instruction, "
          "input (if there is one), output."),
         (f"{TASK_TYPES}Absent", {}, "task",
          f"'{TASK_TYPES[:-1]}' has no 'Absent': it has SequenceClassification, Tagging, Chatting, Lines, Mute."),
@@ -83,9 +83,7 @@ def test_what_does_not_fit_the_kind_is_told_once_with_what_it_wants(
 
 def test_a_column_of_the_kind_is_no_slice() -> None:
     evaluation = {"metrics": ["accuracy"], "slices": ["ner"]}
-    message = (
-        "'ner' is a column that the task type has as tags: choose another, or length_bucket for groups by their length."
-    )
+    message = "'ner' is a column that the task type uses as tags: choose another, or length_bucket for groups by their length."
     assert told(f"{TASK_TYPES}Tagging", {"columns": {"tags": "ner"}}, evaluation=evaluation) == {
         "evaluation.slices[0]": message
     }

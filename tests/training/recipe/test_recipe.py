@@ -189,8 +189,8 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("training.warmup_steps", 10.5,
          "10.5 is out of range: whole steps, or below 1 the share of all steps."),
         ("training.max_length", 64, "no such field. Did you mean 'tokens.max_length'?"),
-        ("training.adam_beta1", 0.8, "has no place of its own: write it as training.extra.adam_beta1."),
-        ("training.bf16", True, "is not the recipe's to set: it follows from compute.mixed_precision."),
+        ("training.adam_beta1", 0.8, "has no field of its own: write it as training.extra.adam_beta1."),
+        ("training.bf16", True, "cannot be set in a recipe: it follows from compute.mixed_precision."),
         ("training.metric_for_best_model", "eval_accuracy",
          "'eval_accuracy' is not evaluated: choose from accuracy, loss, or add it to "
          "evaluation.metrics. Did you mean 'accuracy'?"),
@@ -201,7 +201,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("training.extra.adam_beta2", "high", "'high' is of the wrong type: it takes float."),
         ("training.extra.seed", 1, "has a field of its own: set training.seed."),
         ("training.extra.output_dir", "x",
-         "is not the recipe's to set: the project chooses where a run writes and what it is called."),
+         "cannot be set in a recipe: the project chooses the folder and the name of a run."),
         ("compute.num_processes", 0, "0 is out of range: it must be at least 1."),
         ("compute.num_processes", 1.5, "1.5 is of the wrong type: it takes a whole number."),
         ("compute.num_processes", "all", "'all' is unknown: choose from auto, a whole number."),
@@ -210,7 +210,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("release.gate.split", "test", "'test' is not evaluated: choose from validation, or add it there."),
         ("release.minimum", {}, "no such field. Did you mean 'release.gate.minimum'?"),
         ("release.champion", "latest",
-         "'latest' is kept by MLflow for versions: choose another, such as champion."),
+         "'latest' is reserved by MLflow for versions: choose another, such as champion."),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_value_and_what_is_allowed(where: str, value: Any, message: str) -> None:
@@ -314,7 +314,7 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
     }
     by_label = {"evaluation.metrics": ["f1", "roc_auc", "accuracy", "recall_micro"], "evaluation.slices": ["label"]}
     limits = dict.fromkeys(by_label["evaluation.metrics"], 0.5)
-    nothing = "means nothing where all rows have one label: choose accuracy, the share of them that get it."
+    nothing = "has no meaning if all rows have one label: choose accuracy, the share of right predictions."
     assert problems(overrides={**by_label, "release.gate.floors": {"label": limits, "label=pos": {"f1": 0.5}}}) == {
         "release.gate.floors.label.f1": f"f1 {nothing}",
         "release.gate.floors.label.roc_auc": f"roc_auc {nothing}",
@@ -357,8 +357,7 @@ def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
         "training.class_weights": idle.format("null"),
         "evaluation.metrics[1]": f"'hamming_loss' does not fit task regression: choose from {choices}",
         "evaluation.slices[0]": (
-            "'label' is for kinds of one label a row, and regression is none: choose another slice, "
-            "such as length_bucket."
+            "'label' needs one label a row, unlike task regression: choose another slice, such as length_bucket."
         ),
     }
 
@@ -464,8 +463,8 @@ def test_what_a_repository_cannot_take_is_told(values: dict[str, Any], where: st
 def test_missing_fields_are_told_with_what_they_are_for() -> None:
     values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
     assert problems(values) == {
-        "data.label": "is missing: The column of labels: names, or whole numbers; for some task types lists of them, "
-        "or any numbers."
+        "data.label": "is missing: The column of labels: names or whole numbers; lists of them or any numbers for some "
+        "task types."
     }
 
 
@@ -513,15 +512,15 @@ def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
         ({"source": "json", "header": ["text", "label"]}, "data.header",
          "['text', 'label'] is for `source: csv` only; with json, set it to null."),
         ({"header": ["text", "label", "text"]}, "data.header",
-         "'text' is there twice; each column has a name of its own."),
+         "'text' is listed twice; each column has a name of its own."),
         ({"label_separator": ","}, "data.label_separator",
          "',' is for several labels in a row, and task sequence-classification has none: set it to null."),
         ({"source": "arrow", "encoding": "latin-1"}, "data.encoding",
          "'latin-1' is for `source: csv` and `json` only; with arrow, leave it out."),
         ({"encoding": "utf-9"}, "data.encoding",
-         "'utf-9' is no encoding of text: use one such as utf-8, utf-16, latin-1, cp1252. Did you mean 'utf-8'?"),
+         "'utf-9' is not a text encoding: use one such as utf-8, utf-16, latin-1, cp1252. Did you mean 'utf-8'?"),
         ({"encoding": "base64"}, "data.encoding",
-         "'base64' is no encoding of text: use one such as utf-8, utf-16, latin-1, cp1252."),
+         "'base64' is not a text encoding: use one such as utf-8, utf-16, latin-1, cp1252."),
         ({"source": "hub", "splits": {"train": ["train", "extra"]}}, "data.splits.train",
          "['train', 'extra'] is for files only; with `source: hub`, name one split."),
         ({"validation_size": 0.5, "test_size": 0.5}, "data.test_size",
@@ -531,9 +530,9 @@ def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
          "'a' and 'b' are both renamed to 'text': each column has a name of its own."),
         ({"rename": {"text": "words"}}, "data.text", "'text' is renamed to 'words' (data.rename): use that name."),
         ({"cast": {"text": "int64"}}, "data.cast.text",
-         "'int64' is no type for a text column: cast it to string, or not at all."),
+         "'int64' is not a type for a text column: cast it to string, or not at all."),
         ({"cast": {"label": "float64"}}, "data.cast.label",
-         "'float64' is no type for the label: cast it to string, int64 or bool."),
+         "'float64' is not a type for the label: cast it to string, int64 or bool."),
         ({"cast": {"label": "int"}}, "data.cast.label",
          "'int' is unknown: choose from string, int64, float64, bool. Did you mean 'int64'?"),
     ],
@@ -607,7 +606,7 @@ def test_a_label_column_that_is_also_text_is_refused() -> None:
 
 def test_a_python_source_names_a_function() -> None:
     assert problems(overrides={"data.source": "python", "data.path": "rows.py"}) == {
-        "data.path": "'rows.py' names no object of Python: with `source: python`, write module:name."
+        "data.path": "'rows.py' is not the name of a Python object: with `source: python`, write module:name."
     }
 
 

@@ -37,7 +37,7 @@ def test_every_field_is_a_recipes_own_or_accepted_or_refused_with_a_reason() -> 
         places = [name in Training.model_fields, name in ACCEPTED, set_by_project(name) is not None]
         assert places.count(True) == 1, name
         if reason := set_by_project(name):
-            assert problems(extra={name: None}) == {f"extra.{name}": f"is not the recipe's to set: {reason}."}
+            assert problems(extra={name: None}) == {f"extra.{name}": f"cannot be set in a recipe: {reason}."}
     assert ACCEPTED.keys() <= arguments().keys()
 
 
@@ -83,7 +83,7 @@ def test_every_optimizer_of_the_installed_transformers_is_offered_or_refused_wit
         ({"class_weights": "balance"}, "class_weights",
          "'balance' is unknown: choose from balanced, weights by the labels' names. Did you mean 'balanced'?"),
         ({"class_weights": {"a": 0.0}}, "class_weights.a", "0.0 is out of range: it must be above 0."),
-        ({"callbacks": ["mine"]}, "callbacks[0]", "'mine' names nothing of Python: write it as module:name."),
+        ({"callbacks": ["mine"]}, "callbacks[0]", "'mine' is not the name of Python code: write it as module:name."),
         ({"report_to": ["comet"]}, "report_to[0]", "'comet' is unknown: choose from tensorboard, wandb."),
     ],
 )  # fmt: skip
