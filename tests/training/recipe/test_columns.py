@@ -83,7 +83,8 @@ def test_what_does_not_fit_the_kind_is_told_once_with_what_it_wants(
 
 def test_a_column_of_the_kind_is_no_slice() -> None:
     evaluation = {"metrics": ["accuracy"], "slices": ["ner"]}
-    message = "'ner' is a column that the task type uses as tags: choose another, or length_bucket for groups by their length."
+    message = "'ner' is a column that the task type uses as tags: choose another, or length_bucket for groups by their"
+    message += " length."
     assert told(f"{TASK_TYPES}Tagging", {"columns": {"tags": "ner"}}, evaluation=evaluation) == {
         "evaluation.slices[0]": message
     }
