@@ -1,4 +1,4 @@
-"""Arrow IPC files whose bytes depend on their rows alone, and the spread of a column of lengths."""
+"""Arrow IPC files whose bytes depend on their rows alone, and the distribution of a column of lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-BLOCK_ROWS = 10_000  # rows of a record batch: large enough to be read fast, small enough to hold several
+BLOCK_ROWS = 10_000  # rows of a record batch: fast to read, and small enough to hold several
 
 
 @contextmanager
@@ -23,16 +23,16 @@ def ipc_writer(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWrit
 
 @contextmanager
 def ipc_reader(path: Path, *, mapped: bool = True) -> Iterator[pa.RecordBatchFileReader]:
-    """The record batches of an IPC file. Memory-mapped they hold no memory of their own, but what was read of the map
-    counts as memory of the process; else each holds its rows, and is freed with them."""
+    """Opens an IPC file. Memory-mapped batches allocate nothing, but pages that were read count as memory of the
+    process; other batches allocate their rows, and free them."""
     with pa.memory_map(str(path)) if mapped else pa.OSFile(str(path)) as file:
         yield pa.ipc.open_file(file)
 
 
 def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of exactly BLOCK_ROWS (the last one smaller), each in memory of its own.
+    """Yields the same rows in batches of exactly BLOCK_ROWS (the last one smaller), each in its own memory.
 
-    A slice would not do: it is written with up to 63 bytes of whatever follows it in the larger buffer.
+    A slice would be written with up to 63 bytes of its neighbours in the larger buffer.
     """
     held = schema.empty_table()
     for batch in batches:
@@ -60,15 +60,15 @@ class Spread:
         self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
     def summary(self) -> dict[str, int]:
-        """`min`, `median` (of an even count the lower one) and `max`; nothing when nothing was added."""
+        """Returns `min`, `median` (of an even count the lower one) and `max`; empty if nothing was added."""
         if not self._counts:
             return {}
         return {"min": min(self._counts), "median": self._reached(0.5), "max": max(self._counts)}
 
     def histogram(self, most_bins: int = 40) -> dict[str, list[int]]:
-        """How often what lengths occur: `counts[i]` numbers from `edges[i]` up to but not `edges[i + 1]`.
+        """Returns a histogram: `counts[i]` numbers from `edges[i]` up to but not including `edges[i + 1]`.
 
-        Where a few numbers (one in 200) are far larger than the others, they share the last bin, which is wider.
+        If few numbers (one in 200) are far larger than the others, they share the last bin, which is wider.
         """
         if not self._counts:
             return {"edges": [], "counts": []}
@@ -80,7 +80,7 @@ class Spread:
         return {"edges": edges.tolist(), "counts": counts.astype(np.int64).tolist()}
 
     def _reached(self, share: float) -> int:
-        """The least of the numbers that this share of them does not exceed."""
+        """Returns the least number that this share of all does not exceed."""
         ordered = sorted(self._counts)
         sums = np.cumsum([self._counts[number] for number in ordered])
         return ordered[int(np.searchsorted(sums, share * sums[-1]))]

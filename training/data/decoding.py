@@ -234,7 +234,7 @@ def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str |
     for piece in pieces:
         done += len(piece)
         if max(done, known) > most:
-            message = f"holds more than {data.max_file_gb:g} GB{packed}: if that is meant, raise data.max_file_gb"
+            message = f"holds more than {data.max_file_gb:g} GB{packed}: if that is intended, raise data.max_file_gb"
             raise _problem(stored.file, f"{message}, else it is not the file that it seems.")
         yield piece
 

@@ -1,4 +1,4 @@
-"""Rows of the Hugging Face Hub, by `datasets`: it knows the Hub's layouts, and 5 runs no code of a repository."""
+"""Rows of data sets of the Hugging Face Hub, read by `datasets`, whose version 5 runs no code of a repository."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def hub_splits(wanted: SourceColumns, pinned: Mapping[str, Any]) -> dict[str, str]:
-    """Our splits and the Hub's names of them. Without data.splits, validation and test are left out if the data set has
-    none: validation is then held out of train."""
+    """Returns the Hub's name of each split. Without data.splits, validation and test are left out if the data set has
+    none; validation is then held out of train."""
     names = split_names(wanted.data, wanted.evaluated)
     there = {"train", *(_builder_of(wanted.data, pinned).info.splits or {})}
     return names if wanted.data.splits is not None else {split: split for split in names if split in there}
 
 
 def read_hub(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
-    """A split of a data set of the Hub, at the commit that was pinned."""
+    """A split of a data set of the Hub, at the pinned commit."""
     data = wanted.data
     name, commit = split_names(data, wanted.evaluated)[split], pinned["commit"]
     try:
@@ -46,17 +46,17 @@ def read_hub(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slice
 
 def _builder_of(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
     if Path(data.path).exists():
-        # `datasets` would read the folder instead, whatever the commit.
+        # `datasets` would read the folder instead.
         message = f"{data.path!r} is also a file or folder here: choose the source csv, json, parquet or arrow for it."
         raise UserError([Problem(kind="data", where="data.path", message=message)])
     return _hub_builder(data.path, data.config, pinned["commit"])
 
 
-@lru_cache(maxsize=1)  # for all splits: a Hub that is gone is waited for once
+@lru_cache(maxsize=1)  # for all splits: an unreachable Hub is waited for once
 def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
-    """A data set of the Hub with all its rows at hand.
+    """Downloads a data set of the Hub.
 
-    Raises UserError for what the recipe or the data set has wrong, and for the rest what the Hub's clients raise.
+    Raises UserError for a mistake in the recipe or the data set, else the errors of the Hub's clients.
     """
     import datasets
     from datasets.data_files import EmptyDatasetError
@@ -72,7 +72,7 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
         raise source_error("data.path", f"{at} is not readable: {error}") from error
     except ValueError as error:  # no such configuration, or several to choose from
         raise source_error("data.config", f"{config!r} of {at}: {error}") from error
-    if builder.hash != commit:  # the Hub does not answer: `datasets` takes the rows of the commit that it read last
+    if builder.hash != commit:  # without an answer of the Hub, `datasets` uses the last commit that it read
         stored = _stored_builder(path, config, commit)
         if stored is None:
             raise ConnectionError(f"the rows of {path!r} that are stored here are of commit {str(builder.hash)[:12]}")
@@ -85,8 +85,8 @@ def _hub_builder(path: str, config: str | None, commit: str) -> DatasetBuilder:
 
 
 def _stored_builder(path: str, config: str | None, commit: str) -> DatasetBuilder | None:
-    """The rows of exactly this commit from the cache of `datasets`; None if they are not there, or if several
-    configurations are and none is named."""
+    """Returns exactly this commit from the cache of `datasets`; None if it is not cached, or if several configurations
+    are and none is named."""
     from datasets.config import HF_DATASETS_CACHE
     from datasets.naming import camelcase_to_snakecase
     from datasets.packaged_modules.cache.cache import Cache
@@ -101,13 +101,13 @@ def _stored_builder(path: str, config: str | None, commit: str) -> DatasetBuilde
 
 
 def from_dataset(dataset: Dataset, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
-    """The rows of a `datasets.Dataset`, straight from its Arrow tables."""
+    """The rows of a `datasets.Dataset`, from its Arrow tables."""
     named = match_columns(wanted, dataset.column_names, where)
     names = _names(dataset, named[wanted.labels.source_name]) if wanted.labels else ()
     tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
     blocks = _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
-    task_types = dataset.features.arrow_schema
-    others = slices.of_file(dataset.column_names, [task_types.field(name).type for name in dataset.column_names])
+    schema = dataset.features.arrow_schema
+    others = slices.of_file(dataset.column_names, [schema.field(name).type for name in dataset.column_names])
     yield from with_slices(blocks, {ours: _column(dataset, theirs) for ours, theirs in others.items()}, slices)
 
 

@@ -1,8 +1,8 @@
 """Rows of Parquet and Arrow files, whose columns have types.
 
-Neither format can be taken at its word: a few bytes may stand for any number of rows of a long text (a dictionary, or
-what is packed), texts need not be UTF-8, and a damaged file may crash pyarrow unless its columns are validated first.
-So columns become plain ones, a block of bounded size at a time, texts as bytes, and are counted as they are handed on.
+A few bytes of either format may stand for many rows of a long text (dictionaries, compression), texts may be invalid
+UTF-8, and a damaged file may crash pyarrow unless its columns are validated first. So columns are made plain in blocks
+of bounded size, with texts as bytes, and their unpacked size is counted.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, M
 
 
 def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
-    """Parquet; label names that `datasets` left in the file's metadata are kept, in their order."""
+    """Parquet. Label names in the metadata of `datasets` are kept, in their order."""
     data = wanted.data
     for name in pinned[split]:
         where = display_name(name)
-        # The others are read from an opening of their own, so that reading ahead serves both.
+        # The columns for slices are read by a second file handle, so that reading ahead serves both.
         others_of = seekable(name) if slices.reading else nullcontext()
         with seekable(name) as source, others_of as aside:
             with _readable(where, "Parquet"):
@@ -69,13 +69,13 @@ def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[
     places = [n for n, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
     options = {"metadata": file.metadata, "pre_buffer": False, "buffer_size": PIECE_BYTES}
     by_dictionary = pq.ParquetFile(source, read_dictionary=[paths[place] for place in places], **options)
-    # Columns that were written out of dictionaries pyarrow casts to these, which fails where a text is no UTF-8, unless
-    # they are asked for; and of lists the values stay coded until it is known how many a row holds.
+    # pyarrow casts columns that were dictionaries back to them, which fails for invalid UTF-8 unless it is requested.
+    # Values of lists stay coded until the number of values a row is known.
     coded = [name for name in columns if types.is_dictionary(file.schema_arrow.field(name).type)]
     coded += [paths[place] for place in places if _stays_coded(file, place, paths[place] in columns)]
     file = pq.ParquetFile(source, read_dictionary=coded, **options)
     for number in range(file.num_row_groups):
-        # Asked for a damaged column's metadata pyarrow ends the process; made to read it, it raises.
+        # pyarrow aborts on the metadata of a damaged column, but raises when it reads the column.
         next(file.iter_batches(1, row_groups=[number], columns=columns), None)
         group = file.metadata.row_group(number)
         longest = sum(
@@ -89,7 +89,7 @@ def _parquet_batches(file: pq.ParquetFile, source: pa.NativeFile, columns: list[
 
 
 def _stays_coded(file: pq.ParquetFile, place: int, flat: bool) -> bool:
-    """Whether a column within lists or objects can be read as dictionaries in each group of rows."""
+    """Whether a column within lists or objects can be read as a dictionary in each row group."""
     if flat or file.schema.column(place).physical_type != "BYTE_ARRAY":
         return False
     groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
@@ -102,8 +102,8 @@ def _alone(file: pq.ParquetFile, source: pa.NativeFile, column: str) -> Iterator
 
 
 def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaData) -> int:
-    """The bytes that a value of a column may have in a group of rows: the average of what lies there as it is, and of
-    what is written once for many rows the largest."""
+    """Returns the bytes of a column's value in a row group: the average of plain values, the largest of values that are
+    stored once for many rows."""
     size = chunk.total_uncompressed_size
     average = size // max(1, chunk.num_values)
     if size * BLOCK_ROWS <= BLOCK_BYTES or not chunk.physical_type.endswith("BYTE_ARRAY"):
@@ -114,14 +114,14 @@ def _longest_value(file: pq.ParquetFile, group: int, chunk: pq.ColumnChunkMetaDa
             return average
         column = first.column(0)
         if types.is_dictionary(column.type):
-            # A group's dictionary comes whole with its first row.
+            # The first row brings the whole dictionary of its group.
             return average + (pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
         return size
     return size if "DELTA_BYTE_ARRAY" in chunk.encodings else average
 
 
 def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
-    """Arrow IPC files and streams, also those that `datasets` saves; label names in their metadata are kept."""
+    """Arrow IPC files and streams, also those saved by `datasets`. Label names in their metadata are kept."""
     for name in pinned[split]:
         where = display_name(name)
         with seekable(name) as source:
@@ -155,10 +155,10 @@ def _ipc_batches(
     held: Mapping[str, deque[pa.Array]],
     slices: SliceColumns,
 ) -> Iterator[pa.RecordBatch]:
-    """The wanted columns. `held` gets the others, read with them, for streams are read as wholes."""
+    """Yields the needed columns. `held` gets the others, read along with them, since a stream is read as a whole."""
     done = 0
     if others:
-        with suppress(*_DAMAGE):  # if it is one of the others that is damaged, the wanted ones can be read without
+        with suppress(*_DAMAGE):  # if one of the others is damaged, the needed ones can be read alone
             for batch in _included(source, there, list(dict.fromkeys([*needed, *others.values()]))):
                 for ours in filter(slices.reads, others):
                     held[ours].append(batch.column(others[ours]))
@@ -190,27 +190,27 @@ def _typed(
     rows = pa.RecordBatch.from_pydict({ours: plain(pa.nulls(0, kind)) for ours, kind in kinds.items()})
     empty = Block(where, rows, np.zeros(0, np.int64), names, (), 0.0)
     if any(map(types.is_nested, kinds.values())):
-        yield empty  # a nested column of no use is told before it is read
+        yield empty  # so that a useless nested column is reported before it is read
     done = size = 0
     for rows in _each(_gathered(_plain_slices(batches, named, where)), where, form):
         numbers = np.arange(done + 1, done + 1 + rows.num_rows, dtype=np.int64)
         done += rows.num_rows
-        size += max(rows.nbytes, rows.num_rows)  # a row of nothing but nulls counts, too
+        size += max(rows.nbytes, rows.num_rows)  # a row of nulls counts too
         _need_room(size, wanted.data, where)
         yield Block(where, rows, numbers, names, (), done / total if total else 0.0)
     if not done:
-        yield empty  # its types count all the same
+        yield empty  # its types are checked anyway
 
 
 def _sound(column: Iterator[pa.Array], names: Sequence[str]) -> Iterator[pa.Array]:
-    """The same values, numbers that have names as these. Raises ArrowInvalid for those that only seem to be there."""
+    """Yields the same values, validated, with label names for numbers. Raises ArrowInvalid for damaged ones."""
     for values in map(as_bytes, column):
         values.validate(full=True)
         yield with_label_names(values, names)
 
 
 def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
-    """The names that `datasets` has left for the labels, in order, if it has and they can be read."""
+    """Returns the label names in the metadata of `datasets`, in order; none if there are none."""
     try:
         stored = json.loads((metadata or {}).get(b"huggingface", b"{}"))
     except (ValueError, RecursionError):
@@ -220,7 +220,7 @@ def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[s
             match features.get(column):
                 case (
                     {"_type": "ClassLabel", "names": [*names]}
-                    | {"feature": {"_type": "ClassLabel", "names": [*names]}}  # of each entry of a list
+                    | {"feature": {"_type": "ClassLabel", "names": [*names]}}  # for each entry of a list
                     | [{"_type": "ClassLabel", "names": [*names]}]
                 ) if all(isinstance(name, str) for name in names):
                     return tuple(names)
@@ -228,26 +228,26 @@ def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[s
 
 
 def _need_room(size: int, data: Data, where: str) -> None:
-    """Raises UserError for a file that is larger than the recipe allows."""
+    """Raises UserError for a file that is larger than data.max_file_gb."""
     if size > data.max_file_gb * 1e9:
         message = f"unpacks to {size / 1e9:.3g} GB and more, but may hold {data.max_file_gb:g}: raise data.max_file_gb"
-        raise source_error(where, f"{message} if that is meant")
+        raise source_error(where, f"{message} if that is intended")
 
 
 @contextmanager
 def _readable(where: str, form: str) -> Iterator[None]:
-    """Raises UserError in place of what a damaged file raises."""
+    """Turns pyarrow's errors of a damaged file into UserError."""
     try:
         yield
     except UserError:
         raise
     except _DAMAGE as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise source_error(where, f"is not readable as {form}: {said[:300]}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise source_error(where, f"is not readable as {form}: {reason[:300]}") from error
 
 
 def _each(batches: Iterator[pa.RecordBatch], where: str, form: str) -> Iterator[pa.RecordBatch]:
-    """The same batches; what whoever takes them raises is not this file's fault."""
+    """Yields the same batches. Only errors of reading are blamed on the file, not those of the consumer."""
     while True:
         with _readable(where, form):
             batch = next(batches, None)
@@ -257,7 +257,7 @@ def _each(batches: Iterator[pa.RecordBatch], where: str, form: str) -> Iterator[
 
 
 def _plain_slices(batches: Iterable[pa.RecordBatch], named: Mapping[str, str], where: str) -> Iterator[pa.RecordBatch]:
-    """The wanted columns, plain, in slices of at most BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
+    """Yields the needed columns, plain, in slices of at most BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
     done = 0
     for batch in batches:
         columns = [as_bytes(batch.column(theirs)) for theirs in named.values()]
@@ -278,7 +278,7 @@ def _plain_slices(batches: Iterable[pa.RecordBatch], named: Mapping[str, str], w
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches joined, up to BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
+    """Joins small batches up to BLOCK_ROWS rows and about BLOCK_BYTES bytes."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,6 +1,6 @@
-"""Files of rows that a model is asked about: read some rows at a time, and written again with its answers.
+"""Files of rows to predict, read in batches and written with the predictions.
 
-| format | its rows | with answers |
+| format | its rows | predictions written |
 |---|---|---|
 | .txt | a text a line | no: it has no columns |
 | .csv, .tsv | a header, then as many fields a row; lists and objects as JSON | those that are no list and no object |
@@ -38,11 +38,11 @@ BATCH_ROWS = 2048
 LONGEST_LINE = 2**26  # characters
 
 Rows: TypeAlias = pa.RecordBatch | list[dict[str, Any]]
-"""Arrow's of Parquet, so that types stay what they are; mappings of the others."""
+"""A record batch of Parquet, which keeps its types; mappings of other formats."""
 Numbered: TypeAlias = Iterator[tuple[Sequence[int], Rows]]
 Values = tuple[Any, ...]
 Answer = Mapping[str, Any]
-"""Values by the names of what is added."""
+"""Values by the names of the added columns."""
 
 
 class Batch(NamedTuple):
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
     rows: Rows
     inputs: list[Values | None]
-    """What the model is asked about of each row; None for a row that lacks it."""
+    """The model's inputs of each row; None for a row without them."""
     numbers: Sequence[int]
     """The number of each row, as messages name it."""
 
@@ -62,11 +62,11 @@ def read(
     blank: Collection[str] = (),
     optional: Collection[str] = (),
 ) -> Iterator[Batch]:
-    """The rows of the file in order, with what they have in these columns, which may be nothing in those that are
-    `blank`, and of which the `optional` ones may be absent; in a .txt file there is only a text.
+    """Yields the rows of the file in order, with their values in these columns. Values may be missing in `blank`
+    columns, and `optional` ones may be absent. A .txt file has one column of texts.
 
-    Raises UserError for a file that cannot be read, lacks a column, has one that is called as an answer, or holds
-    no rows; and for the first row that is not as the others.
+    Raises UserError for a file that is unreadable, lacks a column, has a column with the name of a prediction, or has
+    no rows; and for the first row that does not fit.
     """
     needed, answers = [name for name in columns if name not in optional], None
     with as_user_error(str(file)):
@@ -80,7 +80,7 @@ def read(
 
 
 def answer_names(there: Collection[str], added: Iterable[str]) -> dict[str, str]:
-    """What the column of each answer is called beside these columns of a file."""
+    """Returns the column name of each prediction in a file with these columns."""
     return {name: f"predicted_{name}" if name in there else name for name in added}
 
 
@@ -109,7 +109,7 @@ def _inputs(
 
 
 def whole(values: Sequence[Any], columns: Mapping[str, Form], blank: Collection[str] = ()) -> Values | None:
-    """A row's values as they are stored, where it has one in each column that is not `blank`; else None."""
+    """Returns a row's values as they are stored; None if one is missing in a column that is not `blank`."""
     if any(value is None and name not in blank for name, value in zip(columns, values, strict=True)):
         return None
     nothing: dict[str, Any] = {"text": "", "texts": []}
@@ -118,15 +118,17 @@ def whole(values: Sequence[Any], columns: Mapping[str, Form], blank: Collection[
     )
 
 
-def need_value(value: Any, form: Form, kind: str, where: str, said: str = "") -> Any:
-    """A value of that form as it is stored of rows, nested ones of what is spelt as JSON; None where there is nothing
-    to ask about. Raises UserError with such a problem for any other, which `said` tells of."""
+def need_value(value: Any, form: Form, kind: str, where: str, subject: str = "") -> Any:
+    """Returns a value of that form as it is stored; nested ones are parsed from JSON. None for a missing value.
+
+    Raises UserError for any other value, with `subject` as the start of the message.
+    """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    said = said or f"{value!r:.60} is given"
+    subject = subject or f"{value!r:.60} is given"
     if form == "text":
         if not _is_text(value):
-            raise UserError([Problem(kind=kind, where=where, message=f"{said}, where a text belongs.")])
+            raise UserError([Problem(kind=kind, where=where, message=f"{subject}, where a text belongs.")])
         return value
     if form == "number":
         try:
@@ -134,32 +136,34 @@ def need_value(value: Any, form: Form, kind: str, where: str, said: str = "") ->
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise UserError([Problem(kind=kind, where=where, message=f"{said}, where a number belongs.")])
+            raise UserError([Problem(kind=kind, where=where, message=f"{subject}, where a number belongs.")])
         return number
     column, wrong = from_json(pa.array([value if isinstance(value, str) else as_json(value)]), "", form)
     if wrong:
-        raise UserError([Problem(kind=kind, where=where, message=f"{said}, where such as {EXAMPLES[form]} belongs.")])
+        raise UserError(
+            [Problem(kind=kind, where=where, message=f"{subject}, where such as {EXAMPLES[form]} belongs.")]
+        )
     return column[0].as_py() or None
 
 
 def _is_text(value: Any) -> bool:
     try:
         return isinstance(value, str) and (value.isascii() or value.encode() is not None)
-    except UnicodeEncodeError:  # half of a character, which JSON can write
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
         return False
 
 
 def _need_columns(there: Sequence[str], columns: Iterable[str], added: Iterable[str], file: Path) -> None:
-    """Raises UserError with all that is wrong with the names of a file's columns."""
-    said = [f"has two columns {name!r}: rename one." for name in dict.fromkeys(there) if there.count(name) > 1]
+    """Raises UserError with all problems of a file's column names."""
+    messages = [f"has two columns {name!r}: rename one." for name in dict.fromkeys(there) if there.count(name) > 1]
     for name in columns:
         if name not in there:
-            said.append(f"has no column {name!r}: it has {', '.join(there)}.{nearest(name, there)}")
+            messages.append(f"has no column {name!r}: it has {', '.join(there)}.{nearest(name, there)}")
     for name in added:
         if name in there:
-            said.append(f"has a column {name!r}, which is what part of the answer is called: rename or drop it.")
-    if said:
-        raise UserError([Problem(kind="data", where=str(file), message=one) for one in said])
+            messages.append(f"has a column {name!r}, which is the name of a prediction: rename or drop it.")
+    if messages:
+        raise UserError([Problem(kind="data", where=str(file), message=one) for one in messages])
 
 
 def _text_lines(file: Path, columns: Sequence[str]) -> Numbered:
@@ -241,10 +245,10 @@ _READERS: dict[str, Callable[[Path, Sequence[str]], Numbered]] = {
 
 
 class Writer:
-    """Writes rows with answers into `file`, in the format of `out`, which it is to become; the disk holds them when it
-    is closed.
+    """A writer of rows with predictions into `file`, in the format of `out`, which it will be renamed to. Closing it
+    syncs the file to disk.
 
-    The first batch says which columns a .csv or .parquet file has, and of which types.
+    The first batch defines the columns and types of a .csv or .parquet file.
     """
 
     def __init__(self, file: Path, out: Path, added: Mapping[str, pa.DataType]) -> None:
@@ -253,7 +257,7 @@ class Writer:
         formats = dict.fromkeys(DELIMITERS, self._csv)
         self._write = {**formats, ".jsonl": self._json_lines, ".parquet": self._parquet}[out.suffix]
         self._called: dict[str, str] | None = None
-        """What the column of each answer is called."""
+        """The column name of each prediction."""
         self._stack = ExitStack()
         self._names: list[str] = []
         self._schema: pa.Schema | None = None
@@ -269,8 +273,8 @@ class Writer:
                 os.fsync(file.fileno())
 
     def write(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
-        """Appends rows, an answer for each, None for no answer. Raises UserError for a row that does not fit the first
-        ones, in a format in which it must."""
+        """Appends rows with a prediction for each, None if there is none. Raises UserError for a row that does not fit
+        the first batch in a format with fixed columns."""
         self._called = self._called or answer_names(_names(rows), self._added)
         self._write(rows, answers)
 
@@ -301,7 +305,7 @@ class Writer:
         self._out.write_batch(batch)
 
     def _typed(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-        """Mappings as a batch of the types of the first one."""
+        """Returns mappings as a batch with the types of the first one."""
         self._names = self._names or _names(rows)
         self._need_names(rows)
         columns = {name: [row.get(name) for row in rows] for name in self._names}
@@ -314,7 +318,7 @@ class Writer:
 
     def _need_names(self, rows: list[dict[str, Any]]) -> None:
         if new := next((name for row in rows for name in row if name not in self._names), None):
-            message = f"{new!r} is in none of the first {BATCH_ROWS:,} rows, which say which columns there are"
+            message = f"{new!r} is in none of the first {BATCH_ROWS:,} rows, which define the columns"
             raise _problem(self._final, f"{message}: write a .jsonl.")
 
     def _whole(self, answer: Answer | None) -> dict[str, Any]:
@@ -324,7 +328,7 @@ class Writer:
         return (self._called or {})[name]
 
     def _opened_text(self) -> Any:
-        # Half a character is written as JSON escapes it.
+        # Half a surrogate pair is written as JSON escapes it.
         return self._stack.enter_context(self._file.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
 
 

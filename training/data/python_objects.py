@@ -25,7 +25,7 @@ _END = object()
 
 
 def read_object(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
-    """The rows that the object `data.path` has for the split; a function is called once for each."""
+    """The rows of the object `data.path` for a split; a function is called once for each split."""
     data = wanted.data
     found: Any = load_object(data.path)
     name = object_splits(data, wanted.evaluated).get(split, split)
@@ -39,7 +39,7 @@ def read_object(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sl
         where, rows = data.path, found
     else:
         where = f"{data.path}({name!r})"
-        with _told(where):
+        with _user_code(where):
             rows = found(name)
     yield from _blocks(rows, wanted, where, slices)
 
@@ -47,7 +47,7 @@ def read_object(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sl
 def _blocks(rows: Any, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     library = type(rows).__module__.partition(".")[0]
     if library == "pandas" and hasattr(rows, "columns"):
-        with _told(where):
+        with _user_code(where):
             rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
         yield from from_table(rows, wanted, where, slices)
@@ -56,7 +56,7 @@ def _blocks(rows: Any, wanted: SourceColumns, where: str, slices: SliceColumns) 
     elif isinstance(rows, Mapping):
         yield from from_columns(rows, wanted, where, slices)
     elif isinstance(rows, Iterable) or is_rows(rows):
-        with _told(where):
+        with _user_code(where):
             total = len(rows) if isinstance(rows, Sized) else None
         yield from from_mappings(_numbered(rows, where, total), wanted, where, slices, total)
     else:
@@ -64,21 +64,21 @@ def _blocks(rows: Any, wanted: SourceColumns, where: str, slices: SliceColumns) 
 
 
 def _numbered(rows: Any, where: str, total: int | None) -> Iterator[tuple[int, Any]]:
-    """Rows of an iterable, or of an object that only knows how many it has and what the n-th is."""
-    with _told(where):
+    """Yields the numbered rows of an iterable, or of an object with only a length and an index."""
+    with _user_code(where):
         given = iter(rows) if isinstance(rows, Iterable) else (rows[place] for place in range(total or 0))
     for number in count(1):
-        with _told(f"{where} row {number}"):
+        with _user_code(f"{where} row {number}"):
             row = next(given, _END)
-            row = dict(row) if isinstance(row, Mapping) else row  # so that none of their code runs later
+            row = dict(row) if isinstance(row, Mapping) else row  # so that no code of the user runs later
         if row is _END:
             return
         yield number, row
 
 
 @contextlib.contextmanager
-def _told(where: str) -> Iterator[None]:
-    """Whatever the user's own code raises is told with its line."""
+def _user_code(where: str) -> Iterator[None]:
+    """Turns errors of the user's code into UserError with the failing line."""
     try:
         yield
     except UserError:

@@ -1,11 +1,10 @@
-"""Columns beside those of the task type, by which rows of validation and test can be told apart: what slices are made
-of.
+"""Columns for slices: values that group the rows of validation and test, besides the task type's columns.
 
-Kept is every column of text, whole numbers or truths that has few different values, whether a recipe names it or not:
-one that is named later needs no row read anew. Every other column is left out, with the reason; whatever is wrong with
-a column that nobody named, the rows are read all the same.
+Every column of text, whole numbers or truths with few distinct values is kept, whether the recipe names it or not, so a
+slice that is named later needs no new reading of rows. Every other column is left out, with the reason. A problem with
+such a column never fails the rows.
 
-Memory holds the different values of each column. Those of the rows wait on disk, each as its place among them.
+Memory: the distinct values of each column. The rows' values are on disk, as indices of these.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
 
 MAX_VALUES = 1000
 MAX_BYTES = 256  # of a value
-MAX_COLUMNS = 100  # of those that can be kept by their type
+MAX_COLUMNS = 100  # of the types that can be kept
 
 Places = np.ndarray[Any, np.dtype[np.int32]]
-"""Of each row's value among the different ones; -1 where there is none."""
+"""The index of each row's value among the distinct ones; -1 for a missing value."""
 
 _FIT = (types.is_string, types.is_large_string, types.is_string_view, types.is_integer, types.is_boolean, types.is_null)
 _SORTS = {"truth": types.is_boolean, "number": types.is_integer}
@@ -43,11 +42,11 @@ NOT_READ = "cannot be read"
 
 
 class Unfit(Exception):
-    """Why a column is left out, worded to follow its name."""
+    """The reason to leave a column out, worded to follow its name."""
 
 
 class SliceColumns:
-    """What one load learns of these columns: readers ask it which of them to read, and tell it of those they cannot.
+    """The columns for slices of one load: readers get the columns to read, and report those that are unreadable.
 
     A column that is left out of one split is left out of all.
     """
@@ -63,27 +62,27 @@ class SliceColumns:
         self._files = count()
 
     def begin(self, source: str, splits: Iterable[str]) -> None:
-        """That the split `source` is read next, whose rows go into `splits` of those that are judged, if any do."""
+        """Begins to read the split `source`, whose rows go into the evaluated splits `splits`, if any."""
         self._source, self._splits, self._of_files = source, tuple(splits), None
         self._found |= {split: {} for split in self._splits}
 
     @property
     def reading(self) -> bool:
-        """Whether any column of what is read now is wanted."""
+        """Whether the split that is being read needs any column."""
         return bool(self._splits)
 
-    def of_file(self, there: Sequence[str], task_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
-        """Which columns of a file to read for slices: the recipe's name of each, and the file's.
+    def of_file(self, there: Sequence[str], types_there: Sequence[pa.DataType] = ()) -> dict[str, str]:
+        """Returns the columns of a file to read for slices, by the recipe's names.
 
-        To be asked once for each file; `there` is all its columns, `task types` their types where it knows them.
+        To be called once for each file; `there` is all its columns, `types_there` their types if the format has any.
         """
         renamed = [self._wanted.data.rename.get(name, name) for name in there]
         own = self._wanted.by_source
         found = {ours: theirs for ours, theirs in zip(renamed, there, strict=True) if ours not in own}
         self._seen |= dict.fromkeys(found)
-        for ours, task_type in zip(renamed, task_types, strict=False):
-            if not _can_be(task_type):
-                self.leave_out(ours, f"is of type {str(task_type).partition('<')[0]}")
+        for ours, kind in zip(renamed, types_there, strict=False):
+            if not _can_be(kind):
+                self.leave_out(ours, f"is of type {str(kind).partition('<')[0]}")
         times = Counter(renamed)
         for ours in found:
             if times[ours] > 1:
@@ -93,7 +92,7 @@ class SliceColumns:
         for ours in found.keys() ^ (found if self._of_files is None else self._of_files).keys():
             self.leave_out(ours, f"is in some files of {self._source} only")
         for ours in list(filter(self.reads, found))[MAX_COLUMNS:]:
-            self.leave_out(ours, f"stands behind {MAX_COLUMNS} other columns")
+            self.leave_out(ours, f"comes after {MAX_COLUMNS} other columns")
         self._of_files = found
         return {ours: theirs for ours, theirs in found.items() if self.reads(ours)} if self.reading else {}
 
@@ -102,7 +101,7 @@ class SliceColumns:
         return name not in self._left_out
 
     def leave_out(self, name: str, why: str) -> None:
-        """That the column is not kept."""
+        """Leaves a column out of all splits."""
         if self.reading and self.reads(name) and name not in self._wanted.by_source:
             self._seen[name] = None
             self._left_out[name] = why
@@ -111,7 +110,7 @@ class SliceColumns:
                     column.file.unlink(missing_ok=True)
 
     def add(self, split: str, block: Block) -> None:
-        """Keeps what the rows of a split have in the columns that are read."""
+        """Keeps the values of a split's rows in the columns that are read."""
         if not block.rows.num_rows or split not in self._splits:
             return
         for name in filter(self.reads, self._of_files or ()):
@@ -128,8 +127,8 @@ class SliceColumns:
                 file.write(places.tobytes())
 
     def write(self, split: str, final: Path, removed: Numbers) -> None:
-        """Writes the columns of a split that are kept to the file `final`, if there are any, without the rows `gone`:
-        their places among all that were added, in order."""
+        """Writes the kept columns of a split to the file `final`, if there are any, without the rows `removed`: their
+        sorted positions among all added rows."""
         kept = self.summary()["kept"]
         columns = {name: column for name, column in self._found.get(split, {}).items() if name in kept}
         if not columns:
@@ -147,7 +146,7 @@ class SliceColumns:
                 writer.write(pa.RecordBatch.from_arrays(list(arrays), schema=schema))
 
     def summary(self) -> dict[str, Any]:
-        """The names of the columns `kept`, and of those `left_out` with the reason."""
+        """Returns the names of the columns `kept`, and of those `left_out` with the reason."""
         why = dict(self._left_out)
         for name in self._seen:
             found = [columns[name] for columns in self._found.values() if name in columns]
@@ -159,15 +158,15 @@ class SliceColumns:
 
 @dataclass
 class _Column:
-    """What one split has in one column."""
+    """The values of one column in one split."""
 
     file: Path
-    """Of Places."""
+    """The file of Places."""
     places: dict[str, int] = field(default_factory=dict)
     sort: str = ""
 
     def places_of(self, chunks: Iterable[pa.Array]) -> Places:
-        """Of these values, of which new ones are added. Raises Unfit and ArrowException for what is not kept."""
+        """Returns the indices of values, and adds new ones. Raises Unfit or ArrowException for unsuitable values."""
         return np.concatenate([np.zeros(0, np.int32), *map(self._places_of, chunks)])
 
     def _places_of(self, chunk: pa.Array) -> Places:
@@ -187,12 +186,12 @@ class _Column:
         return np.array([*places, -1], np.int32)[coded.indices.fill_null(-1).to_numpy()]
 
     def values(self, removed: Numbers) -> pa.Array:
-        """The different values of the rows that are still there, in order."""
+        """Returns the distinct values of the remaining rows, sorted."""
         there = {place for places in self._without(removed) for place in np.unique(places).tolist()}
         return pa.array(sorted(text for text, place in self.places.items() if place in there), pa.string())
 
     def read(self, removed: Numbers, values: pa.Array) -> Iterator[pa.Array]:
-        """The place of each of these rows among `values`, null for none."""
+        """Yields the index of each remaining row's value in `values`, null for a missing value."""
         final = np.zeros(len(self.places) + 1, np.int32)
         final[[self.places[text] for text in values.to_pylist()]] = np.arange(len(values))
         for places in self._without(removed):
@@ -211,15 +210,14 @@ class _Column:
 def with_slices(
     blocks: Iterable[Block], columns: Mapping[str, Iterator[pa.Array]], slices: SliceColumns
 ) -> Iterator[Block]:
-    """The blocks with as many values of each column, which is read no further than it is wanted: what is wrong with one
-    leaves out that one alone."""
+    """Adds the values of each column to the blocks. A column is read while it is wanted, and left out if it fails."""
     held = {name: _Held(values) for name, values in columns.items()}
     for block in blocks:
         found: dict[str, pa.ChunkedArray] = {}
         for name in filter(slices.reads, held) if block.rows.num_rows else ():
             try:
                 found[name] = held[name].take(block.rows.num_rows)
-            except Exception as error:  # as many sorts as there are sorts of damage, and libraries that read
+            except Exception as error:  # the libraries that read raise many types
                 if isinstance(error, UserError) and error.problems[0].kind == NETWORK:
                     raise
                 slices.leave_out(name, str(error) if isinstance(error, Unfit) else NOT_READ)
@@ -227,13 +225,13 @@ def with_slices(
 
 
 class _Held:
-    """Values in chunks of any size, taken in others."""
+    """Values that come in chunks of any size, and are taken in others."""
 
     def __init__(self, chunks: Iterator[pa.Array]) -> None:
         self._chunks, self._rest = chunks, pa.nulls(0)
 
     def take(self, rows: int) -> pa.ChunkedArray:
-        """The next values. Raises StopIteration where there are fewer."""
+        """Returns the next values. Raises StopIteration if there are fewer."""
         taken = []
         while rows:
             chunk = self._rest if len(self._rest) else _filterable(next(self._chunks))
@@ -244,7 +242,7 @@ class _Held:
 
 
 def _filterable(values: pa.Array) -> pa.Array:
-    """The same values in a type of which Arrow can take some: it cannot out of views."""
+    """Returns the values in a type that Arrow can slice and filter, which views are not."""
     column = as_bytes(values)
     if types.is_binary_view(column.type):
         _need_short(column)
@@ -253,7 +251,7 @@ def _filterable(values: pa.Array) -> pa.Array:
 
 
 def _need_short(column: pa.Array) -> None:
-    """Raises Unfit where a value is too long: before it is unpacked, which may be many times over."""
+    """Raises Unfit if a value is too long, before dictionaries are unpacked."""
     if len(column) and row_sizes(column).max() > MAX_BYTES + 8:
         raise Unfit(f"has values of more than {MAX_BYTES} bytes")
 
@@ -267,7 +265,7 @@ def _can_be(task_type: pa.DataType) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    # A name that is damaged is not what a library calls it; half a character cannot be written.
+    # Libraries replace damaged characters of a name; half a character cannot be written.
     return bool(name.strip()) and "\N{REPLACEMENT CHARACTER}" not in name and _written(name) == name
 
 
@@ -276,7 +274,7 @@ def _written(name: str) -> str:
 
 
 def _spelt(value: Any) -> str | None:
-    """A value as the group of its rows is called; None for no value, which an empty text is, too."""
+    """Returns the name of a value's group; None for a missing value or an empty text."""
     if isinstance(value, bytes):
         try:
             return value.decode() if value.strip() else None

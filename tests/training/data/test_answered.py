@@ -105,7 +105,7 @@ def test_types_and_metadata_of_parquet_stay_what_they_are(tmp_path: Path) -> Non
         (
             "in.csv",
             "text,label,predicted_label\ngood,1,1\n",
-            "has a column 'predicted_label', which is what part of the answer is called",
+            "has a column 'predicted_label', which is the name of a prediction",
         ),
         ("in.csv", "text,text\na,b\n", "has two columns 'text': rename one."),
         ("in.csv", "text,n\na,1\nb\n", "row 3 has 1 fields, and its header 2."),

@@ -467,4 +467,4 @@ def test_of_very_many_columns_the_first_are_kept(tmp_path: Path) -> None:
     write_csv(tmp_path / "rows.csv", {**TRAIN, **columns})
     out = summary(read(tmp_path, "csv", tmp_path / "rows.csv"))
     assert out["kept"] == list(columns)[:MAX_COLUMNS]
-    assert out["left_out"] == dict.fromkeys(list(columns)[MAX_COLUMNS:], "stands behind 100 other columns")
+    assert out["left_out"] == dict.fromkeys(list(columns)[MAX_COLUMNS:], "comes after 100 other columns")
