@@ -57,10 +57,10 @@ def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Cast
     row_filter = parse_filter(data.filter) if data.filter else None
     left = data.limit
     for block in blocks:
-        made = _cast_block(block, wanted, row_filter, left)
+        cast = _cast_block(block, wanted, row_filter, left)
         if left is not None:
-            left -= made.block.rows.num_rows
-        yield made
+            left -= cast.block.rows.num_rows
+        yield cast
         if left == 0:
             return
 
@@ -140,7 +140,7 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
     if wanted.form_of(name) == "number":
         bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
-    return cast, {place: ("type", description, f": {_told(column[place])}") for place in bad}
+    return cast, {place: ("type", description, f": {_shown(column[place])}") for place in bad}
 
 
 def _nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
@@ -156,7 +156,7 @@ def _nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) ->
     return from_arrow(column, name, form, block.label_names)
 
 
-def _told(value: pa.Scalar) -> str:
+def _shown(value: pa.Scalar) -> str:
     try:
         return shortened(value.as_py())
     except (ValueError, OverflowError, LookupError):  # a time or zone that Python has no object for

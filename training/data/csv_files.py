@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
 
 MAX_RAGGED = 10_000  # With more misfitting rows than this, the delimiter is probably wrong.
-LONGEST_NAME = 100  # characters; questions of surveys are shorter column names than most texts are texts
+LONGEST_NAME = 100  # characters; a longer name is probably a text
 WORDS_OF_TEXT = 3  # a name of this many words may be a text
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _YEAR = re.compile(r"(19|20)\d\d")
@@ -357,10 +357,10 @@ def _columns_of(head: _Head, wanted: SourceColumns, where: str) -> dict[str, str
         twice = next((f"{name!r} is there twice" for name in header if header.count(name) > 1), None)
         why = _no_names(header, header) or twice
         if why or (renamed.isdisjoint(wanted.names) and "Did you mean" not in str(error)):
-            said = f"looks like data, not like names ({why})" if why else "names none of the recipe's columns"
+            verdict = f"looks like data, not like names ({why})" if why else "names none of the recipe's columns"
             shown, example = ", ".join(map(shortened, header[:20])), ", ".join(_example(wanted, len(header)))
             message = (
-                f"the first row of {where} {said}: {shown}. If the table has no header, name its {len(header)} "
+                f"the first row of {where} {verdict}: {shown}. If the table has no header, name its {len(header)} "
                 f"columns, such as data.header: [{example}]."
             )
             problems = [Problem(kind="data", where="data.header", message=message)]

@@ -67,11 +67,11 @@ class _KeyTwice(ValueError):
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Builds an object. Raises _KeyTwice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    parsed = dict(pairs)
+    if len(parsed) < len(pairs):
         names = [name for name, _ in pairs]
         raise _KeyTwice(next(name for name in names if names.count(name) > 1))
-    return made
+    return parsed
 
 
 def _twice(number: int, key: str) -> Fault:

@@ -59,7 +59,7 @@ class Listing:
         if os.path.isdir(path):
             with as_user_error(path):
                 files = [file.path for file in os.scandir(path) if file.is_file()]
-            return path, _of(suffixes, map(SourceFile, files))
+            return path, _with_suffixes(suffixes, map(SourceFile, files))
         if os.path.isfile(path):
             return os.path.dirname(path), [SourceFile(path)]
         if not glob.has_magic(path):
@@ -68,7 +68,7 @@ class Listing:
                 near = nearest(os.path.basename(path), os.listdir(folder) if os.path.isdir(folder) else [])
             message = f"{display_name(path)!r} does not exist ({path}): name a file, a folder or a glob.{near}"
             raise UserError([Problem(kind="data", where="data.path", message=message)])
-        return _fixed_part(path), _of(suffixes if path.endswith("*") else (), self.matching(path))
+        return _fixed_part(path), _with_suffixes(suffixes if path.endswith("*") else (), self.matching(path))
 
     def matching(self, pattern: str) -> list[SourceFile]:
         """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
@@ -84,14 +84,14 @@ class Listing:
     def _covered_there(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         parent = url.rpartition("/")[0]
         if _has_magic(url):
-            return _fixed_part(url), _of(suffixes if url.endswith("*") else (), self.matching(url))
+            return _fixed_part(url), _with_suffixes(suffixes if url.endswith("*") else (), self.matching(url))
         if is_web(url):
             return parent, _some(stat_url(url))
         if re.search(r"\.\w+$", url):  # probably a file: one request instead of several for a folder
             file = stat_url(url)
             if file is not None:
                 return parent, [file]
-        return url.rstrip("/"), _of(suffixes, self._folder(url.rstrip("/"), needed=True))
+        return url.rstrip("/"), _with_suffixes(suffixes, self._folder(url.rstrip("/"), needed=True))
 
     def _folder(self, url: str, *, needed: bool = False) -> list[SourceFile]:
         """Returns the files of a folder; none if it is missing, or UserError if it is needed."""
@@ -192,7 +192,7 @@ def _has_magic(pattern: str) -> bool:
     return "*" in pattern if is_web(pattern) else glob.has_magic(pattern)
 
 
-def _of(suffixes: Sequence[str], found: Iterable[SourceFile]) -> list[SourceFile]:
+def _with_suffixes(suffixes: Sequence[str], found: Iterable[SourceFile]) -> list[SourceFile]:
     """Returns the files with one of the suffixes (all, if there are none), sorted, without hidden ones."""
     visible = (file for file in found if not file.name.startswith("."))
     return _sorted(file for file in visible if not suffixes or file.name.endswith(tuple(suffixes)))

@@ -95,14 +95,14 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
             description = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
             raise _Misfit("malformed", description, f": {shortened(text)}") from error
 
-    return _each_made(column.to_pylist(), lambda text: _fitted(parsed(text), name, form), form)
+    return _converted_each(column.to_pylist(), lambda text: _fitted(parsed(text), name, form), form)
 
 
 def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) -> tuple[pa.Array, Wrong]:
     """Converts Arrow lists and objects likewise; whole numbers become the label names with these indices. Returns a
     column of another type as it is."""
     if form == "value":
-        return _each_made(plain(column), lambda value: _fitted(_of_scalar(value, name), name, form), form)
+        return _converted_each(plain(column), lambda value: _fitted(_of_scalar(value, name), name, form), form)
     if types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.string())), {}
     if not is_list(column.type):
@@ -123,16 +123,16 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
     return lists_like(column, values.fill_null("")), wrong
 
 
-def _each_made(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
-    made: list[Any] = []
+def _converted_each(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
+    converted: list[Any] = []
     wrong: Wrong = {}
     for place, value in enumerate(values):
         try:
-            made.append(None if value is None else make(value))
+            converted.append(None if value is None else make(value))
         except _Misfit as misfit:
-            made.append(None)
+            converted.append(None)
             wrong[place] = misfit.args
-    return pa.array(made, pa.string() if form == "value" else pa.list_(pa.string())), wrong
+    return pa.array(converted, pa.string() if form == "value" else pa.list_(pa.string())), wrong
 
 
 def _fitted(value: Any, name: str, form: Form) -> Any:
@@ -143,9 +143,9 @@ def _fitted(value: Any, name: str, form: Form) -> Any:
         if form == "value":
             return _text(as_json(value))
         if isinstance(value, list) and _ENTRIES[form].issuperset(map(type, value)):
-            made = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_label, value))
-            _text("".join(made))
-            return made
+            converted = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_label, value))
+            _text("".join(converted))
+            return converted
     except UnicodeEncodeError as error:
         raise _Misfit(*half_character(name)) from error
     except UnicodeDecodeError as error:

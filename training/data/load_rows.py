@@ -159,11 +159,11 @@ class _Reading:
         try:
             with ExitStack() as stack:
                 writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
-                for made in cast_blocks(blocks, self.wanted):
-                    into[split].filtered += made.filtered
-                    block = without_faulty(made.block, into[split], self.faults)
+                for cast in cast_blocks(blocks, self.wanted):
+                    into[split].filtered += cast.filtered
+                    block = without_faulty(cast.block, into[split], self.faults)
                     self._keep(block, into, cuts, writers)
-                    self._tell(made, share)
+                    self._report_progress(cast, share)
             self.statistics_by_split |= into
         except UserError as error:
             self.broken += error.problems
@@ -186,9 +186,9 @@ class _Reading:
             self.slices.add(name, part)
             writers[name].write(part.rows)
 
-    def _tell(self, made: CastBlock, share: float) -> None:
-        self._rows += made.block.rows.num_rows + len(made.block.faults) + made.filtered
-        if done := self._before + share * made.block.share:
+    def _report_progress(self, cast: CastBlock, share: float) -> None:
+        self._rows += cast.block.rows.num_rows + len(cast.block.faults) + cast.filtered
+        if done := self._before + share * cast.block.share:
             self.progress(self._rows, max(self._rows, round(self._rows / done)))
 
     def problems_and_labels(self) -> tuple[list[str], dict[str, int], list[Problem]]:
@@ -200,7 +200,7 @@ class _Reading:
                 statistics.as_if_corrected()
         train = self.statistics_by_split.get("train")
         if train is None:
-            return [], {}, _told(found)
+            return [], {}, _reported(found)
         parts = [
             statistics
             for statistics in self.statistics_by_split.values()
@@ -211,7 +211,7 @@ class _Reading:
         try:
             names, places = label_places(self.wanted.data.label_names, stored, seen)
         except UserError as error:
-            return [], {}, _told([*found, *error.problems])
+            return [], {}, _reported([*found, *error.problems])
         if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
             label, why = misfit
             first = next((statistics.first[label] for statistics in parts if label in statistics.first), column.field)
@@ -227,10 +227,10 @@ class _Reading:
                         Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
                         for one in check(statistics, places, self.duplicate_texts)
                     ]
-        return names, places, _told(found)
+        return names, places, _reported(found)
 
 
-def _told(found: Iterable[Problem]) -> list[Problem]:
+def _reported(found: Iterable[Problem]) -> list[Problem]:
     """Returns each problem once, errors first, at most MAX_PROBLEMS."""
     once = sorted(dict.fromkeys(found), key=lambda problem: problem.level)
     if more := once[MAX_PROBLEMS:]:

@@ -59,9 +59,9 @@ def from_mappings(
         arrays = {name: _array(column, name, wanted) for name, column in zip(names, by_column, strict=True)}
         batch = pa.RecordBatch.from_pydict(arrays)
         share = done / total if total else 0.0
-        with_slices = _slice_values([held[place][1] for place in good], others, known, wanted.data, slices)
+        slice_values = _slice_values([held[place][1] for place in good], others, known, wanted.data, slices)
         numbers = np.array([held[place][0] for place in good], np.int64)
-        yield Block(where, batch, numbers, (), faults, share, with_slices, spelt=True)
+        yield Block(where, batch, numbers, (), faults, share, slice_values, spelt=True)
 
 
 def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
@@ -77,10 +77,10 @@ def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, sl
     there = [name for name in table if isinstance(name, str)]
     others = [name for name in there if slices.reading and name not in named.values()]
     count = next(iter(lengths.values()))
-    with_slices = [_guarded(table, name, count, wanted.data, slices) for name in others]
+    slice_values = [_guarded(table, name, count, wanted.data, slices) for name in others]
     rows = (
         dict(zip([*named.values(), *others], [*row, *more], strict=True))
-        for row, *more in zip(zip(*columns, strict=True), *with_slices, strict=False)
+        for row, *more in zip(zip(*columns, strict=True), *slice_values, strict=False)
     )
     yield from from_mappings(enumerate(rows, 1), wanted, where, slices, count, there)
 

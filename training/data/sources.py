@@ -89,7 +89,7 @@ class _Search:
                 files |= dict.fromkeys(self._chosen(split, [name], where))
             for other, taken in found.items():
                 for file in files.keys() & dict.fromkeys(taken).keys():
-                    self._tell(
+                    self._add_problem(
                         f"data.splits.{split}", f"{display_name(file.file)} is in {other} as well: each file has one."
                     )
             found[split] = list(files)
@@ -108,9 +108,9 @@ class _Search:
         if "train" not in found:
             if self.there and not found and not like:
                 return {"train": self.there}
-            self._tell("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
+            self._add_problem("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
         elif "validation" not in found and like:  # holding rows out of train instead would surprise
-            self._tell("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
+            self._add_problem("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
         return found
 
     def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[SourceFile]:
@@ -123,9 +123,9 @@ class _Search:
             return []
         if len(hits) > 1:
             some = ", ".join(display_name(file.file) for found in hits.values() for file in found[:2])
-            self._tell(where, f"the {split} split could be any of {some}: name its file in data.splits.{split}.")
+            self._add_problem(where, f"the {split} split could be any of {some}: name its file in data.splits.{split}.")
         elif not hits and needed:
-            self._tell(where, self._absent(split, names, anywhere=True))
+            self._add_problem(where, self._absent(split, names, anywhere=True))
         return next(iter(hits.values()), [])
 
     def _forms(self, names: Iterable[str], anywhere: bool) -> list[str]:
@@ -164,7 +164,7 @@ class _Search:
         advice = f" ({sheet} is a spreadsheet: {EXPORT})" if sheet else ""
         return f", only {', '.join(names[:5])}{advice}" if names else ""
 
-    def _tell(self, where: str, message: str) -> None:
+    def _add_problem(self, where: str, message: str) -> None:
         self.problems.append(Problem(kind="data", where=where, message=message))
 
 
