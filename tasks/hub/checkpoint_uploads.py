@@ -1,5 +1,4 @@
-"""A training's checkpoints go to the Hugging Face Hub while it goes on, by a child of the flow that training knows
-nothing of."""
+"""Upload of checkpoints to the Hugging Face Hub during training, by a child program of the flow."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from training.recipe import Recipe
 
 PROGRAM = "tasks.hub.push_checkpoints"
 FOLDER = "hub"
-"""In the training's job: that of the child."""
+"""The child's job folder, in the training's."""
 ENDED = "ended"
-"""The file that tells the child that no checkpoint will follow."""
+"""The file that marks the end of training for the child: no checkpoint will follow."""
 LAST_UPLOAD_S = 60.0
 """How long the end of training waits for the next checkpoint to arrive."""
 
@@ -29,7 +28,7 @@ LAST_UPLOAD_S = 60.0
 def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
     """Around the training of `work`: its checkpoints are pushed as `release.hub.checkpoints` says.
 
-    What goes wrong with that is a warning; the training neither waits for it nor fails of it.
+    An error of the upload is a warning; training neither waits for uploads nor fails because of them.
     """
     hub = recipe.release.hub
     outgoing = work.job / checkpoints.OUTGOING  # makes the training keep what it would rotate away unsent
@@ -54,7 +53,7 @@ def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
 
 
 def _end(child: Handle, folder: Path, work: Work) -> None:
-    """Lets the child send what is left as long as it makes progress, and warns of what is missing."""
+    """Waits for the remaining uploads as long as they make progress, and warns about missing checkpoints."""
     (folder / ENDED).touch()
     saved = work.job / CHECKPOINTS
     left, deadline = checkpoints.to_send(saved), time.monotonic() + LAST_UPLOAD_S

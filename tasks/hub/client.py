@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: what a name means there, and in one message what is wrong when it does not answer as hoped."""
+"""Look-ups at the Hugging Face Hub, and its errors as one message with the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files become those of a branch on the Hugging Face Hub: in one commit, or in none where they are that already."""
+"""Pushes files to a branch on the Hugging Face Hub in one commit, or in none if nothing changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 SILENT_S = 300.0
-"""The clients wait for ever for a server that says nothing; a large commit may take it minutes."""
+"""The clients have no read time-out of their own; the server may take minutes for a large commit."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a branch, or a pull request, is now."""
+    """The state of a branch, or a pull request, after a push."""
 
     revision: str
     """The branch, or `refs/pr/N`."""
@@ -50,7 +50,7 @@ class Pushed:
 
 
 def environment() -> dict[str, str]:
-    """What a child that writes to the Hub is given: the network, and the access token, which no other child gets."""
+    """The variables of a child program that writes to the Hub: online, with the access token, which no other gets."""
     given = {name: os.environ[name] for name in ACCESS_TOKENS if name in os.environ}
     offline = os.environ.get("HF_HUB_OFFLINE", "0")
     # Their warnings name addresses with signatures in them.

@@ -1,4 +1,4 @@
-"""The program that pushes a training's checkpoints to the Hugging Face Hub, beside the training, as they appear."""
+"""The program that pushes the checkpoints of a training to the Hugging Face Hub as they appear."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 
 class Uploads:
-    """What of a training's checkpoints is on the Hub.
+    """The checkpoints of a training that are on the Hub, and the upload of new ones.
 
     Args:
         job: as `main` has it.

@@ -1,8 +1,8 @@
-"""What fits into memory: by how much batches are divided, remembered for the next run on the same hardware.
+"""Division of batches that fits into memory, remembered for the next run on the same hardware.
 
-    <home>/memory/<digest>.json    what the work was, and by how much its batches are divided
+    <home>/memory/<digest>.json    the work, and the number that its batches are divided by
 
-An optimizer step keeps its rows; they are only taken in more, smaller passes.
+An optimizer step keeps its rows, in more and smaller passes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stage's work in a child program: started or continued under the stage's key, its output brought home."""
+"""Runs a stage's child program: started or resumed under the stage's key, its output linked into the artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `auto` means on this machine, found without importing torch."""
+"""Hardware of this machine, found without importing torch: GPUs, memory, and the meaning of `auto`."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ def mixed_precision() -> Literal["no", "bf16", "fp16"]:
 
 def gpu_compute_capabilities() -> list[tuple[int, int]]:
     """(major, minor) of each NVIDIA GPU that programs here see; empty without a driver."""
-    return _ask_gpus(lambda nvml, gpu, name: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu)))
+    return _query_gpus(lambda nvml, gpu, name: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu)))
 
 
 def visible_gpus() -> list[str]:
     """The NVIDIA GPUs that programs here see, as CUDA_VISIBLE_DEVICES names them: by number or UUID."""
-    return _ask_gpus(lambda nvml, gpu, name: name)
+    return _query_gpus(lambda nvml, gpu, name: name)
 
 
 def memory() -> list[str]:
     """The memory that models are trained in, in bytes: of each GPU, with its name, or the machine's."""
-    gpus = _ask_gpus(lambda nvml, gpu, name: f"{nvml.nvmlDeviceGetName(gpu)} {nvml.nvmlDeviceGetMemoryInfo(gpu).total}")
+    gpus = _query_gpus(
+        lambda nvml, gpu, name: f"{nvml.nvmlDeviceGetName(gpu)} {nvml.nvmlDeviceGetMemoryInfo(gpu).total}"
+    )
     return gpus or [str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
 
 
 class Gpu(NamedTuple):
-    """A GPU as its driver tells of it."""
+    """A GPU, from its driver."""
 
     name: str
     free_bytes: int
@@ -56,20 +58,20 @@ class Gpu(NamedTuple):
 def gpus() -> list[Gpu]:
     """The NVIDIA GPUs that programs here see; empty without a driver."""
 
-    def told(nvml: Any, gpu: Any, name: str) -> Gpu:
+    def describe(nvml: Any, gpu: Any, name: str) -> Gpu:
         memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
         driver = str(nvml.nvmlSystemGetDriverVersion())
         return Gpu(str(nvml.nvmlDeviceGetName(gpu)), int(memory.free), int(memory.total), driver)
 
-    return _ask_gpus(told)
+    return _query_gpus(describe)
 
 
 def free_gpu_memory() -> list[int]:
     """The bytes of each GPU that programs here see which nothing has taken."""
-    return _ask_gpus(lambda nvml, gpu, name: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
+    return _query_gpus(lambda nvml, gpu, name: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
 
 
-def _ask_gpus(question: Callable[[Any, Any, str], Answer]) -> list[Answer]:
+def _query_gpus(question: Callable[[Any, Any, str], Answer]) -> list[Answer]:
     try:
         import pynvml as nvml
     except ImportError:
@@ -90,7 +92,7 @@ def _handle(nvml: Any, name: str) -> Any:
 
 
 def killed_for_memory() -> int:
-    """How many processes Linux has killed because memory ran out, so far; 0 where it does not tell.
+    """How many processes Linux has killed because memory ran out, so far; 0 if that is unknown.
 
     Those of this process's control group, such as a container or a scheduler's job, else of the whole machine.
     """

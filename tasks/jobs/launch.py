@@ -130,7 +130,7 @@ def accelerate_argv(
 
     `num_processes` are those of all machines together.
 
-    Every value is said, and a configuration file of ours is named, so that nothing comes from the one that
+    Every value is given, and a configuration file of ours is named, so that nothing comes from the one that
     `accelerate config` may have left in the user's cache: that is read even when every value is given here.
     """
     argv = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -196,8 +196,8 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path 
     """
     job = job.resolve()
     (job / LOGS).mkdir(parents=True, exist_ok=True)
-    for told in job.glob("outcome*.json"):
-        told.unlink()  # of an earlier try; this one may be killed before it gets so far
+    for outcome in job.glob("outcome*.json"):
+        outcome.unlink()  # of an earlier try; this one may be killed before it gets so far
     with open(job / LOGS / "supervisor.log", "ab") as log:
         supervisor = subprocess.Popen(
             [
@@ -226,7 +226,7 @@ def poll(handle: Handle) -> bool:
         return start_ticks(handle.pid) == handle.started != 0
     if supervisor.poll() is None:
         return True
-    _let_go(handle)
+    _release(handle)
     return False
 
 
@@ -289,24 +289,24 @@ def run_job(
 
 
 def _ended(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
-    told = _told(handle)
+    reported = _reported(handle)
     # Where the system kills one of several for want of memory, the launcher stops the others.
-    if told is None or (short_of_memory and _kind(told) == "interrupted"):
-        return _untold(handle, began=began, short_of_memory=short_of_memory)
-    return told
+    if reported is None or (short_of_memory and _kind(reported) == "interrupted"):
+        return _unexplained(handle, began=began, short_of_memory=short_of_memory)
+    return reported
 
 
-def _told(handle: Handle) -> Outcome | None:
-    """What the job's programs told of the cause; that another of them is gone is no cause."""
+def _reported(handle: Handle) -> Outcome | None:
+    """The outcome that the job's programs reported; the loss of another process is not its cause."""
     outcome = read_outcome(Path(handle.job))
     return None if outcome is None or _kind(outcome) == "lost_rank" else outcome
 
 
 def _stalled(handle: Handle, stall_timeout_s: float) -> Outcome:
-    # A program that is stopped says "interrupted"; anything else was told before and is the cause.
-    told = _told(handle)
-    if told is not None and _kind(told) != "interrupted":
-        return told
+    # A program that is stopped reports "interrupted"; anything else was reported before and is the cause.
+    reported = _reported(handle)
+    if reported is not None and _kind(reported) != "interrupted":
+        return reported
     message = f"No sign of life for {stall_timeout_s:g} s (compute.stall_timeout_s), so the job was stopped."
     return _failed("stalled", message, handle)
 
@@ -316,7 +316,7 @@ def _kind(outcome: Outcome) -> str | None:
 
 
 class _Follower:
-    """Delivers a job's events, each once, and knows how long none has come."""
+    """Delivers a job's events, each once, and measures the time since the last one."""
 
     def __init__(self, path: Path, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
         self._path = path
@@ -336,8 +336,8 @@ class _Follower:
         return time.monotonic() - self._last
 
 
-def _untold(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
-    """The failure of a job whose cause nobody told. Its exit code does not tell: accelerate's is always 1."""
+def _unexplained(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
+    """The failure of a job without an outcome. Its exit code is no help: accelerate's is always 1."""
     job = Path(handle.job)
     if full := full_disk(job):  # then no outcome could be written
         failure = Failure(kind="user_error", message=str(full), problems=full.problems)
@@ -366,7 +366,7 @@ def _failed(kind: FailureKind, message: str, handle: Handle, where: str = "") ->
     return Outcome(state="failed", failure=Failure(kind=kind, message=tail, traceback=where))
 
 
-def _let_go(handle: Handle) -> None:
+def _release(handle: Handle) -> None:
     supervisor = _started.pop(handle.pid)
     if supervisor.stdin is not None:
         supervisor.stdin.close()

@@ -1,7 +1,6 @@
-"""Prefect automations that this project makes, known by their names: what crashes the runs of workers that died, and
-what sends notifications.
+"""Prefect automations of this project: one crashes the runs of workers that died, others send notifications.
 
-A notification goes through a block of the server's, which alone knows its address and its secrets.
+They are found by their names. A notification is sent through a block of the server, which holds address and secrets.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 
 DEAD = "finetune: crash runs that fell silent"
 SILENT_S = 95.0
-"""Three signs of life are missed: one may be lost while the server starts again."""
+"""Three heartbeats: one may be lost while the server restarts."""
 AT_REST = (
     *("Completed", "Unchanged", "HubUnreachable", "Failed", "TimedOut", "Crashed", "Cancelled"),
     *("AwaitingRetry", "Scheduled", "Pending", "Paused", "Suspended"),
 )
-"""States of which none is expected to say that it goes on. A run whose end has another name is silent all the same, and
-stays as it ended: the server crashes none that has."""
+"""States in which a run sends no heartbeats. A run that ended in a state of another name keeps it: the server crashes
+no run in a final state."""
 NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
 PAGE = 200
 Labels = dict[str, str | list[str]]
@@ -42,11 +41,11 @@ VERDICT_BODY = """{{ event.payload.reason }}
 FAILURE_SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name|lower }}"
 FAILURE_BODY = """{{ flow_run.state.message }}
 Run: UI_URL/runs/flow-run/{{ flow_run.id }}
-Go on with it: finetune resume {{ flow_run.id }}"""
+Continue it: finetune resume {{ flow_run.id }}"""
 
 
 class Notification(NamedTuple):
-    """One automation that notifies."""
+    """One automation that sends notifications."""
 
     kind: str
     """verdict or failure."""
@@ -61,7 +60,7 @@ class Notification(NamedTuple):
 
 
 def crash_silent_runs(client: SyncPrefectClient) -> None:
-    """Has the server crash runs that say no more that they go on. One that somebody disabled stays disabled."""
+    """Creates the automation that crashes runs without heartbeats. If a person disabled it, it stays disabled."""
     from datetime import timedelta
 
     from prefect.client.schemas.objects import StateType
@@ -78,14 +77,15 @@ def crash_silent_runs(client: SyncPrefectClient) -> None:
         threshold=1,
         within=timedelta(seconds=SILENT_S),
     )
-    message = f"No sign of life for {SILENT_S:g} s: its worker or its machine died. `finetune resume` goes on with it."
+    message = f"No heartbeat for {SILENT_S:g} s: its worker or its machine died. Continue it with `finetune resume`."
     crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
-    told = "Runs whose worker or machine died are crashed, so that they can be tried again."
-    _put(client, AutomationCore(name=DEAD, description=told, trigger=silence, actions=[crash]))
+    description = "Runs whose worker or machine died are crashed, so that they can be retried."
+    _put(client, AutomationCore(name=DEAD, description=description, trigger=silence, actions=[crash]))
 
 
 def notify(client: SyncPrefectClient, called: str, kinds: Collection[str]) -> None:
-    """Has the server notify through this block of these kinds, and of no other. Raises UserError for an unknown one."""
+    """Creates the notifications of these kinds through the block and deletes its others. Raises UserError for an
+    unknown block."""
     block = _block(client, called)
     for kind in KINDS:
         one = Notification(kind, called, enabled=True)
@@ -97,7 +97,7 @@ def notify(client: SyncPrefectClient, called: str, kinds: Collection[str]) -> No
 
 
 def _put(client: SyncPrefectClient, made: AutomationCore) -> None:
-    """Makes it, or changes that of its name to it; whether that is enabled stays."""
+    """Creates the automation, or updates the one of its name, which stays enabled or disabled."""
     if known := client.read_automations_by_name(made.name):
         # Set by name, for the client leaves out all else; but the owner the server refuses to be told.
         whole = {**made.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
@@ -107,7 +107,7 @@ def _put(client: SyncPrefectClient, made: AutomationCore) -> None:
 
 
 def notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
-    """Those that there are, by the automation's id."""
+    """All notifications, by the automation's id."""
     found = {}
     for one in client.read_automations():
         if called := NAME.fullmatch(one.name):
@@ -116,17 +116,17 @@ def notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
 
 
 def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str]) -> list[Notification]:
-    """Ends the notifications of these kinds through this block, or through all; gives those. Raises UserError for a
-    block without any."""
+    """Deletes the notifications of these kinds through this block, or through all, and returns them. Raises UserError
+    for a block without notifications."""
     found = notifications(client)
-    gone = {id: one for id, one in found.items() if block in (None, one.block) and one.kind in kinds}
-    if not gone and block is not None:
+    removed = {id: one for id, one in found.items() if block in (None, one.block) and one.kind in kinds}
+    if not removed and block is not None:
         blocks = sorted({one.block for one in found.values()})
         message = f"nothing is sent through {block!r}, only through {', '.join(blocks) or 'no block at all'}."
         raise _mistake(message + nearest(block, blocks))
-    for id in gone:
+    for id in removed:
         client.delete_automation(id)
-    return [*gone.values()]
+    return [*removed.values()]
 
 
 def _verdicts() -> EventTrigger:
@@ -156,11 +156,11 @@ def _notification(one: Notification, block: BlockDocument) -> AutomationCore:
     from prefect.events.schemas.automations import AutomationCore
     from prefect.settings import PREFECT_UI_URL
 
-    trigger, subject, body, told = KINDS[one.kind]
+    trigger, subject, body, description = KINDS[one.kind]
     # As it is reached from here: Prefect's own filter for links gives None on a server that was not told its address.
     linked = body.replace("UI_URL", str(PREFECT_UI_URL.value()))
     send = SendNotification(block_document_id=block.id, subject=subject, body=linked)
-    return AutomationCore(name=one.name, description=told, trigger=trigger(), actions=[send])
+    return AutomationCore(name=one.name, description=description, trigger=trigger(), actions=[send])
 
 
 def _block(client: SyncPrefectClient, called: str) -> BlockDocument:

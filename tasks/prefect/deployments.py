@@ -1,4 +1,4 @@
-"""Deployment files, checked as a whole and given to the Prefect server."""
+"""Deployment files: validated completely, then deployed to the Prefect server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Deployment:
 
 
 def checked(files: Sequence[Path]) -> list[Deployment]:
-    """The deployments of the files. Raises UserError with the mistakes of all of them."""
+    """The deployments of the files. Raises UserError with the problems of all files."""
     found: list[Deployment] = []
     problems: list[Problem] = []
     for file in files:
@@ -57,7 +57,7 @@ def need_server() -> str:
 
 
 def need_pools(names: Iterable[str]) -> None:
-    """Makes the work pool that `finetune up` serves where it is missing. Raises UserError for any other that is."""
+    """Creates the work pool of `finetune up` if it is missing. Raises UserError for any other missing work pool."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
@@ -80,7 +80,7 @@ def need_pools(names: Iterable[str]) -> None:
 
 
 def deploy(file: Path) -> None:
-    """Gives the server all of the file's deployments. Raises ServicesFailed with what Prefect said."""
+    """Deploys all deployments of the file. Raises ServicesFailed with Prefect's output."""
     argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     run = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if run.returncode:
@@ -117,7 +117,7 @@ def _deployments(file: Path) -> list[Deployment]:
 
 
 def _not_prefects(file: Path, listed: Sequence[dict[str, Any]]) -> list[Problem]:
-    """What Prefect would pass over in silence: fields that it does not know, and values that it cannot read."""
+    """Problems that Prefect ignores silently: unknown fields, and values that it cannot read."""
     from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel
     from pydantic import ValidationError
 

@@ -1,6 +1,6 @@
-"""Events that the Prefect server is told, and the runs that deployments start because of them.
+"""Prefect events that this project emits, and the runs that deployments start on them.
 
-| event | resource | told |
+| event | resource | emitted |
 |---|---|---|
 | finetune.data.updated | finetune.data.NAME | by `finetune data-updated NAME` |
 | finetune.run.alive | prefect.flow-run.ID | by each run, twice a minute |
@@ -38,44 +38,44 @@ ENDED_WAIT_S = 2.0
 
 @contextlib.contextmanager
 def alive(run: str) -> Iterator[None]:
-    """Tells the server in the block that this flow run goes on, from a thread: one that falls silent is taken for dead.
+    """Emits heartbeats of this flow run during the block, from a thread: a run without them is taken for dead.
 
-    Prefect's own heartbeat comes as often as whoever started the run has set, by default every three minutes: too
-    seldom to be missed within two.
+    The interval of Prefect's own heartbeat is set by the starter of the run, by default to three minutes: too long to
+    be missed within two.
     """
     from prefect.events import emit_event
 
     ended = threading.Event()
 
-    def tell() -> None:
+    def emit() -> None:
         while not ended.is_set():
             emit_event(ALIVE, {RESOURCE: f"prefect.flow-run.{run}"})
             ended.wait(ALIVE_EVERY_S)
 
-    # In this context, which knows the server.
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(tell,), name="alive", daemon=True)
+    # In this context, which has the server's address.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(emit,), name="alive", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join(ENDED_WAIT_S)  # what it tells after the run's end would look like a run that goes on
+        thread.join(ENDED_WAIT_S)  # a heartbeat after the run's end would look like a run that is running
 
 
 def verdict(model: str, payload: dict[str, Any]) -> None:
-    """Tells the server what became of a run for this model; `payload["decision"]` is a label of the event too, for
-    triggers to match. It is sent by a thread of Prefect's: a server that is away delays nothing."""
+    """Emits the verdict of a run for this model; `payload["decision"]` is a label of the event too, for triggers to
+    match. A thread of Prefect's sends it: a server that is down delays nothing."""
     from prefect.events import emit_event
 
     emit_event(VERDICT, {RESOURCE: MODEL + model, DECISION: payload["decision"]}, payload=payload)
 
 
 def data_updated(name: str) -> list[tuple[str, FlowRun]]:
-    """Tells the server that the data of this name were updated, and waits until that has started a run of each
-    deployment that it starts: `retrain/sst2`, with the run.
+    """Emits that the data of this name were updated, and waits until the server has started a run of each deployment
+    with such a trigger. Returns the runs with the names of their deployments, such as `retrain/sst2`.
 
-    Raises UserError, and tells the server nothing, without a server or without such a deployment; ServicesFailed where
-    the server does not answer, or does not start them.
+    Raises UserError, and emits nothing, without a server or such a deployment. Raises ServicesFailed if the server does
+    not answer, or does not start the runs.
     """
     from prefect.client.orchestration import get_client
     from prefect.events import Event, Resource
@@ -93,13 +93,13 @@ def data_updated(name: str) -> list[tuple[str, FlowRun]]:
 async def _send(event: Event) -> None:
     from prefect.events.clients import get_events_client
 
-    # The client waits for the server to confirm each event: what it could not send, it would only log else.
+    # With a checkpoint at each event the client raises errors of sending, which it would only log otherwise.
     async with get_events_client(checkpoint_every=1) as client:
         await client.emit(event)
 
 
 def _started_by(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.UUID]:
-    """The deployments that the event starts. Raises UserError without one."""
+    """The deployments that the event starts. Raises UserError if there is none."""
     from prefect.events.actions import RunDeployment
     from prefect.events.schemas.automations import EventTrigger
     from prefect.events.schemas.events import ResourceSpecification
@@ -121,7 +121,7 @@ def _started_by(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.
 
 
 def _runs(client: SyncPrefectClient, event: Event, deployments: set[uuid.UUID]) -> list[tuple[str, FlowRun]]:
-    """The deployments' runs that the server has made since the event, by flow and deployment."""
+    """The deployments' runs that the server has created since the event, by flow and deployment."""
     from prefect.client.schemas.filters import (
         DeploymentFilter,
         DeploymentFilterId,

@@ -159,7 +159,7 @@ def test_a_run_that_falls_silent_is_crashed_and_one_that_tells_goes_on(monkeypat
             client.set_flow_run_state(ended.id, Completed(), force=True)
             wait_until(lambda: client.read_flow_run(silent.id).state_type == StateType.CRASHED)
             told = client.read_flow_run(silent.id).state
-            assert told is not None and "`finetune resume` goes on with it" in str(told.message)
+            assert told is not None and "Continue it with `finetune resume`" in str(told.message)
             # One that was taken for dead while the server was away, and goes on, may still say how it ended.
             client.set_flow_run_state(silent.id, Completed())
             assert client.read_flow_run(silent.id).state_type == StateType.COMPLETED
