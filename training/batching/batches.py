@@ -25,9 +25,9 @@ from training.batching.random_states import Numbered
 from training.problems import Problem, UserError
 
 Batch = dict[str, torch.Tensor]
-"""Tensors by name, a line a row."""
+"""Tensors by name, with the rows in the first dimension."""
 IGNORED = -100
-"""The label of a token that has none: cross entropy leaves it out."""
+"""The label of a token that is no target; cross entropy ignores it."""
 MEGABATCH = 50
 """Optimizer steps' worth of random rows that are sorted together. More pads less and mixes lengths less."""
 
@@ -59,23 +59,23 @@ class TokenRows(Dataset[dict[str, Any]]):
 
     @property
     def count_targets(self) -> bool:
-        """Whether they say how many targets each has."""
+        """Whether rows have a column `targets`."""
         return "targets" in self._values
 
     @property
     def targets(self) -> npt.NDArray[np.int32]:
-        """(N,) how many of each row's tokens are targets of the loss, the column `targets`; 1 where there is none."""
+        """(N,) the number of targets of each row, the column `targets`; 1 for each row without the column."""
         return self._values.get("targets", np.ones(len(self), np.int32))
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """The tokens of each row of the data, which may have several rows here."""
+        """The number of tokens of each row of the data, which may have several feature rows."""
         row = self._values.get("row")
         return self.lengths if row is None else np.bincount(row, weights=self.lengths).astype(np.int32)
 
     @property
     def labels(self) -> npt.NDArray[Any]:
-        """(N,) the label of each row, where rows have one label or number."""
+        """(N,) the label of each row, for rows with one label or number."""
         return self._values["label"]
 
     def __getitem__(self, row: int) -> dict[str, Any]:
@@ -87,11 +87,11 @@ class TokenRows(Dataset[dict[str, Any]]):
             features[name] = values[offsets[within] : offsets[within + 1]]
         return features
 
-    def labelled(self, answers: pa.Table) -> pa.Table:
-        """Answers to all of the rows, in order, with the `label` of each in front, where rows have one: in words, where
-        they have it so."""
+    def labelled(self, predictions: pa.Table) -> pa.Table:
+        """The predictions of all rows, in order, with `label` as the first column if rows have one: the column
+        `reference` (a text), or else `label`."""
         name = next((name for name in ("reference", "label") if name in self.table.column_names), None)
-        return answers if name is None else answers.add_column(0, "label", self.table[name])
+        return predictions if name is None else predictions.add_column(0, "label", self.table[name])
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """The rows of a batch, Numbered where their numbers are."""
@@ -124,7 +124,7 @@ class PadToLongest:
         self.multiple = multiple
         self.left = tokenizer.padding_side == "left"
         self.fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-        """What rows have of each token, and what fills it up; a kind may add to it what its features have beside."""
+        """The columns with a value for each token, and their padding values. A task type may add columns."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         lengths = [len(row["input_ids"]) for row in rows]
@@ -141,11 +141,11 @@ class PadToLongest:
         return batch
 
     def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[Any] | None:
-        """What the model shall say of the rows of a batch that is so wide, a label each; None where they have none."""
+        """The labels of a batch of this width, one for each row; None for rows without labels."""
         return _labels([row["label"] for row in rows]) if "label" in rows[0] else None
 
     def padded(self, rows: Sequence[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
-        """What the tokens of each row have, as wide as the batch."""
+        """(B, T) the values of each row's tokens, padded to the width of the batch."""
         padded = np.full((len(rows), width), fill, dtype=np.int64)
         for line, row in zip(padded, rows, strict=True):
             line[self._place(len(row), width)] = row
@@ -158,7 +158,7 @@ class PadToLongest:
 class PadTags(PadToLongest):
     """The same, for rows of words: labels are (B, T), the tag of a word at its first token, IGNORED at all others.
 
-    Where rows have no tags, 0 stands for one, so that it is known where an answer belongs.
+    Rows without tags get the label 0 there, which marks the tokens that have predictions.
     """
 
     def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[np.int64]:

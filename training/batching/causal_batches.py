@@ -22,9 +22,9 @@ from training.tokenization.packing import OF_ANSWER, STARTS
 
 FIRST, SECOND = [1, 2, 3, 4], [5, 6, 7]
 OTHER_FIRST, OTHER_SECOND = [7, 6, 5, 7], [3, 2, 1]
-"""The documents that a model is tried with. In rows of equal length, so that on a GPU the same kernels round alike."""
+"""The documents of the trials, in rows of equal length, so that a GPU uses the same kernels and rounding."""
 TOLERANCE = 1e-4
-"""Of the largest logit: rounding is a hundredth of it."""
+"""Relative to the largest logit; rounding is a hundredth of it."""
 
 
 class PadDocuments(PadToLongest):
@@ -47,19 +47,21 @@ class PadDocuments(PadToLongest):
         starts = np.zeros(there.shape, np.bool_)
         for line, row in zip(starts, rows, strict=True):
             line[row.get(STARTS, 0)] = True
-            line[len(row["input_ids"]) :][:1] = True  # what fills up is one more document
-        untold = torch.from_numpy(starts | ~there)
+            line[len(row["input_ids"]) :][:1] = True  # padding is one more document
+        no_target = torch.from_numpy(starts | ~there)
         if OF_ANSWER in batch:
-            untold |= batch[OF_ANSWER] == 0
-        made = {"input_ids": ids, "labels": ids.masked_fill(untold, IGNORED)}
+            no_target |= batch[OF_ANSWER] == 0
+        inputs = {"input_ids": ids, "labels": ids.masked_fill(no_target, IGNORED)}
         if STARTS in rows[0]:
             places = np.arange(ids.shape[1])
-            made["position_ids"] = torch.from_numpy(places - np.maximum.accumulate(np.where(starts, places, 0), axis=1))
-        return made
+            inputs["position_ids"] = torch.from_numpy(
+                places - np.maximum.accumulate(np.where(starts, places, 0), axis=1)
+            )
+        return inputs
 
 
 def make_no_cache(model: PreTrainedModel) -> None:
-    """Has its forward passes make none, whoever calls it. What it says of itself, and is exported, stays."""
+    """Turns the cache off in all forward passes. The model's config, which is exported, stays unchanged."""
     if "use_cache" in inspect.signature(model.forward).parameters:
         model.register_forward_pre_hook(_without_cache, with_kwargs=True)
 
@@ -71,7 +73,7 @@ def _without_cache(
 
 
 def require_causal(model: PreTrainedModel) -> None:
-    """Raises UserError where a token's logits hang on those after it."""
+    """Raises UserError if a token's logits depend on later tokens."""
     some, others = (_logits(model, FIRST + after)[:, : len(FIRST)] for after in (SECOND, OTHER_SECOND))
     if _differ(some, others):
         message = (
@@ -82,7 +84,7 @@ def require_causal(model: PreTrainedModel) -> None:
 
 
 def require_apart(model: PreTrainedModel) -> None:
-    """Raises UserError where a document's logits hang on the one before it in the same row."""
+    """Raises UserError if a document's logits depend on the document before it in the same row."""
     places = [*range(len(FIRST)), *range(len(SECOND))]
     some, others = (_logits(model, before + SECOND, places)[:, len(FIRST) :] for before in (FIRST, OTHER_FIRST))
     if _differ(some, others):
@@ -92,8 +94,8 @@ def require_apart(model: PreTrainedModel) -> None:
 
 
 def _logits(model: PreTrainedModel, ids: Sequence[int], places: Sequence[int] | None = None) -> torch.Tensor:
-    """(2, T, V), of the same row twice, for kernels may treat a batch of one otherwise; on the model's own device,
-    which with weights in 4 bits is a GPU before training begins."""
+    """(2, T, V) the logits of the same row twice, because kernels may treat a batch of one differently. They are
+    computed on the model's device, which is a GPU for weights in 4 bits."""
     training, size = model.training, model.config.get_text_config().vocab_size
     given = {"input_ids": torch.tensor([ids, ids], device=model.device) % size}
     if places is not None:

@@ -1,11 +1,11 @@
 """Masks of masked language models: a pure function of the seed, the epoch and the row, whatever batch or rank it is in.
 
 Of a row's tokens, those that the tokenizer adds aside, as many are chosen as the probability says, rounded, and at
-least one. Of those chosen 80 % become the mask token, 10 % any token, and 10 % stay (Devlin et al., BERT, 2019). The
-model shall tell what they were.
+least one. Of the chosen tokens 80 % become the mask token, 10 % a random token, and 10 % stay (Devlin et al., BERT,
+2019). The model predicts the original tokens.
 
-For training a row's numbers are drawn from (seed, epoch, row). For an evaluation they are drawn from its tokens: so it
-has the same mask each time, and the same text has it when it is asked about alone. B rows, T tokens.
+In training, a row's random numbers are drawn from (seed, epoch, row). In evaluations they are drawn from its tokens, so
+a text has the same mask in every evaluation and every batch. B rows, T tokens.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from training.tokenization.encoder import Encoder
 
 WORDS = "words"
-"""The column that says which word of its row each token is of, -1 for those that the tokenizer adds; where words are
-masked as a whole."""
+"""The column with the word of each token, -1 for special tokens; only with options.whole_words."""
 BLOCK_ROWS = 10_000
 BECOME_MASK, BECOME_ANY = 0.8, 0.1
 
@@ -37,7 +36,7 @@ Ids = npt.NDArray[np.int32]
 
 
 def chosen_of(maskable: npt.NDArray[np.integer[Any]] | int, probability: float) -> npt.NDArray[np.int32]:
-    """How many of so many tokens are chosen: of a row with any, at least one."""
+    """The number of tokens to choose of `maskable` ones, at least one of a row with any."""
     return np.minimum(maskable, np.maximum(1, np.rint(np.multiply(maskable, probability)))).astype(np.int32)
 
 
@@ -62,12 +61,12 @@ class MaskedTokens(PadToLongest):
         return batch
 
     def labels_of(self, row: dict[str, Any]) -> Ids:
-        """The labels of a row as an evaluation has them."""
+        """The labels of a row in an evaluation."""
         (draw,) = _generators([row])
         return self._masked(row, draw)[1]
 
     def _masked(self, row: dict[str, Any], draw: np.random.Generator) -> tuple[Ids, Ids]:
-        """The ids of a row with some of them masked, and its labels."""
+        """The masked ids of a row, and its labels."""
         ids = row["input_ids"].copy()
         words = row[WORDS] if WORDS in row else np.where(np.isin(ids, self.special), -1, np.arange(len(ids)))
         places = _chosen(words, int(chosen_of(int((words >= 0).sum()), self.probability)), draw)
@@ -80,7 +79,7 @@ class MaskedTokens(PadToLongest):
 
 
 def hidden(rows: TokenRows, collate: MaskedTokens) -> Iterator[tuple[Ids, npt.NDArray[np.int64]]]:
-    """The ids of the tokens of these rows that an evaluation hides, and the row of each, BLOCK_ROWS rows at a time."""
+    """The ids of the tokens that an evaluation masks, and the row of each, BLOCK_ROWS rows at a time."""
     for start in range(0, len(rows), BLOCK_ROWS):
         places = range(start, min(start + BLOCK_ROWS, len(rows)))
         labels = [collate.labels_of(rows[place]) for place in places]
@@ -91,13 +90,13 @@ def hidden(rows: TokenRows, collate: MaskedTokens) -> Iterator[tuple[Ids, npt.ND
 def filled(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: Encoder, texts: Sequence[str]
 ) -> list[str | None]:
-    """Each text with the likeliest token in place of each mask token written in it; None where there is none."""
-    told: list[str | None] = []
+    """Each text with the likeliest token in place of each mask token; None for a text without mask tokens."""
+    texts_filled: list[str | None] = []
     for text in texts:
         ids = torch.from_numpy(encoder.encode([text], None).ids.astype(np.int64)).to(model.device)
         places = (ids == tokenizer.mask_token_id).nonzero()[:, 0]
         if not len(places):
-            told.append(None)
+            texts_filled.append(None)
             continue
         with torch.inference_mode():
             likeliest = model(input_ids=ids[None]).logits[0, places].argmax(dim=-1)
@@ -105,12 +104,12 @@ def filled(
         first, *others = text.split(mask := str(tokenizer.mask_token))
         unseen = [mask] * (len(others) - len(words))  # where the text was cut
         words = unseen + words if tokenizer.truncation_side == "left" else words + unseen
-        told.append(first + "".join(chain.from_iterable(zip(words, others, strict=True))))
-    return told
+        texts_filled.append(first + "".join(chain.from_iterable(zip(words, others, strict=True))))
+    return texts_filled
 
 
 def _generators(rows: Sequence[dict[str, Any]]) -> Iterator[np.random.Generator]:
-    """What each row's numbers are drawn from."""
+    """The random generator of each row."""
     if isinstance(rows, Numbered):
         seed, epoch, *_ = rows.draws_from
         yield from (np.random.default_rng([seed, epoch, row]) for row in rows.rows)
@@ -119,8 +118,8 @@ def _generators(rows: Sequence[dict[str, Any]]) -> Iterator[np.random.Generator]
 
 
 def _chosen(words: npt.NDArray[Any], tokens: int, draw: np.random.Generator) -> npt.NDArray[np.int64]:
-    """The places of so many tokens: of words in random order, each that still fits as a whole; the first of the
-    shortest where none does."""
+    """The places of the chosen tokens: words in random order, each that still fits as a whole; if none fits, the first
+    of the shortest."""
     maskable = np.flatnonzero(words >= 0)
     _, word, sizes = np.unique(words[maskable], return_inverse=True, return_counts=True)
     order, taken = draw.permutation(len(sizes)), []

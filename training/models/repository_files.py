@@ -1,4 +1,4 @@
-"""Which files of a model repository are taken, and into which part of the snapshot."""
+"""Selects the files to download from a model repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCABULARY_FILES = (
     "vocab.json",
     "merges.txt",
     "*.model",
-    # Of tokenizers that exist only in Python:
+    # Tokenizers that exist only in Python:
     "bpe.codes",
     "byte_maps.json",
     "dict.txt",
@@ -44,12 +44,12 @@ TOKENIZER_FILES = (
     CHAT_TEMPLATE,
 )
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
-"""Classes of transformers that know their tokens without any file."""
+"""Classes of transformers without a vocabulary file."""
 
 AS_THE_FILE_SAYS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Classes of transformers that take tokenizer.json as it is. The others build their own from its vocabulary."""
+"""Classes of transformers that use tokenizer.json unchanged. The others build a tokenizer from its vocabulary."""
 OVERRULED = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2")
-"""Model types for which transformers takes a class of its own, whatever tokenizer_config.json names."""
+"""Model types whose tokenizer class transformers fixes, whatever tokenizer_config.json names."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What else tokenizer_config.json may say of a class that takes the file as it is: read, or without effect on the ids.
 _UNDERSTOOD = {
@@ -75,7 +75,7 @@ _UNDERSTOOD = {
 
 
 def part_of(name: str) -> Literal["model", "tokenizer"] | None:
-    """The snapshot's folder that a file goes into; None for what is not taken (code, pickled weights, read-mes)."""
+    """The snapshot's folder for a file; None for files that are not downloaded (code, pickled weights, READMEs)."""
     if any(fnmatch.fnmatch(name, pattern) for pattern in MODEL_FILES):
         return "model"
     return "tokenizer" if any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER_FILES) else None
@@ -102,7 +102,7 @@ def need_parts(names: Iterable[str], where: str) -> None:
 
 
 def need_model_folder(folder: Path) -> None:
-    """Raises UserError with all that a local model lacks to be fine-tuned."""
+    """Raises UserError with everything that a local model lacks for fine-tuning."""
     if not folder.is_dir():
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
         raise UserError([Problem(kind="model", where="model.path", message=message)])
@@ -110,7 +110,7 @@ def need_model_folder(folder: Path) -> None:
 
 
 def need_vocabulary(tokenizer: Path, where: str) -> None:
-    """Raises UserError where a tokenizer's folder holds no vocabulary, and its class needs one."""
+    """Raises UserError if a tokenizer's folder has no vocabulary and its class needs one."""
     if any(_is_vocabulary(path.name) for path in tokenizer.glob("*")):
         return
     named = read_json(tokenizer / "tokenizer_config.json").get("tokenizer_class")
@@ -158,13 +158,13 @@ def chat_template(tokenizer: Path) -> tuple[str, dict[str, str]] | None:
     return None if text is None else (text, tokens)
 
 
-def default_template(said: Any) -> str | None:
-    """What a tokenizer says of its chat template; where it has several by name, that for any conversation."""
-    if isinstance(said, list):  # as older files have them
-        said = {one.get("name"): one.get("template") for one in said if isinstance(one, dict)}
-    if isinstance(said, dict):
-        said = said.get("default")
-    return said if isinstance(said, str) else None
+def default_template(value: Any) -> str | None:
+    """The chat template in a tokenizer's setting; of several named templates, the default one."""
+    if isinstance(value, list):  # as older files have them
+        value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+    if isinstance(value, dict):
+        value = value.get("default")
+    return value if isinstance(value, str) else None
 
 
 def chat_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, Mapping[str, str]] | None:
@@ -174,7 +174,7 @@ def chat_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, Mapping[str, str]]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What is in a JSON file of a repository; nothing where there is no such file, or no JSON object in it."""
+    """The JSON object in a file of a repository; empty if there is no such file or no object in it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

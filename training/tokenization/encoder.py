@@ -1,4 +1,4 @@
-"""Texts to token ids, with the ids that AutoTokenizer would give, through the `tokenizers` library alone."""
+"""Texts to the token ids of AutoTokenizer, by the `tokenizers` library alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Chat = tuple[str, Mapping[str, str]]
-"""A chat template, and the special tokens that it is told of, by name."""
+"""A chat template and the special tokens, by name, that it may use."""
 
 
 @dataclass(frozen=True)
@@ -36,39 +36,39 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """A tokenizer that cuts, and never pads."""
+    """A tokenizer that truncates and never pads."""
 
     max_length: int
     eos: int | None
-    """The token that ends a text, where the tokenizer has one."""
+    """The token that ends a text, if the tokenizer has one."""
     chat: Chat | None
-    """How it writes conversations, where it says."""
+    """The chat template, if the tokenizer has one."""
 
     def special_tokens(self, pairs: bool) -> int:
-        """Tokens that every row, or pair, has beside those of its texts."""
+        """The number of special tokens that are added to every row, or pair."""
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """The tokens of these texts, or of these pairs of them."""
 
     def encode_words(self, rows: list[list[str]]) -> Encoded:
-        """The tokens of these lists of words, each cut on its own. Raises UserError where the tokenizer does not tell
-        which word a token is of."""
+        """The tokens of lists of words, each word split on its own. Raises UserError if the tokenizer cannot map tokens
+        to words."""
 
     def encode_whole(self, texts: list[str]) -> Encoded:
-        """All tokens of these texts, however many."""
+        """All tokens of these texts, without truncation."""
 
     def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
-        """The same, with where in its text each token begins; with the tokens that the tokenizer adds to a text, or
-        `special` ones of none. Raises UserError where the tokenizer does not tell."""
+        """All tokens of these texts with `starts`, and with special tokens if `special`. Raises UserError if the tokenizer
+        cannot map tokens to characters."""
 
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
-        """(T,) which word of its text each token that `encode` gives is of, -1 for those that the tokenizer adds.
-        Raises UserError where the tokenizer does not tell."""
+        """(T,) the word of each token of `encode`, -1 for special tokens. Raises UserError if the tokenizer cannot map
+        tokens to words."""
 
     def encode_targets(self, texts: list[str], max_length: int) -> Encoded:
-        """The tokens of texts that the model shall write, which some tokenizers encode in another way, cut at so many.
+        """The tokens of target texts, which some tokenizers encode differently, truncated to `max_length`.
 
-        Raises UserError where the tokenizer does not say how.
+        Raises UserError if the tokenizer has no target language.
         """
 
 
@@ -99,7 +99,7 @@ class FastEncoder:
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
-        # Without offsets into the text, which nobody needs here, it is faster.
+        # It is faster because it computes no offsets.
         encodings = self.tokenizer.encode_batch_fast(rows)
         lengths, ids = ids_of(encodings)
         if pairs is None:
@@ -136,7 +136,7 @@ class FastEncoder:
         lost = np.zeros(len(encodings), np.int64)
         if self.tokenizer.truncation is None:
             return lost
-        # Only a full row can have lost something; asking is costly.
+        # Only a full row can be truncated, and `overflowing` is slow.
         for row in np.flatnonzero(lengths >= self.max_length).tolist():
             lost[row] = self._rest(encodings[row].overflowing)
         return lost
