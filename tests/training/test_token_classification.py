@@ -278,7 +278,7 @@ def test_figures_of_drawn_rows_are_what_seqeval_says_of_those_rows() -> None:
 
 
 def test_a_metric_that_is_not_for_tags_is_refused_with_those_that_are() -> None:
-    with pytest.raises(UserError, match=re.escape("'roc_auc' is not for a classification of words with 5 tags")):
+    with pytest.raises(UserError, match=re.escape("'roc_auc' does not fit a classification of words with 5 tags")):
         metrics.make(["f1", "roc_auc"], KIND.empty_predictions(TAGS))
 
 
