@@ -58,8 +58,8 @@ class Encoder(Protocol):
         """All tokens of these texts, without truncation."""
 
     def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
-        """All tokens of these texts with `starts`, and with special tokens if `special`. Raises UserError if the tokenizer
-        cannot map tokens to characters."""
+        """All tokens of these texts with `starts`, and with special tokens if `special`. Raises UserError if the
+        tokenizer cannot map tokens to characters."""
 
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
         """(T,) the word of each token of `encode`, -1 for special tokens. Raises UserError if the tokenizer cannot map
