@@ -132,11 +132,11 @@ def _base(record: Mapping[str, Any]) -> Facts:
 
 
 def _training(record: Mapping[str, Any]) -> Facts:
-    under, figures, compute = record["circumstances"], record["training"], record["recipe"]["compute"]
+    under, figures, compute = record["environment"], record["training"], record["recipe"]["compute"]
     if figures:
         yield (
             "steps",
-            f"{figures['steps']:,}, {figures['micro_batch']} rows in a pass, loss {figures['train_loss']:.4f}",
+            f"{figures['steps']:,}, {figures['micro_batch_size']} rows in a pass, loss {figures['train_loss']:.4f}",
         )
     processes = f"{compute['num_processes']} process{'' if compute['num_processes'] == 1 else 'es'}"
     yield "processes", f"{processes}, {compute['strategy']}, mixed precision {compute['mixed_precision']}"

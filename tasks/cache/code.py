@@ -41,7 +41,7 @@ OUTSIDE = (
     "training.recipe",
     # Pictures, and measurements of speed and memory.
     *("training.evaluation.plots", "training.evaluation.loss_curve"),
-    *("training.engine.throughput", "training.programs.estimate"),
+    *("training.engine.throughput", "training.engine.estimation"),
 )
 """Rooms and modules that cannot change the output of any stage."""
 INSIDE = (

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LINEAGE = "lineage.json"
-CIRCUMSTANCES = "log/circumstances.json"
+ENVIRONMENT = "log/environment.json"
 SHOWN_NAMES = 20
 _DIGITS = re.compile(r"[0-9a-f][0-9a-f-]{3,}")
 
@@ -75,7 +75,7 @@ def record(
             "rows": _rows(refs.get("load_data")),
             "model": _model(*made["fit"]) if "fit" in made else None,
             "training": refs["fit"].figures if "fit" in refs else None,
-            "circumstances": _circumstances(refs),
+            "environment": _environment(refs),
             "metrics": refs["score"].figures if "score" in refs else None,
             "verdict": _json(verdict),
             "version": _json(version),
@@ -236,10 +236,10 @@ def _model(ref: Ref, files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return {"digest": ref.parts.get("model"), "files": inside}
 
 
-def _circumstances(refs: Mapping[str, Ref]) -> dict[str, Any] | None:
-    """Under what the training ran, which may have been another run's, on another machine."""
+def _environment(refs: Mapping[str, Ref]) -> dict[str, Any] | None:
+    """The environment of the training, which may have been another run's, on another machine."""
     try:
-        return dict(json.loads((refs["fit"].path / CIRCUMSTANCES).read_text()))
+        return dict(json.loads((refs["fit"].path / ENVIRONMENT).read_text()))
     except (KeyError, OSError, ValueError):
         return None
 

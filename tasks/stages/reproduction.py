@@ -25,7 +25,7 @@ from training.jobs.protocol import Job
 from training.problems import Problem, UserError
 from training.recipe import Recipe, parse
 
-PROGRAM = "training.engine.environment"
+PROGRAM = "training.programs.describe_machine"
 STALL_TIMEOUT_S = 600.0
 THREADS = "OMP_NUM_THREADS"
 NONE = "none"
@@ -134,7 +134,7 @@ def _why_not(was: str, now: str | None) -> str:
 def compute_as_recorded(record: Mapping[str, Any]) -> None:
     """Has what is started from here on compute with as many threads as then: their number changes how sums are
     rounded."""
-    if threads := (record["circumstances"] or {}).get("threads"):
+    if threads := (record["environment"] or {}).get("threads"):
         os.environ[THREADS] = str(threads)
 
 
@@ -161,7 +161,7 @@ def differences(record: Mapping[str, Any], lock: Lock, machine: Mapping[str, Any
 def _recorded(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from ((f"library {name}", version) for name, version in record["libraries"].items())
     yield from ((f"code {path}", digest) for path, digest in record["code"]["files"].items())
-    under = record["circumstances"] or {}
+    under = record["environment"] or {}
     yield from ((name, under[name]) for name in ("device", "threads") if name in under)
     yield "rows' fingerprint", record["lock"]["data_fingerprint"]
 
@@ -208,7 +208,7 @@ class AsDivided(Listener):
 
     def __init__(self, recipe: Recipe, record: Mapping[str, Any]) -> None:
         self._recipe = recipe
-        self._rows = (record["training"] or {}).get("micro_batch")
+        self._rows = (record["training"] or {}).get("micro_batch_size")
         self._lock: Lock | None = None
 
     def stage_ended(self, row: Row, result: Any) -> None:

@@ -18,10 +18,10 @@ from tasks.cache.settings import home
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
 from tasks.jobs.launch import JobFailed, accelerate_environment, python_argv, require_finished, run_job
 from tasks.stages.fit import fit, fits_of, inputs_of, settings_of
+from training.engine import estimation
 from training.jobs import resources
 from training.jobs.protocol import EVENTS, Job, read_events, sha256, write_atomically
 from training.problems import UserError
-from training.programs import estimate
 from training.recipe import Recipe
 
 STALL_TIMEOUT_S = 600.0
@@ -42,8 +42,8 @@ def needs(recipe: Recipe, lock: Lock, *artifacts: Any) -> list[str]:
     if not all(isinstance(artifact, Ref) for artifact in artifacts):
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
     flat, _ = fit.flat_inputs(recipe, lock, *artifacts)
-    if begun := estimate.told_before(read_events(home() / "jobs" / fit.key(flat) / EVENTS, 0, ["estimate"])[0]):
-        return [f"begun: {estimate.sentence(begun, None)}"]
+    if begun := estimation.latest_estimate(read_events(home() / "jobs" / fit.key(flat) / EVENTS, 0, ["estimate"])[0]):
+        return [f"begun: {estimation.summary(begun, None)}"]
     try:
         found = _found(flat, recipe, lock, *artifacts)
     except (JobFailed, OSError) as error:
@@ -58,7 +58,7 @@ def _found(flat: Mapping[str, Any], recipe: Recipe, lock: Lock, data: Ref, model
         **{name: value for name, value in flat.items() if _setting(name) not in _NEEDS_NOTHING},
         "micro_batch_divisor": division,
         "memory": memory(),
-        "code.training/programs/estimate.py": sha256(Path(estimate.__file__)),
+        "code.training/engine/estimation.py": sha256(Path(estimation.__file__)),
     }
     file = home() / "estimates" / f"{digest_of(hangs_on)[:40]}.json"
     with contextlib.suppress(OSError, ValueError):  # not remembered, or not to be read any more
@@ -91,9 +91,9 @@ def _setting(input: str) -> str | None:
 def _told(found: Mapping[str, Any], recipe: Recipe, processes: int) -> list[str]:
     gpus = free_gpu_memory()[:processes]
     may_take = min(gpus) if gpus else resources.memory_left(processes)
-    lines = [estimate.sentence(found, may_take), estimate.too_little(found, may_take)]
+    lines = [estimation.summary(found, may_take), estimation.memory_warning(found, may_take)]
     try:
-        estimate.require_disk(recipe.training.engine, home(), found["disk_mb"] * 10**6)
+        estimation.require_disk(recipe.training.engine, home(), found["disk_mb"] * 10**6)
     except UserError as error:
         lines.append(str(error))
     return [line for line in lines if line]

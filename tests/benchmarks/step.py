@@ -68,11 +68,12 @@ def _measure(subject: Subject, engine: str) -> list[Row]:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Trains for some steps, each repeated by the bare loop; gives the seconds of each step by both."""
+    from training.engine.task_setup import make_task
     from training.models import loading
-    from training.programs import fit
+    from training.recipe.program_settings import FitSettings
 
     loading.make_deterministic()
-    task = fit.make_task(job_dir, job, events)
+    task = make_task(FitSettings.model_validate(job.settings), job.inputs, job_dir, events)
     beside = Beside(raw_step(copy.deepcopy(task.model), task), task)
     {"trainer": by_the_trainer, "accelerate": by_the_loop}[task.training.engine](beside)
     precision = task.compute.mixed_precision

@@ -5,8 +5,8 @@
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the supervisor, the launcher or a rank, at an instant drawn from the whole of a run;
 the next run starts at once. What each training ends with must be what the undisturbed run ended with, no process may
-outlive its run, and MLflow must have one closed run a flow run; the oracle (training/engine/state_check.py) looks at
-what each of them restores. Then come the fires of tests/drill/fires.py, and the scenes of tests/drill/scenes.py, which
+outlive its run, and MLflow must have one closed run a flow run; the state check
+(training/engine/state_check.py) looks at what each of them restores. Then come the fires of tests/drill/fires.py, and the scenes of tests/drill/scenes.py, which
 need no undisturbed run, by name. The exit status is 1 when anything differed, was left over, or went wrong; then
 everything stays in a temporary folder for a look.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Read when the libraries are imported, and passed on to the runs.
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
-os.environ.update(FINETUNE_ORACLE="1", MLFLOW_DISABLE_TELEMETRY="true", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.update(FINETUNE_STATE_CHECK="1", MLFLOW_DISABLE_TELEMETRY="true", HF_HUB_DISABLE_TELEMETRY="1")
 for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
 

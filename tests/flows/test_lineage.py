@@ -61,7 +61,7 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
         **{f"code.{path}": told["code"]["files"][path] for path in fitted["code"]},
         **{f"library.{name}": told["libraries"][name] for name in fitted["libraries"]},
     }
-    assert told["circumstances"]["threads"] > 0 and told["training"]["micro_batch"] == 16
+    assert told["environment"]["threads"] > 0 and told["training"]["micro_batch_size"] == 16
     assert max(map(len, printed.splitlines())) <= 100
     rows = finished.file.parent / "train.csv"
     # By name: files that come to the folder later are none of the recorded rows.
@@ -71,7 +71,7 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
     expected += [
         run,
         "train 240, validation 60; 2 labels",
-        told["circumstances"]["processor"],
+        told["environment"]["processor"],
         git,
         "learning_rate: 0.005",
     ]
@@ -134,7 +134,7 @@ def test_a_file_that_has_changed_or_is_gone_is_told_before_anything_is_made(
 
 def test_each_ingredient_that_differs_is_named_with_both_values(record: dict[str, Any]) -> None:
     lock = Lock.model_validate(record["lock"])
-    machine = {name: record["circumstances"][name] for name in ("device", "threads")}
+    machine = {name: record["environment"][name] for name in ("device", "threads")}
     assert differences(record, lock, machine) == []
     torch = record["libraries"]["torch"]
     digest = record["code"]["files"]["training/programs/fit.py"]
@@ -171,7 +171,7 @@ def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_
 def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) -> None:
     record["recipe"]["evaluation"]["unknown"] = []  # a field of then, left to its default
     recipe, lock = recipe_of(record), Lock.model_validate(record["lock"])
-    record["training"]["micro_batch"] = 4  # of 16
+    record["training"]["micro_batch_size"] = 4  # of 16
     model = Ref(stage="load_model", key="k", digest="d")
     (home / model.location / "model").mkdir(parents=True)
     home.chmod(0o700)

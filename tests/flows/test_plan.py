@@ -27,8 +27,8 @@ from training.recipe import load, parse_set
 ROOT = Path(__file__).parents[2]
 BELOW_SCORE = ["find_champion", "gate", "register", "promote"]
 NEEDS = {
-    **{"parameters": 3000, "trainable": 3000, "steps": 7, "tokens_an_epoch": 5, "micro_batch": 16},
-    **{"memory_mb": 5, "memory_a_row_mb": 0.1, "disk_mb": 1},
+    **{"parameters": 3000, "trainable": 3000, "steps": 7, "tokens_per_epoch": 5, "micro_batch_size": 16},
+    **{"memory_mb": 5, "memory_per_row_mb": 0.1, "disk_mb": 1},
 }
 BELOW_TOKENS = ["fit", "predict", "score", *BELOW_SCORE]
 PERHAPS_BELOW_TOKENS = [
@@ -93,7 +93,7 @@ def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     assert list(reasons) == BELOW_TOKENS
     assert reasons["fit"] == "training.learning_rate 0.005 → 0.001"
     assert reasons["predict"] == "fit runs before it"
-    said = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens an epoch; about .* of disk\n"
+    said = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens per epoch; about .* of disk\n"
     assert re.search(said, printed)
 
     monkeypatch.setattr(training_estimate, "run_job", None)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 # The names that code which counts may import from code which does not, for they cannot change what a stage makes.
 ALLOWED = {
     # It measures, and leaves all as it was: a resumed training does without it, and ends with the same bytes.
-    "training.programs.estimate": {""},
+    "training.engine.estimation": {""},
     "training.engine.throughput": {"", "ExpectedEnd", "Speed", "flops", "hardware_limit"},
     # Pictures lie under log/, which the content's digest leaves out.
     "training.evaluation.plots": {"", "draw_rows", "draw_tokens"},

@@ -57,7 +57,7 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
         env={"OMP_NUM_THREADS": "1"},
         fits=fits,
     )
-    assert (figures["micro_batch"], figures["steps"]) == (32, 3)  # 150 rows, 64 a step
+    assert (figures["micro_batch_size"], figures["steps"]) == (32, 3)  # 150 rows, 64 a step
     assert json.loads((work.job / "job.json").read_text())["settings"]["micro_batch_divisor"] == 2
     warnings = [event["message"] for event in said if event["kind"] == "warning"]
     would_fit = re.search(r"for 64 rows at a time.* training.per_device_train_batch_size (\d+) would fit", warnings[0])

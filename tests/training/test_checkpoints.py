@@ -206,7 +206,7 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_that_it_is_not_told_t
         events=Events(tmp_path / "events.jsonl"),
         training=training,
         compute=compute,
-        rows_a_step=1,
+        global_batch_size=1,
         checkpoints=tmp_path / "job",
         named_checkpoint=tmp_path / "foreign/checkpoint-2",
     )

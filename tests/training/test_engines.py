@@ -47,7 +47,7 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
     killed = tiny.fit_job(world, mine / "killed", **asked)
     assert kill_when(killed, lambda: any((killed / "checkpoints").glob("checkpoint-19")))
     assert finish(killed).figures["steps"] == 57
-    assert any(event["message"].startswith("going on from checkpoint-") for event in events(killed, "note"))
+    assert any(event["message"].startswith("resuming from checkpoint-") for event in events(killed, "note"))
     assert weights(killed) == weights(whole)
 
 

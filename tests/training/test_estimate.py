@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from tests.training.forks import events
-from training.engine import throughput
+from training.engine import estimation, throughput
 from training.engine.training_task import Task
 from training.jobs import resources
 from training.jobs.protocol import Events
 from training.problems import UserError
-from training.programs import estimate
 
-SAID = {"micro_batch": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_an_epoch": 7, "disk_mb": 2}
+SAID = {"micro_batch_size": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_per_epoch": 7, "disk_mb": 2}
 
 
 class Normed(torch.nn.Module):
@@ -48,7 +47,9 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
 
     model = Normed().eval()
     task = Task(
-        **dict.fromkeys(("validation", "kind", "metrics", "rows_a_step", "checkpoints", "named_checkpoint", "events")),
+        **dict.fromkeys(
+            ("validation", "task_type", "metrics", "global_batch_size", "checkpoints", "named_checkpoint", "events")
+        ),
         model=model,  # type: ignore[arg-type]
         train=Rows(),  # type: ignore[arg-type]
         collate=lambda rows: {"inputs": torch.ones(len(rows), 2), "labels": torch.zeros(len(rows))},
@@ -58,31 +59,33 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
     )
     kept = [tensor.clone() for tensor in model.state_dict().values()]
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    trial = estimate._trial(task, Numbered(range(9), [0]))
+    trial = estimation._trial(task, Numbered(range(9), [0]))
     assert trial is not None and trial.rows == 2
     assert all(torch.equal(*pair) for pair in zip(kept, model.state_dict().values(), strict=True))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
     assert not model.training and all(weight.grad is None for weight in model.parameters())
     model.fits = 0
-    assert estimate._trial(task, Numbered(range(9), [0])) is None
+    assert estimation._trial(task, Numbered(range(9), [0])) is None
 
 
 def test_too_little_memory_names_the_rows_that_would_fit() -> None:
-    said = SAID | {"memory_mb": 1000, "memory_a_row_mb": 50.0}
-    assert estimate.too_little(said, 1_000_000_000) is None and estimate.too_little(said, None) is None
-    warning = estimate.too_little(said, 840_000_000)
+    said = SAID | {"memory_mb": 1000, "memory_per_row_mb": 50.0}
+    assert estimation.memory_warning(said, 1_000_000_000) is None and estimation.memory_warning(said, None) is None
+    warning = estimation.memory_warning(said, 840_000_000)
     assert warning is not None and "training.per_device_train_batch_size 4 would fit" in warning
-    assert "not even single rows would fit" in str(estimate.too_little(said, 500_000_000))
-    untried = SAID | {"memory_mb": None, "memory_a_row_mb": 0.0}
-    assert str(estimate.too_little(untried, 10**12)).startswith("memory ran out when a single row was tried: lower to")
-    assert "about 1.0 GB of memory a process (of 840 MB), 2.0 MB of disk" in estimate.sentence(said, 840_000_000)
+    assert "not even single rows would fit" in str(estimation.memory_warning(said, 500_000_000))
+    untried = SAID | {"memory_mb": None, "memory_per_row_mb": 0.0}
+    assert str(estimation.memory_warning(untried, 10**12)).startswith(
+        "memory ran out when a single row was tried: lower to"
+    )
+    assert "about 1.0 GB of memory per process (of 840 MB), 2.0 MB of disk" in estimation.summary(said, 840_000_000)
 
 
 def test_an_engine_of_the_recipes_own_is_refused_no_disk(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"checkpoints and the model need about 1,000,000\.0 GB"):
-        estimate.require_disk("trainer", tmp_path, 1e15)
-    estimate.require_disk("my_engine:train", tmp_path, 1e15)
+        estimation.require_disk("trainer", tmp_path, 1e15)
+    estimation.require_disk("my_engine:train", tmp_path, 1e15)
 
 
 @pytest.mark.parametrize(

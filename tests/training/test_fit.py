@@ -76,8 +76,8 @@ def test_asked_to_stop_it_saves_and_says_interrupted_and_the_next_run_goes_on_fr
     (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
     assert finish(job_dir, program=run_fit_with_three_threads).state == "finished"
     notes = [event["message"] for event in events(job_dir, "note")]
-    assert f"going on from {checkpoint.name}" in notes
-    assert f"computing with 1 threads a process, not 3, as {checkpoint.name} was written with" in notes
+    assert f"resuming from {checkpoint.name}" in notes
+    assert f"computing with 1 threads per process, not 3, because {checkpoint.name} was written with them" in notes
     assert_same(job_dir, undisturbed)
 
 
@@ -111,7 +111,7 @@ def test_damaged_checkpoints_are_put_aside_and_an_older_one_or_none_gives_the_sa
     newest, older, *_ = sorted((job_dir / "checkpoints").glob("checkpoint-*"), key=step, reverse=True)
     flip_one_bit(newest / "optimizer.pt")
     assert finish(job_dir).state == "finished"
-    assert f"going on from {older.name}" in [event["message"] for event in events(job_dir, "note")]
+    assert f"resuming from {older.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed)
 
     for checkpoint in (job_dir / "checkpoints").glob("checkpoint-*"):
@@ -152,13 +152,15 @@ def test_a_disk_too_small_or_full_ends_training_with_one_message_and_with_room_a
         assert problem_on(disk, job_dir, folder).startswith("checkpoints and the model need about 1.2 MB, and 1.0 MB")
         assert not list(disk.seen.iterdir()) and not events(job_dir, "progress")
         # As if there had been room when it began.
-        (job_dir / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
+        (job_dir / "events.jsonl").write_text(
+            json.dumps({"time": 0.0, "kind": "estimate", "micro_batch_size": 8}) + "\n"
+        )
         assert problem_on(disk, job_dir, folder).startswith("the disk is full: 0 of 1 MB are free. Make room")
         kept = sorted(disk.seen.iterdir(), key=step)  # and nothing that is half written
         assert kept and all(damage_of(checkpoint) is None for checkpoint in kept)
         disk.resize(megabytes=50)
         assert finish_on(disk, job_dir).state == "finished"
-    assert f"going on from {kept[-1].name}" in [event["message"] for event in events(job_dir, "note")]
+    assert f"resuming from {kept[-1].name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed)
 
 
@@ -201,7 +203,9 @@ def test_a_checkpoint_of_another_job_is_gone_on_from_with_all_that_it_needs(
     assert "is where this training ends, after 21 steps: raise num_train_epochs, or where it had" in told[0]
     assert "optimizer.pt changed after it was written" in told[1]
     assert "is no checkpoint: name a folder such as checkpoint-40" in told[2]
-    assert f"written with torch 1.0 (here {torch.__version__}): going on from it would end with other bytes" in told[3]
+    assert (
+        f"written with torch 1.0 (here {torch.__version__}): resuming from it would end with other weights" in told[3]
+    )
     assert not list((tmp_path / "versions/checkpoints").iterdir())
 
     accepted = {"resume_from_checkpoint": str(tmp_path / "version/checkpoints" / newest.name), "inexact_resume": True}
@@ -333,7 +337,7 @@ def test_what_is_said_before_the_first_step_leaves_no_trace_in_the_weights_and_t
 ) -> None:
     without = tiny.fit_job(world, tmp_path / "without", **EPOCHS)
     # As if an earlier try had said it, and was killed before its first checkpoint.
-    (without / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch": 8}) + "\n")
+    (without / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch_size": 8}) + "\n")
     assert finish(without).state == "finished"
     assert (len(events(undisturbed, "estimate")), len(events(without, "note"))) == (1, 0)
     assert_same(without, undisturbed)
@@ -341,7 +345,7 @@ def test_what_is_said_before_the_first_step_leaves_no_trace_in_the_weights_and_t
 
 def test_what_is_said_before_the_first_step_comes_true(undisturbed: Path) -> None:
     (said,), figures = events(undisturbed, "estimate"), (read_outcome(undisturbed) or Outcome(state="failed")).figures
-    assert (said["steps"], said["micro_batch"]) == (figures["steps"], figures["micro_batch"])
+    assert (said["steps"], said["micro_batch_size"]) == (figures["steps"], figures["micro_batch_size"])
     assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
     model = (undisturbed / "output/model/model.safetensors").stat().st_size
     assert said["parameters"] == said["trainable"] == pytest.approx(model / 4, rel=0.05)
@@ -355,7 +359,7 @@ def test_speed_counts_each_row_and_its_tokens_once_and_is_told_as_often_as_the_l
     told, (said,) = events(undisturbed, "speed"), events(undisturbed, "estimate")
     assert [event["step"] for event in told] == [4, 8, 12, 16, 20, 21]
     rows, tokens, seconds = (sum(event[name] for event in told) for name in ("rows", "tokens", "seconds"))
-    assert (rows, tokens) == (3 * 150, 3 * said["tokens_an_epoch"])
+    assert (rows, tokens) == (3 * 150, 3 * said["tokens_per_epoch"])
     figures = (read_outcome(undisturbed) or Outcome(state="failed")).figures
     assert figures["train_tokens_per_second"] == pytest.approx(tokens / seconds, rel=1e-3)
     assert 0 < figures["hardware_share"] < 1

@@ -30,10 +30,10 @@ from tests.training.forks import (
     weights,
 )
 from training.batching.batches import TokenRows
+from training.engine import task_setup
 from training.engine.checkpoints import damage_of
-from training.jobs.protocol import Events, Job, read_outcome
+from training.jobs.protocol import read_outcome
 from training.problems import UserError
-from training.programs import fit
 from training.recipe import Training, parse
 from training.recipe.extra_arguments import ACCEPTED, arguments, fits
 from training.recipe.tables.engines import ENGINES
@@ -103,7 +103,7 @@ def die_in(job_dir: Path, phase: str, step: int, victim: int = 0) -> None:
 def started_from(job_dir: Path) -> list[int]:
     """The steps of the checkpoints that its tries went on from."""
     notes = [event["message"] for event in events(job_dir, "note")]
-    return [int(note.rpartition("-")[2]) for note in notes if note.startswith("going on from")]
+    return [int(note.rpartition("-")[2]) for note in notes if note.startswith("resuming from")]
 
 
 def finished(job_dir: Path) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def test_what_both_engines_refuse_while_they_train(world: Path, tmp_path: Path, 
     asked = {"engine": engine, "max_steps": 3, "logging_steps": 1, "per_device_eval_batch_size": 60}
     diverges = {"optim": "sgd", "learning_rate": 1e30, "max_grad_norm": 0.0}
     for wrong, where, message in (
-        (diverges, "learning_rate", "that are no numbers, "),
+        (diverges, "learning_rate", "hold NaN or infinite values, "),
         ({"metric_for_best_model": "f2"}, "metric_for_best_model", "'f2' is not evaluated: choose from accuracy, f1,"),
     ):
         job_dir = tiny.fit_job(world, tmp_path / where, **asked | wrong)
@@ -263,8 +263,8 @@ def recording(job_dir: str, rank: dict[str, str]) -> None:
         def model_dump(self, *, include: Any = None, **rest: Any) -> dict[str, Any]:
             return {name: getattr(self, name) for name in include or Training.model_fields}
 
-    divided = fit.divided
-    fit.divided = lambda *given: Read.model_construct(**dict(divided(*given)))
+    divided = task_setup.with_micro_batches
+    task_setup.with_micro_batches = lambda *given: Read.model_construct(**dict(divided(*given)))
     run_fit(job_dir, rank)
 
 
@@ -288,7 +288,7 @@ def made(job_dir: str, asked: list[dict[str, Any]], answers: Any) -> None:
     from training.models import loading as model
 
     model.make_deterministic()
-    task = fit.make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
+    task = tiny.task_of(Path(job_dir))
     for training in asked:
         loop = Loop(replace(task, training=task.training.model_copy(update=training)))
         first, *_ = loop.optimizer.param_groups

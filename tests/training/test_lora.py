@@ -25,11 +25,11 @@ from tests.training.forks import FORKS, assert_same, checkpoints_written, finish
 from training import task_types
 from training.batching import causal_batches
 from training.batching.batches import PadToLongest, TokenRows
-from training.jobs.protocol import Events, Job, read_outcome
+from training.engine.export import export
+from training.jobs.protocol import read_outcome
 from training.models import adapters
 from training.models.loading import load_for_training, load_tokenizer
 from training.problems import UserError
-from training.programs.fit import export, make_task
 from training.recipe import Training, parse
 from training.recipe.lora import Lora
 
@@ -227,7 +227,7 @@ def put_back(job_dir: str, answers: Any) -> None:
     a weight of theirs."""
     from training.engine.trainer import make_trainer
 
-    task = make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
+    task = tiny.task_of(Path(job_dir))
     trainer, file = make_trainer(task), Path(job_dir) / "model.safetensors"
     adapters.save_trained(trainer.model, file)
     trainer._load_from_checkpoint(job_dir)
@@ -237,7 +237,7 @@ def put_back(job_dir: str, answers: Any) -> None:
     try:
         trainer._load_from_checkpoint(job_dir)
     except ValueError as error:
-        answers.put((task.circumstances()["LoRA"], str(error)))
+        answers.put((task.environment()["LoRA"], str(error)))
 
 
 def test_a_checkpoint_says_what_its_adapters_mean_and_the_trainer_goes_on_from_none_that_lacks_a_weight(

@@ -47,7 +47,7 @@ def test_random_batches_own_loss_callback_with_state_and_trainer_end_with_the_sa
     assert finish(job_dir).state == "finished"
     assert kills >= 2 and checkpoints_written(undisturbed) == 14
     assert_same(job_dir, undisturbed)
-    middle = [event["message"] for event in events(job_dir, "note") if event["message"].startswith("going on from")]
+    middle = [event["message"] for event in events(job_dir, "note") if event["message"].startswith("resuming from")]
     assert any(not message.endswith(("-7", "-14")) for message in middle)  # an epoch has 7 steps
 
 

@@ -135,7 +135,7 @@ def test_with_another_number_of_processes_it_goes_on_only_where_that_is_accepted
         failure(finish(tiny.fit_job(world, tmp_path / name, **{**one, **settings}))).message
         for name, settings in (("exact", {}), ("fewer", {**accepted, "per_device_train_batch_size": 2}))
     ]
-    assert "processes 2 (here 1): going on from it would end with other bytes" in refused[0]
+    assert "processes 2 (here 1): resuming from it would end with other weights" in refused[0]
     assert "as many rows must make a step" in refused[1]
 
     job_dir = tiny.fit_job(world, tmp_path / "inexact", **{**one, **accepted})

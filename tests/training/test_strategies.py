@@ -96,8 +96,8 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     world: Path, undisturbed: Callable[[str], Path], tmp_path: Path, strategy: str
 ) -> None:
     """Asked to stop within the second epoch, killed while it evaluates at its end (FSDP alone: DeepSpeed takes long to
-    begin, and an evaluation is the same by both), and again while it saves there. The oracle looks at each rank's share
-    of the model, the optimizer's state and the random numbers whenever it goes on.
+    begin, and an evaluation is the same by both), and again while it saves there. The state check looks at each rank's
+    share of the model, the optimizer's state and the random numbers at each resume.
     """
     job_dir = job(world, tmp_path / "killed", strategy)
     folder = job_dir / "checkpoints"
@@ -112,7 +112,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert strategy != "fsdp" or kill_when(job_dir, lambda: trained(10), victim=1)
     assert kill_when(job_dir, lambda: any(folder.glob(".writing-checkpoint-10")))
     assert finish(job_dir).state == "finished"
-    assert f"going on from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
+    assert f"resuming from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed(strategy))
     (told,) = events(undisturbed(strategy), "strategy")
     foreseen = distributed.load(strategy).configuration(ResolvedCompute(**Job.read(job_dir).settings["compute"]))

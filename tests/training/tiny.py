@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.jobs.protocol import Job
+from training.jobs.protocol import Events, Job
 from training.recipe import Compute, Training
+from training.recipe.program_settings import FitSettings
 
 LABELS = ["animal", "tool", "food"]
 WORDS = {
@@ -132,3 +133,11 @@ def fit_job(
         absolute["checkpoint"] = named
     Job(program="training.programs.fit", key=job_dir.name, settings=every, inputs=absolute).write(job_dir)
     return job_dir
+
+
+def task_of(job_dir: Path) -> Any:
+    """The task that an engine is given for a job of training.programs.fit."""
+    from training.engine.task_setup import make_task
+
+    job = Job.read(job_dir)
+    return make_task(FitSettings.model_validate(job.settings), job.inputs, job_dir, Events(job_dir / "events.jsonl"))

@@ -8,8 +8,6 @@ from pathlib import Path
 import transformers.models.bert.modeling_bert  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import training.models.dropout
-import training.programs.estimate  # noqa: F401
 from training.evaluation.loss_curve import draw_curves
 
 get_checkpoint_conversion_mapping("bert")

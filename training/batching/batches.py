@@ -213,7 +213,7 @@ class LengthGroupedBatches(BatchRebalanceSampler):
     def __init__(
         self,
         lengths: npt.NDArray[np.int32],
-        rows_a_step: int,
+        global_batch_size: int,
         *,
         accumulation: int = 1,
         world: int = 1,
@@ -222,14 +222,14 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         targets: npt.NDArray[np.int32] | None = None,
     ) -> None:
         require_a_row_each(len(lengths), world)
-        super().__init__(lengths.tolist(), rows_a_step, world, accumulation, seed=seed, rank=rank)
+        super().__init__(lengths.tolist(), global_batch_size, world, accumulation, seed=seed, rank=rank)
         self._lengths = lengths
         self._targets = np.ones(len(lengths), np.int32) if targets is None else targets
         self._targets_of_epoch: tuple[int, list[int]] = (-1, [])
-        self._micro = -(-rows_a_step // accumulation)  # the most rows of a micro-batch on all ranks together
-        self.steps = steps_an_epoch(len(lengths), rows_a_step, world)
+        self._micro = -(-global_batch_size // accumulation)  # the most rows of a micro-batch on all ranks together
+        self.steps = steps_per_epoch(len(lengths), global_batch_size, world)
         """Optimizer steps an epoch."""
-        self._last = len(lengths) - (self.steps - 1) * rows_a_step
+        self._last = len(lengths) - (self.steps - 1) * global_batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         micros = (micro for step in self._steps(self.epoch) for micro in np.array_split(step, self._pieces(len(step))))
@@ -281,9 +281,9 @@ def require_a_row_each(rows: int, world: int) -> None:
         raise UserError([Problem(kind="compute", where="compute.num_processes", message=message)])
 
 
-def steps_an_epoch(rows: int, rows_a_step: int, world: int) -> int:
+def steps_per_epoch(rows: int, global_batch_size: int, world: int) -> int:
     """Optimizer steps; a tail with fewer rows than ranks joins the step before it."""
-    full, tail = divmod(rows, rows_a_step)
+    full, tail = divmod(rows, global_batch_size)
     return full + (tail >= world or not full)
 
 

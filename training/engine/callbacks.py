@@ -1,13 +1,13 @@
-"""The Trainer's callbacks: when checkpoints are written and training ends, what is told, and those of the recipe.
+"""The Trainer's callbacks: saving, reporting, and those that the recipe names.
 
-The recipe's are named as module:Class: subclasses of transformers' TrainerCallback, made without arguments, one of
-each on every process. One that remembers something from step to step is an ExportableState too, and is in every
-checkpoint.
+The recipe names subclasses of transformers' TrainerCallback as module:Class; each process makes one of each, without
+arguments. A callback with state from step to step is an ExportableState too, and every checkpoint has its state.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,45 +17,50 @@ from training.jobs.program import Interrupted, stop_requested
 from training.jobs.user_code import Place
 
 if TYPE_CHECKING:
-    from training.engine.trainer import ExactTrainer
+    from training.engine.reporter import Reporter
     from training.recipe import Training
 
 
-def asked_for(training: Training) -> list[TrainerCallback]:
-    """The recipe's callbacks, and early stopping where it is asked for. Raises UserError where there is none
-    of such a name, or it is no callback."""
-    made = []
+def recipe_callbacks(training: Training) -> list[TrainerCallback]:
+    """The recipe's callbacks, and early stopping if it has a patience. Raises UserError if a name is not found or not a
+    callback."""
+    callbacks: list[TrainerCallback] = []
     for index, name in enumerate(training.callbacks):
         place = _callback(index)
         try:
-            made.append(place.load(name)())
+            callbacks.append(place.load(name)())
         except TypeError as error:
             raise place.refused(f"{name!r} cannot be made without arguments: {error}.") from error
     if patience := training.early_stopping_patience:
-        made.append(EarlyStoppingCallback(patience, training.early_stopping_threshold))
-    return made
+        callbacks.append(EarlyStoppingCallback(patience, training.early_stopping_threshold))
+    return callbacks
 
 
 class Saves(TrainerCallback):
-    """Decides when a checkpoint is written beyond those at evaluations, and ends training when asked to stop.
+    """Decides when a checkpoint is written beyond those at evaluations, and ends training on a request to stop.
 
-    After the last step of an epoch only when all that comes at its end is done, such as an evaluation: a run that went
-    on from there would begin the next epoch without it.
+    After the last step of an epoch, it saves only once all that belongs to the epoch's end is done, such as an
+    evaluation: a run that resumed from an earlier checkpoint would begin the next epoch without it.
+
+    Args:
+        interval_s: seconds between two checkpoints.
+        ends_epoch: whether an epoch, or all of training, ends with an optimizer step.
+        restore: called when training begins, to restore what the Trainer does not.
     """
 
-    def __init__(self, trainer: ExactTrainer, interval_s: float) -> None:
-        self._trainer = trainer
+    def __init__(self, interval_s: float, *, ends_epoch: Callable[[int], bool], restore: Callable[[], None]) -> None:
         self._interval_s = interval_s
+        self._ends_epoch, self._restore = ends_epoch, restore
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._owed = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
-        self._trainer.restore_loss_sum()
+        self._restore()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if not self._trainer.epoch_ends_at(state.global_step):
+        if not self._ends_epoch(state.global_step):
             control.should_save |= self._due(state)
         else:
             self._owed, control.should_save = control.should_save, False  # whoever asked for it
@@ -68,7 +73,7 @@ class Saves(TrainerCallback):
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
         if any(ranks.any_rank(stop_requested())):
             # Not control.should_training_stop: that would evaluate now, and count as the end of training.
-            raise Interrupted(f"stopped after step {state.global_step}; the next run goes on from there")
+            raise Interrupted(f"stopped after step {state.global_step}; the next run resumes from there")
 
     def _due(self, state: TrainerState) -> bool:
         late = time.monotonic() - self._saved_at >= self._interval_s
@@ -77,13 +82,13 @@ class Saves(TrainerCallback):
 
 
 class Reports(TrainerCallback):
-    """Hands on to the reporter what goes on."""
+    """Passes the Trainer's events on to the reporter."""
 
-    def __init__(self, trainer: ExactTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self, make_reporter: Callable[[], Reporter]) -> None:
+        self._make_reporter = make_reporter
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._reporter = self._trainer.reporter()
+        self._reporter = self._make_reporter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._reporter.stepped(state.global_step, state.epoch or 0.0)
@@ -121,7 +126,7 @@ class Reports(TrainerCallback):
 
 
 def is_timing(name: str) -> bool:
-    """Whether a logged figure says how long something took, which is never the same twice."""
+    """Whether a logged figure is a duration or a rate, which differs from run to run."""
     return name.endswith(("_runtime", "_per_second", "_preparation_time"))
 
 

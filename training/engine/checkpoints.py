@@ -61,9 +61,9 @@ def writing(
 ) -> Iterator[Path]:
     """Gives an empty folder to fill; on leaving, it appears as `final`, whole and on the disk.
 
-    `needs` names the other checkpoints beside it without which it is of no use, such as the best so far; `written_by`
-    tells what must be the same where it is gone on from: `Task.circumstances()`.
-    Raises OSError where `final` exists, UserError where the disk is full; on any error `final` does not appear.
+    `needs` names the other checkpoints in the folder that it depends on, such as the best so far; `written_by` is the
+    environment that must be the same to resume exactly: `Task.environment()`.
+    Raises OSError if `final` exists, UserError if the disk is full; on any error `final` does not appear.
     """
     aside = place_aside(final)
     aside.mkdir(parents=True)

@@ -36,7 +36,7 @@ from training.engine.inference import evaluate
 from training.engine.optimization import arguments, loss_function, make_optimizer, make_scheduler
 from training.engine.reporter import Reporter
 from training.engine.throughput import Speed, flops, hardware_limit
-from training.engine.training_task import Task, Trained, require_as_asked
+from training.engine.training_task import Task, Trained, require_requested_processes
 from training.jobs.program import Interrupted, stop_requested
 from training.models import adapters
 from training.models.loading import DTYPES
@@ -76,7 +76,7 @@ class Loop:
         args = arguments(task)
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # some models have layers that a task skips
         self.accelerator = Accelerator(mixed_precision=args.mixed_precision, kwargs_handlers=[ddp])
-        require_as_asked(self.accelerator.state, task.compute)
+        require_requested_processes(self.accelerator.state, task.compute)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
         self.ranks = self.accelerator.num_processes
         seed, self.accumulation = self.training.seed, self.training.gradient_accumulation_steps
@@ -84,14 +84,14 @@ class Loop:
         torch.manual_seed(seed + self.rank)  # each rank draws its own dropout masks
         self.batches = LengthGroupedBatches(
             task.train.lengths,
-            task.rows_a_step,
+            task.global_batch_size,
             accumulation=self.accumulation,
             world=self.ranks,
             rank=self.rank,
             seed=seed,
             targets=task.train.targets,
         )
-        self.oracle = state_check.Oracle(task.checkpoints.parent, self.batches, self.watched)
+        self.state_check = state_check.StateCheck(task.checkpoints.parent, self.batches, self.watched)
         self.collate = state_check.marked(task.collate)
         self.arithmetic = flops(task.model)
         steps, epochs = self.training.max_steps, self.training.num_train_epochs
@@ -174,7 +174,7 @@ class Loop:
         pieces = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
         for piece in range(1, pieces + 1):
             batch = next(batches)
-            self.oracle.trains(step, batch)
+            self.state_check.trains(step, batch)
             weight = self.task.task_type.target_count(batch) * pieces * self.ranks / self.batches.targets_of_step(step)
             with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
                 loss = self.loss_and_outputs(self.model, batch)[0] * weight / pieces
@@ -273,7 +273,7 @@ class Loop:
         if evaluated or late or stop:
             self.save()
         if stop:
-            raise Interrupted(f"stopped after step {self.place.step}; the next run goes on from there")
+            raise Interrupted(f"stopped after step {self.place.step}; the next run resumes from there")
 
     def save(self) -> None:
         """Writes a checkpoint of all that the steps to come hang on."""
@@ -282,14 +282,14 @@ class Loop:
         needs = [checkpoints.name(self.best_to_load)] if self.best_to_load not in (None, step) else []
         first = self.rank == 0
         aside_only = nullcontext(checkpoints.place_aside(final))
-        with checkpoints.writing(final, needs, self.task.circumstances()) if first else aside_only as folder:
+        with checkpoints.writing(final, needs, self.task.environment()) if first else aside_only as folder:
             ranks.wait_for_all()  # the folder is there
             if first:
                 self.save_weights(folder / MODEL)
                 stepping = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
                 torch.save(stepping | ({"scaler": scaler.state_dict()} if scaler else {}), folder / STEPPING)
                 (folder / PLACE).write_text(json.dumps(asdict(self.place)))
-            self.oracle.saves(folder, step)
+            self.state_check.saves(folder, step)
             torch.save({"loss": self.loss, "random": random_states.random_states()}, folder / OF_RANK.format(self.rank))
             ranks.wait_for_all()  # every rank's file is there
         self.saved_at = time.monotonic()
@@ -319,10 +319,10 @@ class Loop:
         own = torch.load(start / OF_RANK.format(self.rank), map_location="cpu", weights_only=True)
         self.loss.copy_(own["loss"])
         random_states.set_random_states(own["random"])
-        self.oracle.restored(start)
+        self.state_check.restored(start)
 
     def watched(self) -> state_check.State:
-        """What the oracle compares after a restore with what was saved."""
+        """The live state, compared after a restore with the saved one."""
         return state_check.state_of(
             model=self.task.model,
             optimizer=self.optimizer,

@@ -1,12 +1,12 @@
-"""Whether what was restored is what was saved, looked at from the inside: a debug mode, on where FINETUNE_ORACLE=1.
+"""State check: a debug mode that compares the restored state with the saved one, on with FINETUNE_STATE_CHECK=1.
 
-Equal weights at the end could be luck: a sum that came out alike, a generator that nobody asked any more. So in this
+Equal weights at the end can be a coincidence: a sum that is equal by chance, a generator that draws no more. In this
 mode every rank writes a digest of each part of its live state into each checkpoint:
 
     checkpoint-40/state.rank0.json    {"model": {tensor: digest}, "optimizer": …, "rng": …, "sampler": …, …}
 
-and an engine that has restored one computes the same of its live objects before the first step, and compares. The
-micro-batches that were trained are listed, so that those of two runs can be compared as well:
+After a restore and before the first step, an engine computes the digests of its live objects again and compares them.
+The trained micro-batches are listed, so that those of two runs can be compared as well:
 
     logs/batches.rank0.jsonl          {"step": 40, "micro": 0, "rows": [3, 17], "batch": digest of all its tensors}
 """
@@ -31,7 +31,7 @@ from training.batching.random_states import Numbered
 from training.engine.collation import Collate
 from training.jobs.protocol import LOGS, rank
 
-SWITCH = "FINETUNE_ORACLE"
+SWITCH = "FINETUNE_STATE_CHECK"
 """The environment variable that turns the mode on, by the value 1."""
 STATE = "state.rank{}.json"
 BATCHES = "batches.rank{}.jsonl"
@@ -41,22 +41,21 @@ State = dict[str, dict[str, str]]
 """Part to the digest of each of its pieces, such as a tensor by its name."""
 
 
-def watches() -> bool:
-    """Whether the mode is on."""
+def is_on() -> bool:
     return os.environ.get(SWITCH) == "1"
 
 
 def state_of(
     *, model: torch.nn.Module, optimizer: Any, scheduler: Any, scaler: Any = None, **more: Mapping[str, Any]
 ) -> State:
-    """The digests of this rank's state: its own share of what is shared. `more` are other parts, of any values.
+    """The digests of this rank's state: its own shard of a sharded model. `more` are other parts, of any values.
 
-    Takes no part in any communication and draws no number, so it changes nothing.
+    Communicates with no rank and draws no random number, so the training is unchanged.
     """
     parts = {
         "model": {**dict(model.named_parameters()), **dict(model.named_buffers())},
         "optimizer": _of_optimizer(optimizer),
-        # Not what rule it goes by, which may be another one after a checkpoint that the recipe names.
+        # Not the schedule's rule, which may be another one after a checkpoint that the recipe names.
         "scheduler": {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"},
         "scaler": scaler.state_dict() if scaler else {},
         "rng": _generators(),
@@ -66,9 +65,9 @@ def state_of(
 
 
 def marked(collate: Collate) -> Collate:
-    """A collator whose batches of training have their row numbers, (B,) int64, until `Oracle.trains` takes them out;
-    the same one where the mode is off."""
-    return _Marked(collate) if watches() else collate
+    """A collator whose training batches have their row numbers, (B,) int64, until `StateCheck.trains` removes them; the
+    same one if the mode is off."""
+    return _Marked(collate) if is_on() else collate
 
 
 class _Marked:
@@ -80,17 +79,17 @@ class _Marked:
         return {**batch, ROWS: torch.tensor(features.rows)} if isinstance(features, Numbered) else batch
 
 
-class Oracle:
-    """Looks at one rank's training; where the mode is off, at nothing.
+class StateCheck:
+    """Checks one rank's training; does nothing if the mode is off.
 
     Args:
-        job_dir: the job's.
-        batches: this rank's.
-        live: gives the state as it is now, by `state_of`.
+        job_dir: the job's folder.
+        batches: this rank's batches.
+        live: returns the present state, made by `state_of`.
     """
 
     def __init__(self, job_dir: Path, batches: LengthGroupedBatches, live: Callable[[], State]) -> None:
-        self._batches, self._live, self._on = batches, live, watches()
+        self._batches, self._live, self._on = batches, live, is_on()
         self._restored: Path | None = None
         self._step, self._micro = -1, 0
         if self._on:
@@ -98,7 +97,7 @@ class Oracle:
             self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def saves(self, checkpoint: Path, step: int) -> None:
-        """Writes the state after so many optimizer steps into a checkpoint that is being written."""
+        """Writes the state after `step` optimizer steps into a checkpoint that is being written."""
         if self._on:
             epoch, within = divmod(step, self._batches.steps)
             there = copy.copy(self._batches)
@@ -108,15 +107,15 @@ class Oracle:
             (checkpoint / STATE.format(rank())).write_text(json.dumps(state, indent=1))
 
     def restored(self, checkpoint: Path) -> None:
-        """Raises RuntimeError, naming the parts, where the live state is not the one that this checkpoint records."""
+        """Raises RuntimeError, naming the parts, if the live state differs from the one that this checkpoint records."""
         if self._on:
             _require_same(checkpoint, self._live())
             self._restored = checkpoint
 
     def trains(self, step: int, batch: dict[str, Any]) -> None:
-        """Takes the row numbers out of a micro-batch that is about to be trained after so many steps, and lists it.
+        """Removes the row numbers from a micro-batch that is trained after `step` steps, and lists it.
 
-        Raises RuntimeError where the first one after a resume is not the one that the checkpoint foresaw.
+        Raises RuntimeError if the first one after a resume is not the one that the checkpoint predicts.
         """
         if not self._on:
             return
@@ -134,24 +133,24 @@ class Oracle:
 
 
 def _require_same(checkpoint: Path, live: State) -> None:
-    """Parts that are not given are not compared, nor is anything where the mode was off when it was written."""
+    """Parts that are not in `live` are not compared, nor is anything if the mode was off when it was saved."""
     file = checkpoint / STATE.format(rank())
     if not file.exists():
         return
-    saved, told = json.loads(file.read_text()), []
+    saved, differing = json.loads(file.read_text()), []
     for part, pieces in live.items():
         both = {**saved[part], **pieces}
         if others := [name for name in both if saved[part].get(name) != pieces.get(name)]:
-            told.append(f"{part} ({len(others)} of {len(both)}, first {others[0]})")
-    if told:
-        where = f"what rank {rank()} restored from {checkpoint.name} is not what it had saved"
-        raise RuntimeError(f"{where}: {', '.join(told)}")
+            differing.append(f"{part} ({len(others)} of {len(both)}, first {others[0]})")
+    if differing:
+        where = f"the state that rank {rank()} restored from {checkpoint.name} is not the one that it had saved"
+        raise RuntimeError(f"{where}: {', '.join(differing)}")
 
 
 def _of_optimizer(wrapped: Any) -> dict[str, Any]:
-    """Settings of the groups, and of each weight its state: of ZeRO's flat ones, with the weight itself."""
+    """The settings of each group and the state of each weight; with ZeRO, also the flat weights themselves."""
     base, flat = wrapped, None
-    while True:  # what accelerate and DeepSpeed put around torch's
+    while True:  # accelerate's and DeepSpeed's wrappers around torch's optimizer
         flat = flat or getattr(base, "fp32_partitioned_groups_flat", None)
         if not hasattr(base, "optimizer"):
             break
@@ -175,7 +174,7 @@ def _digests(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(value: Any) -> str:
-    """16 hexadecimal digits of a value's content, whatever of plain values and tensors it is made of."""
+    """16 hexadecimal digits of a value's content; it may be made of plain values, arrays and tensors."""
     sha = hashlib.sha256()
     _feed(sha, value)
     return sha.hexdigest()[:16]
@@ -183,8 +182,8 @@ def _digest(value: Any) -> str:
 
 def _feed(sha: hashlib._Hash, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        value = getattr(value, "ds_tensor", value)  # ZeRO's share
-        if hasattr(value, "__tensor_flatten__"):  # made of other tensors: a DTensor of this rank's share
+        value = getattr(value, "ds_tensor", value)  # ZeRO's shard
+        if hasattr(value, "__tensor_flatten__"):  # made of other tensors: a DTensor holds this rank's shard
             for name in value.__tensor_flatten__()[0]:
                 _feed(sha, getattr(value, name))
             return

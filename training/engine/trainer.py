@@ -31,7 +31,7 @@ from training.engine.inference import evaluate
 from training.engine.reporter import Reporter
 from training.engine.throughput import Speed, flops, hardware_limit
 from training.engine.training_arguments import training_arguments
-from training.engine.training_task import Task, Trained, require_as_asked
+from training.engine.training_task import Task, Trained, require_requested_processes
 from training.jobs.user_code import Place, users_mistake
 from training.models import adapters
 from training.models.loading import DTYPES
@@ -47,7 +47,7 @@ _LIVED = (
 def train(task: Task) -> Trained:
     """Trains by the Trainer: the engine `trainer`."""
     trainer = make_trainer(task)
-    require_as_asked(trainer.accelerator.state, task.compute, trainer.args.n_gpu)
+    require_requested_processes(trainer.accelerator.state, task.compute, trainer.args.n_gpu)
     if trainer.args.torch_compile and trainer.is_world_process_zero():
         task.events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
     start = task.begin()
@@ -75,7 +75,7 @@ def make_trainer(task: Task) -> ExactTrainer:
         "train_dataset": task.train,
         "eval_dataset": task.validation,
         "data_collator": task.collate,
-        "callbacks": callbacks.asked_for(asked),
+        "callbacks": callbacks.recipe_callbacks(asked),
         "task": task,
     }
     try:
@@ -107,9 +107,13 @@ class ExactTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
-            self.add_callback(callbacks.Reports(self))
+            self.add_callback(callbacks.Reports(self._make_reporter))
             self._arithmetic = flops(self.model)
-        self.add_callback(callbacks.Saves(self, task.training.checkpoint_interval_s))
+        self.add_callback(
+            callbacks.Saves(
+                task.training.checkpoint_interval_s, ends_epoch=self._ends_epoch, restore=self._restore_loss_sum
+            )
+        )
         self._resumed_from: Path | None = None
         self._divided_anew = False
         """Whether another number of processes wrote the checkpoint."""
@@ -128,14 +132,14 @@ class ExactTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: TokenRows | None = None) -> Sampler[list[int]]:
         self._batches = LengthGroupedBatches(
             self.train_dataset.lengths,
-            self._task.rows_a_step,
+            self._task.global_batch_size,
             accumulation=self.args.gradient_accumulation_steps,
             world=self.args.world_size,
             rank=self.args.process_index,
             seed=self.args.seed,
             targets=self.train_dataset.targets,
         )
-        self._oracle = state_check.Oracle(Path(self.args.output_dir).parent, self._batches, self._watched)
+        self._state_check = state_check.StateCheck(Path(self.args.output_dir).parent, self._batches, self._watched)
         return self._batches
 
     def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
@@ -172,12 +176,11 @@ class ExactTrainer(Trainer):
         figures = {f"{metric_key_prefix}_{name.removeprefix('eval_')}": value for name, value in values.items()}
         return EvalLoopOutput(None, None, ranks.from_first(figures), sum(self._plan.sizes))
 
-    def epoch_ends_at(self, step: int) -> bool:
+    def _ends_epoch(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""
         return step % self._batches.steps == 0 or step >= self.state.max_steps
 
-    def reporter(self) -> Reporter:
-        """What tells of this try, for rank 0."""
+    def _make_reporter(self) -> Reporter:
         limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._task.compute.mixed_precision])
         speed = Speed(self._events, self._batches, self._arithmetic, limit)
         return Reporter(self._events, speed, self.state.max_steps)
@@ -207,8 +210,8 @@ class ExactTrainer(Trainer):
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
-        """As ever, once the oracle, where it watches, has seen what is trained."""
-        self._oracle.trains(self.state.global_step, inputs)
+        """Lists the micro-batch for the state check, then trains on it as super does."""
+        self._state_check.trains(self.state.global_step, inputs)
         return super().training_step(model, inputs, *more)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -217,7 +220,7 @@ class ExactTrainer(Trainer):
         if self._divided_anew:  # no rank has a state of its own to go on with
             torch.manual_seed(self.args.seed + self.state.global_step * self.args.world_size + self.args.process_index)
         elif checkpoint is not None:
-            self._oracle.restored(Path(checkpoint))
+            self._state_check.restored(Path(checkpoint))
 
     def _watched(self) -> state_check.State:
         lived = {name: getattr(self.state, name) for name in _LIVED}
@@ -260,7 +263,7 @@ class ExactTrainer(Trainer):
         began = time.monotonic()
         first = self.is_world_process_zero()
         aside_only = nullcontext(checkpoints.place_aside(final))
-        with checkpoints.writing(final, needs, self._task.circumstances()) if first else aside_only as aside:
+        with checkpoints.writing(final, needs, self._task.environment()) if first else aside_only as aside:
             ranks.wait_for_all()  # the folder is there
             if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
                 self.save_model(str(aside), _internal_call=True)
@@ -270,7 +273,7 @@ class ExactTrainer(Trainer):
             self._save_rng_state(str(aside))
             (aside / self._loss_file()).write_text(json.dumps(self._loss_sum()))
             self.state.stateful_callbacks = self._callback_states()
-            self._oracle.saves(aside, self.state.global_step)
+            self._state_check.saves(aside, self.state.global_step)
             if first:
                 self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
             ranks.wait_for_all()  # every rank's files are there
@@ -321,7 +324,7 @@ class ExactTrainer(Trainer):
             "last_log": self._globalstep_last_logged,
         }
 
-    def restore_loss_sum(self) -> None:
+    def _restore_loss_sum(self) -> None:
         """Go on with the running loss where the checkpoint left it, so that the curve has the same points."""
         if self._resumed_from is not None:
             name = LOSS_SUM.format("*") if self._divided_anew else self._loss_file()
@@ -331,13 +334,13 @@ class ExactTrainer(Trainer):
             self._globalstep_last_logged = saved[0]["last_log"]
 
     def _init_training_state(
-        self, max_steps: int, steps_an_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+        self, max_steps: int, steps_per_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
         was_the_end = False
         if resume_from_checkpoint is not None:
             saved = json.loads(Path(resume_from_checkpoint, TRAINER_STATE_NAME).read_text())
             was_the_end = saved["global_step"] >= saved["max_steps"]
-        place = super()._init_training_state(max_steps, steps_an_epoch, epochs, resume_from_checkpoint, trial)
+        place = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
             self._resumed_from = Path(resume_from_checkpoint)
             processes = checkpoints.written_by(self._resumed_from).get("processes")

@@ -148,7 +148,7 @@ def _told(error: BaseException, job_dir: Path) -> BaseException:
     """The error, or the user's mistake that it comes of: a full disk, or the code of a task type of their own."""
     if full := full_disk(job_dir, error):
         return full
-    if not isinstance(error, Exception) or short_of_memory(error) or _is_lost_rank(error):
+    if not isinstance(error, Exception) or is_out_of_memory(error) or _is_lost_rank(error):
         return error
     with contextlib.suppress(OSError, ValueError):  # a job that cannot be read, which may be the error itself
         module, own, _ = str(Job.read(job_dir).settings.get("task", "")).partition(":")
@@ -164,7 +164,7 @@ def _failure(error: BaseException) -> Failure:
     kind: FailureKind = "internal"
     if isinstance(error, KeyboardInterrupt):
         kind, message = "interrupted", str(error) or "The program was asked to stop."
-    elif short_of_memory(error):
+    elif is_out_of_memory(error):
         kind = "out_of_memory"
     elif _is_lost_rank(error):
         kind = "lost_rank"
@@ -172,7 +172,7 @@ def _failure(error: BaseException) -> Failure:
     return Failure(kind=kind, message=message, traceback=text, rank=rank())
 
 
-def short_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, the machine's or a GPU's."""
     # torch is not imported here: its error is known by name, and those of allocators and drivers by their words.
     names = {cls.__name__ for cls in type(error).__mro__}

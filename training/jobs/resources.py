@@ -30,9 +30,8 @@ def used_bytes(what: str = "VmRSS") -> int:
     return 0
 
 
-def forget_peak() -> None:
-    """Has VmHWM count anew from here, where the system allows it, and from what is in use: memory that was freed goes
-    back to the system."""
+def reset_peak() -> None:
+    """Resets VmHWM to the memory in use, if the system allows it; freed memory is returned to the system first."""
     with contextlib.suppress(AttributeError):  # glibc's
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
@@ -82,14 +81,14 @@ def require_disk(folder: Path, needed: float) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         message = (
-            f"checkpoints and the model need about {told(needed)}, and {told(free)} are free: make room, have "
+            f"checkpoints and the model need about {as_text(needed)}, and {as_text(free)} are free: make room, have "
             "FINETUNE_HOME name a larger disk, or choose an optimizer that remembers less (training.optim)."
         )
         raise UserError([Problem(kind=DISK, where=str(folder), message=message)])
 
 
-def told(amount: float) -> str:
-    """Bytes for people: `1.3 GB`, `45 MB`, `1.2 MB`."""
+def as_text(amount: float) -> str:
+    """Bytes in a message: `1.3 GB`, `45 MB`, `1.2 MB`."""
     if amount >= 0.9995e9:
         return f"{amount / 1e9:,.1f} GB"
     return f"{amount / 1e6:,.0f} MB" if amount >= 10e6 else f"{amount / 1e6:,.1f} MB"

@@ -191,10 +191,8 @@ def test_those_that_are_about_the_weights_change_them_and_those_about_memory_or_
 def arrived(job_dir: str, names: list[str], answers: Any) -> None:
     """Puts what has become of the fields, and of what follows from them, where the test sees it."""
     from training.engine.trainer import make_trainer
-    from training.jobs.protocol import Events, Job
-    from training.programs import fit
 
-    task = fit.make_task(Path(job_dir), Job.read(Path(job_dir)), Events(Path(job_dir) / "events.jsonl"))
+    task = tiny.task_of(Path(job_dir))
     trainer = make_trainer(task)
     trainer.create_optimizer()
     group = trainer.optimizer.param_groups[0]

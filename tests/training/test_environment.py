@@ -1,4 +1,4 @@
-"""What a checkpoint was written with is held against what goes on from it."""
+"""The environment of a checkpoint is compared with that of the run that resumes from it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from training.engine.environment import require_exact
+from training.engine.environment import differences
 from training.problems import UserError
 
 HERE: dict[str, Any] = {
     "engine": "trainer",
     "strategy": "ddp",
     "processes": 2,
-    "rows a step": 16,
-    "steps an epoch": 5,
+    "global batch size": 16,
+    "steps per epoch": 5,
     "device": "a processor",
     "threads": 1,
     "torch": "2",
@@ -25,7 +25,7 @@ HERE: dict[str, Any] = {
 def told(accepted: bool, here: dict[str, Any], **written: Any) -> str | None:
     """What is accepted, or the message of the refusal."""
     try:
-        return require_exact(Path("checkpoint-4"), "field", {**HERE, **written}, {**HERE, **here, "accepted": accepted})
+        return differences(Path("checkpoint-4"), "field", {**HERE, **written}, {**HERE, **here}, accepted=accepted)
     except UserError as error:
         (problem,) = error.problems
         assert problem.where == "field"
@@ -34,7 +34,7 @@ def told(accepted: bool, here: dict[str, Any], **written: Any) -> str | None:
 
 def test_what_does_not_change_the_bytes_is_no_difference() -> None:
     assert told(False, {}, threads=4) is None  # taken over
-    assert told(False, {}, **{"rows a step": 8, "steps an epoch": 9}) is None  # a matter of the recipe
+    assert told(False, {}, **{"global batch size": 8, "steps per epoch": 9}) is None  # a matter of the recipe
     assert told(False, {"cuda": 3}) is None  # its writer did not say
 
 
@@ -55,11 +55,11 @@ def test_all_differences_are_named_at_once_with_the_flag_that_accepts_them() -> 
 @pytest.mark.parametrize(
     ("here", "written", "why"),
     [
-        ({}, {"strategy": "fsdp"}, "each strategy keeps files of its own"),
-        ({}, {"engine": "accelerate"}, "each engine keeps files of its own"),
+        ({}, {"strategy": "fsdp"}, "each strategy has files of its own"),
+        ({}, {"engine": "accelerate"}, "each engine has files of its own"),
         ({"strategy": "deepspeed-zero2"}, {"strategy": "deepspeed-zero2", "processes": 4}, "only ddp"),
         ({"engine": "mine:train"}, {"engine": "mine:train", "processes": 4}, "only ddp"),
-        ({}, {"processes": 1, "rows a step": 8}, "as many rows must make a step"),
+        ({}, {"processes": 1, "global batch size": 8}, "it must stay the same: change the batch size"),
     ],
 )
 def test_what_cannot_work_is_refused_whatever_is_accepted(
@@ -67,4 +67,4 @@ def test_what_cannot_work_is_refused_whatever_is_accepted(
 ) -> None:
     for accepted in (False, True):
         message = told(accepted, here, **written) or ""
-        assert "It cannot be gone on from" in message and why in message
+        assert "It cannot be resumed" in message and why in message

@@ -1,4 +1,4 @@
-"""The oracle sees what was restored wrongly, and names it."""
+"""The state check finds state that was restored wrongly, and names it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def restores_a_wrong_state() -> None:
     theirs._load_rng_state = lambda self, checkpoint: None
     theirs._load_from_checkpoint = other_weights
     theirs._load_optimizer_and_scheduler = new_optimizer_and_next_rate
-    trainer.restore_loss_sum = lambda self: None
+    trainer._restore_loss_sum = lambda self: None
 
 
 def skips_a_batch_too_many() -> None:

@@ -1,0 +1,99 @@
+"""Export of a trained model: whole weights, adapters merged into the base model, and the calibrated configuration."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.distributed import ranks
+from training.engine import checkpoints, inference
+from training.engine.reporter import PROGRESS_EVERY_S
+from training.jobs.protocol import Events, rank
+from training.models import adapters, loading
+from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.engine.training_task import Task, Trained
+    from training.recipe.program_settings import FitSettings
+
+
+def export(
+    task: Task,
+    settings: FitSettings,
+    inputs: Mapping[str, str],
+    out: Path,
+    weights: dict[str, torch.Tensor] | None,
+) -> None:
+    """Writes the trained model to `out`/model. With adapters, `out`/adapter has these, and model the base model with
+    them added to its weights. Rank 0 calls it, with `weights` if its model holds only a share of them."""
+    network, tokenizer, base = task.model, Path(inputs["tokenizer"]), Path(inputs["model"])
+    if task.training.lora:
+        loaded = loading.load_tokenizer(tokenizer, base)
+        whole = loading.load_for_training(task.task_type, base, settings.labels, loaded, seed=task.training.seed)
+        origin = settings.base.model_dump() if settings.base else {}
+        adapters.save(network, whole, out / "adapter", origin, weights)
+        network, weights = adapters.merged(whole, out / "adapter"), None
+        # The Trainer sets use_cache of the model that it trains; the loop leaves it unchanged.
+        if hasattr(task.model.config, "use_cache"):
+            network.config.use_cache = task.model.config.use_cache
+    loading.export(network, tokenizer, out / "model", weights)
+
+
+def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> None:
+    """Adds to the exported model's config what the task type calibrates on the validation split, such as thresholds;
+    every rank calls it.
+
+    The exported weights predict the split: later predictions use these, and they are whole even if the processes
+    sharded the model. `steps` are those of the training.
+    """
+    task_type = task.task_type
+    if not task_type.calibrate(task_type.empty_predictions(labels)):
+        return
+    gc.collect()  # the optimizer's state
+    ranks.wait_for_all()  # the model is there
+    network = loading.load_trained(task_type, exported).to(task.model.device)
+    size, precision = task.training.per_device_eval_batch_size, task.compute.mixed_precision
+    report = _evaluation_progress(task.events, steps)
+    predictions = inference.predict(task_type, network, task.validation, task.collate, size, precision, report)
+    if rank() == 0:
+        loading.add_to_config(exported, task_type.calibrate(task_type.metric_inputs(predictions, labels)))
+
+
+def _evaluation_progress(events: Events, steps: int) -> Callable[[int], None]:
+    """Reports about once a second that an evaluation after the last of `steps` is running."""
+    reported_at = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= PROGRESS_EVERY_S:
+            reported_at = time.monotonic()
+            events.progress(phase="evaluate", done=steps, total=steps)
+
+    return report
+
+
+def require_more_steps(task: Task, steps: int) -> None:
+    """Raises UserError if the checkpoint that the recipe names was already at the end of this training, or of one that
+    stopped early."""
+    named = task.named_checkpoint
+    if named is not None and checkpoints.step_of(named) >= steps:
+        more = "max_steps" if task.training.max_steps > 0 else "num_train_epochs"
+        message = f"{named.name} is where this training ends, after {steps} steps: raise {more}, or if it had stopped "
+        message += "early, name an earlier checkpoint."
+        raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+
+
+def require_finite_weights(task: Task, trained: Trained) -> None:
+    """Raises UserError on every rank if weights to be exported are NaN or infinite."""
+    own = dict(task.model.named_parameters())
+    weights = own if trained.weights is None else trained.weights
+    lost = [name for name in own if name in weights and not weights[name].isfinite().all()] if rank() == 0 else []
+    if lost := ranks.from_first(lost):
+        message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(own)} tensors hold NaN or "
+        message += f"infinite values, {lost[0]} first: lower it, or raise training.warmup_steps."
+        raise UserError([Problem(kind="training", where="training.learning_rate", message=message)])

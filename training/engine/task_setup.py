@@ -1,0 +1,137 @@
+"""Setup of a training task: model, rows, batches, loss and metrics from a job's settings and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from training import task_types
+from training.batching.batches import TokenRows, require_a_row_each
+from training.engine import collation
+from training.engine.training_task import Task
+from training.evaluation import metrics
+from training.jobs.protocol import CHECKPOINTS, Events, rank
+from training.models import dropout, loading
+from training.problems import Problem, UserError, nearest
+from training.task_types.task_type import TaskType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.recipe import Training
+    from training.recipe.program_settings import FitSettings
+
+
+def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, events: Events) -> Task:
+    """The task that the engine trains. Raises UserError if something that the recipe names does not exist or does not
+    fit."""
+    training = with_micro_batches(settings.training, settings.micro_batch_divisor)
+    compute = settings.compute
+    task_type = task_types.load(settings.task, settings.options).while_training(compute.strategy)
+    tokenizer = loading.load_tokenizer(Path(inputs["tokenizer"]), Path(inputs["model"]))
+    model = _load_model(settings, task_type, Path(inputs["model"]), tokenizer)
+    tokens, checkpoint = Path(inputs["tokens"]), inputs.get("checkpoint")
+    train, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
+    _require_target_counts(settings.task, task_type, train)
+    compute_metrics = _metrics(settings, task_type, tokenizer, validation)
+    if task_type.loss_only_reason and rank() == 0:
+        events.warning(task_type.loss_only_reason)
+    require_a_row_each(len(train), compute.num_processes)  # on every rank, before any of them waits for the others
+    return Task(
+        model=model,
+        train=train,
+        validation=validation,
+        collate=collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple()),
+        # A sharded model computes in the lower precision, and so would the loss inside it.
+        loss=task_type.loss(training, settings.labels, train, outside=compute.strategy != "ddp"),
+        task_type=task_type,
+        metrics=compute_metrics,
+        training=training,
+        compute=compute,
+        global_batch_size=_global_batch_size(settings),
+        checkpoints=job_dir / CHECKPOINTS,
+        named_checkpoint=None if checkpoint is None else Path(checkpoint),
+        events=events,
+    )
+
+
+def with_micro_batches(training: Training, divisor: int) -> Training:
+    """The training section with batch sizes divided by `divisor` and the same global batch size."""
+    rows = training.per_device_train_batch_size
+    fewer = -(-rows // divisor)
+    return training.model_copy(
+        update={
+            "per_device_train_batch_size": fewer,
+            "gradient_accumulation_steps": -(-rows * training.gradient_accumulation_steps // fewer),
+            "per_device_eval_batch_size": -(-training.per_device_eval_batch_size // divisor),
+        }
+    )
+
+
+def _global_batch_size(settings: FitSettings) -> int:
+    """Rows of an optimizer step as the recipe has it: not changed by smaller micro-batches."""
+    training = settings.training
+    rows = training.per_device_train_batch_size * settings.compute.num_processes
+    return rows * training.gradient_accumulation_steps
+
+
+def _load_model(
+    settings: FitSettings, task_type: TaskType, folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    model = loading.load_for_training(
+        task_type,
+        folder,
+        settings.labels,
+        tokenizer,
+        seed=settings.training.seed,
+        lora=settings.training.lora,
+        precision=settings.compute.mixed_precision,
+    )
+    loading.require_places(model, max_length=settings.max_length)
+    if not torch.cuda.is_available():
+        dropout.cheapen(model)
+    return model
+
+
+def _require_target_counts(name: str, task_type: TaskType, rows: TokenRows) -> None:
+    """Raises UserError if the task type counts targets by a rule of its own and its features lack the counts."""
+    if type(task_type).target_count is not TaskType.target_count and not rows.count_targets:
+        message = f"{name} counts targets of its own, and its features have no column `targets`: add it."
+        raise UserError([Problem(kind="recipe", where="task", message=message)])
+
+
+def _metrics(
+    settings: FitSettings, task_type: TaskType, tokenizer: PreTrainedTokenizerBase, validation: TokenRows
+) -> Callable[[pa.Table], dict[str, float]]:
+    """Computes the recipe's metrics from predictions of the validation split; none if the task type has to wait for the
+    trained model."""
+    chosen, labels = settings.training.metric_for_best_model, settings.labels
+    metrics.make(
+        settings.metrics, task_type.empty_predictions(labels)
+    )  # a metric that cannot be computed fails before training
+    if task_type.loss_only_reason is not None:
+        _require_metric(chosen, {})
+        return lambda predictions: {}
+
+    def compute(predictions: pa.Table) -> dict[str, float]:
+        decoded = task_type.decode(task_type.join_labels(predictions, validation), tokenizer)
+        values = metrics.compute(settings.metrics, task_type.metric_inputs(decoded, labels))
+        _require_metric(chosen, values)
+        return values
+
+    return compute
+
+
+def _require_metric(name: str | None, values: Mapping[str, float]) -> None:
+    """Raises UserError if the metric that chooses the best model is not evaluated. The figures of a user's metric are
+    known only after an evaluation."""
+    known = [*values, "loss"]
+    if name is not None and name.removeprefix("eval_") not in known:
+        message = f"{name!r} is not evaluated: choose from {', '.join(known)}.{nearest(name, known)}"
+        raise UserError([Problem(kind="training", where="training.metric_for_best_model", message=message)])

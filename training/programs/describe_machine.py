@@ -1,0 +1,20 @@
+"""The program that describes the hardware that a training would use here:
+`python -m training.programs.describe_machine JOB`. Its figures are those of `training.engine.environment.machine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from training.engine.environment import machine
+from training.jobs.program import run_program
+from training.jobs.protocol import Events, Job
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Returns the machine's description as figures."""
+    return machine()
+
+
+if __name__ == "__main__":
+    run_program(main)
