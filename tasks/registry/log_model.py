@@ -147,10 +147,10 @@ def _compared(
     task_type: TaskType, folder: Path, rows: pa.RecordBatch, stored: Sequence[Mapping[str, Any]], say: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """What the model that was logged answers. Raises RuntimeError where that is otherwise than was stored."""
-    from training.engine.serving import Asker
+    from training.engine.serving import Predictor
 
-    asker = Asker(task_type, *parts_of(folder), say["max_length"])
-    answers = asker.answers(rows)
+    predictor = Predictor(task_type, *parts_of(folder), say["max_length"])
+    answers = predictor.predict(rows)
     for row, given, before in zip(rows.to_pylist(), answers, stored, strict=True):
         if not task_type.same_prediction(given, before, say["tolerance"]):
             raise RuntimeError(

@@ -16,7 +16,7 @@ from training.problems import Problem, UserError, full_disk
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from training.engine.serving import Asker
+    from training.engine.serving import Predictor
     from training.recipe.column_types import Form
     from training.task_types.task_type import TaskType
 
@@ -38,22 +38,24 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if "rows" in say:
         rows = [_values(row, forms, blank) for row in say["rows"]]
         _need_right(task_type, say["columns"], [(range(1, len(rows) + 1), rows)], "option", "TEXT")
-        asker = _asker(task_type, job_dir, say)
+        predictor = _predictor(task_type, job_dir, say)
         return {
-            "answers": [task_type.lines(answer) for answer in asker.answers(_batch(task_type, say["columns"], rows))]
+            "answers": [
+                task_type.lines(answer) for answer in predictor.predict(_batch(task_type, say["columns"], rows))
+            ]
         }
     # All of it, before a model is loaded: what is wrong with a file is told within seconds.
     file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*task_type.record_types([])]
     batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, blank, optional))
     total = _need_right(task_type, say["columns"], batches, "data", str(file))
-    asker = _asker(task_type, job_dir, say)
+    predictor = _predictor(task_type, job_dir, say)
     done = unanswered = 0
     try:
-        with Writer(aside, Path(say["out"]), task_type.record_types(asker.labels)) as writer:
+        with Writer(aside, Path(say["out"]), task_type.record_types(predictor.labels)) as writer:
             for rows_of_file, inputs, _ in read(file, forms, added, blank, optional):
                 there = [place for place, values in enumerate(inputs) if values is not None]
                 answers: list[dict[str, Any] | None] = [None] * len(inputs)
-                given = asker.answers(_batch(task_type, say["columns"], [inputs[place] or () for place in there]))
+                given = predictor.predict(_batch(task_type, say["columns"], [inputs[place] or () for place in there]))
                 for place, answer in zip(there, given, strict=True):
                     answers[place] = answer
                 writer.write(rows_of_file, answers)
@@ -110,10 +112,10 @@ def _batch(task_type: TaskType, names: Sequence[str], rows: Sequence[Values]) ->
     return pa.RecordBatch.from_arrays(columns, names=list(names))
 
 
-def _asker(task_type: TaskType, job_dir: Path, say: Mapping[str, Any]) -> Asker:
-    from training.engine.serving import Asker
+def _predictor(task_type: TaskType, job_dir: Path, say: Mapping[str, Any]) -> Predictor:
+    from training.engine.serving import Predictor
 
-    return Asker(task_type, *parts_of(logged(say["model"], job_dir / "model")), say["max_length"])
+    return Predictor(task_type, *parts_of(logged(say["model"], job_dir / "model")), say["max_length"])
 
 
 def logged(uri: str, into: Path) -> Path:

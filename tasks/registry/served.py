@@ -19,14 +19,14 @@ class Served(mlflow.pyfunc.PythonModel):
     def load_context(self, context: Any) -> None:
         """Loads the model, safetensors."""
         from training import task_types
-        from training.engine.serving import Asker
+        from training.engine.serving import Predictor
 
         say, folder = context.model_config, Path(context.artifacts["model"])
-        self._asker = Asker(task_types.from_settings(say), folder, folder, say["max_length"])
+        self._predictor = Predictor(task_types.from_settings(say), folder, folder, say["max_length"])
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """An answer a row. Without types: from them MLflow would make a signature of its own."""
-        return self._asker.answers(pa.RecordBatch.from_pandas(model_input, preserve_index=False))
+        return self._predictor.predict(pa.RecordBatch.from_pandas(model_input, preserve_index=False))
 
 
 mlflow.models.set_model(Served())

@@ -286,14 +286,14 @@ class Exported:
         """Asked about rows as they come, it answers what was stored of its split."""
         import pyarrow as pa
 
-        from training.engine.serving import Asker
+        from training.engine.serving import Predictor
         from training.recipe.rules.column_rules import source_columns
 
         recipe = parse(tiny.recipe_of(self.settings["task"], self._world / "rows"))
         shown = [column.name for column in source_columns(recipe).contents]
         with pa.memory_map(str(self._world / "data/validation.arrow")) as file:
             rows = pa.ipc.open_file(file).read_all().select(shown).combine_chunks().to_batches()[0]
-        given = Asker(self.task_type, self.folder, self.folder, recipe.tokens.max_length).answers(rows)
+        given = Predictor(self.task_type, self.folder, self.folder, recipe.tokens.max_length).predict(rows)
         stored = self.task_type.to_records(self.stored, self.settings["labels"])
         other = [
             row

@@ -128,4 +128,4 @@ def test_the_expected_end_is_told_once_as_a_time_of_the_clock(tmp_path: Path, mo
         end.stepped(step, 4)
     said.close()
     (note,) = (event["message"] for event in events(tmp_path, "note"))
-    assert re.fullmatch(r"0 minutes to go at this speed: it ends about \d\d:\d\d", note)
+    assert re.fullmatch(r"0 minutes to go at this speed: training ends about \d\d:\d\d", note)

@@ -31,7 +31,7 @@ from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import task_types
 from training.batching.batches import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.batching.random_states import Numbered
-from training.engine.serving import Asker
+from training.engine.serving import Predictor
 from training.evaluation.metrics import compute
 from training.evaluation.predictions import Likelihoods
 from training.jobs.protocol import Events, Job
@@ -221,7 +221,7 @@ def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(sp
     export(model, folder / "tokenizer", tmp_path / "model")
     model.eval()
     texts, lengths = [*texts_of(speakers)[:20], ""], set()
-    answers = Asker(task, tmp_path / "model", tmp_path / "model", 12).answers(
+    answers = Predictor(task, tmp_path / "model", tmp_path / "model", 12).predict(
         pa.RecordBatch.from_pydict({"text": texts})
     )
     for text, answer in zip(texts, answers, strict=True):
@@ -340,13 +340,13 @@ def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_plac
     text = texts_of(speakers)[0]
     first, *rest = text.split()
     hidden = " ".join([first, "[MASK]", "[MASK]", *rest])
-    asker = Asker(task, tmp_path / "model", tmp_path / "model", 64)
-    told = [row["filled_text"] for row in asker.answers(pa.RecordBatch.from_pydict({"text": [hidden, text]}))]
+    predictor = Predictor(task, tmp_path / "model", tmp_path / "model", 64)
+    told = [row["filled_text"] for row in predictor.predict(pa.RecordBatch.from_pydict({"text": [hidden, text]}))]
     found = pipeline("fill-mask", str(tmp_path / "model"), top_k=1, dtype=torch.float32)(hidden)
     filled = [one[0]["token_str"].strip() for one in found]
     assert told == [" ".join([first, *filled, *rest]), None]
-    cut = Asker(task, tmp_path / "model", tmp_path / "model", 4)
-    (one,) = cut.answers(pa.RecordBatch.from_pydict({"text": ["[MASK] [MASK] [MASK]"]}))
+    cut = Predictor(task, tmp_path / "model", tmp_path / "model", 4)
+    (one,) = cut.predict(pa.RecordBatch.from_pydict({"text": ["[MASK] [MASK] [MASK]"]}))
     assert one["filled_text"].count("[MASK]") == 1 and one["filled_text"].endswith("[MASK]")
 
 

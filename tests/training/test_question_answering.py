@@ -22,7 +22,7 @@ from tests.training import tiny
 from tests.training.forks import finish, run_main
 from training.batching.batches import TokenRows
 from training.data.load_rows import load
-from training.engine.serving import Asker
+from training.engine.serving import Predictor
 from training.evaluation import metrics
 from training.jobs.protocol import Events, Job
 from training.models.loading import load_tokenizer
@@ -156,8 +156,8 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
     assert table["row"].to_pylist() == [*range(40)] and table["label"].to_pylist() == data["answers"].to_pylist()
     for row, context in zip(table.to_pylist(), data["context"].to_pylist(), strict=True):
         assert context[row["start"] :].startswith(row["answer"])
-    asker = Asker(ExtractiveQA(OPTIONS), trained, trained, 32)
-    asked = asker.answers(data.select(["question", "context"]).to_batches()[0])
+    predictor = Predictor(ExtractiveQA(OPTIONS), trained, trained, 32)
+    asked = predictor.predict(data.select(["question", "context"]).to_batches()[0])
     assert [row["answer"] for row in asked] == table["answer"].to_pylist()
     assert [row["score"] for row in asked] == pytest.approx(table["score"].to_pylist(), abs=1e-4)
 

@@ -23,7 +23,7 @@ from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from training.batching.batches import TokenRows
 from training.distributed import fsdp
-from training.engine.serving import Asker
+from training.engine.serving import Predictor
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics.bootstrap_figures import figures
@@ -297,8 +297,8 @@ def test_answers_are_what_the_exported_model_generates_by_itself_with_the_option
         assert answers["prediction"][0].as_py() == tokenizer.decode(written, skip_special_tokens=True), name
     model.generation_config.num_beams = 4
     assert Seq2Seq(OPTIONS).options.of(model).num_beams == 1
-    asker = Asker(Seq2Seq(OPTIONS), folder, folder, 32)
-    asked = asker.answers(rows_of(world / "data", "validation").select(["source"]).to_batches()[0])
+    predictor = Predictor(Seq2Seq(OPTIONS), folder, folder, 32)
+    asked = predictor.predict(rows_of(world / "data", "validation").select(["source"]).to_batches()[0])
     stored = pq.read_table(predictions / "validation.parquet")["prediction"].to_pylist()
     assert asked == [{"prediction": text} for text in stored]
 

@@ -23,7 +23,7 @@ from tests.training.data.test_forms import told
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
-from training.engine.serving import Asker
+from training.engine.serving import Predictor
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import create_model
@@ -382,7 +382,7 @@ def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_ha
     task, folder = SupervisedFineTuning({"max_new_tokens": 5, "min_new_tokens": 3}), trained / "output/model"
     rows = [spoken(random.Random(seed)) for seed in (1, 4)]
     rows += [row[:-1] for row in rows]
-    told = Asker(task, folder, folder, 64).answers(pa.record_batch({"messages": list(map(json.dumps, rows))}))
+    told = Predictor(task, folder, folder, 64).predict(pa.record_batch({"messages": list(map(json.dumps, rows))}))
     assert [one["targets"] > 0 for one in told] == [True, True, False, False]
     assert [one["loss"] is not None for one in told] == [True, True, False, False]
     written = [one["generated_text"] for one in told]

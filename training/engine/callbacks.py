@@ -84,8 +84,8 @@ class Saves(TrainerCallback):
 class Reports(TrainerCallback):
     """Passes the Trainer's events on to the reporter."""
 
-    def __init__(self, make_reporter: Callable[[], Reporter]) -> None:
-        self._make_reporter = make_reporter
+    def __init__(self, make_reporter: Callable[[], Reporter], set_rate: Callable[[float], None]) -> None:
+        self._make_reporter, self._set_rate = make_reporter, set_rate
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._reporter = self._make_reporter()
@@ -105,7 +105,7 @@ class Reports(TrainerCallback):
         self._reporter.paused()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._reporter.ended(state.global_step)
+        self._set_rate(self._reporter.ended(state.global_step))
 
     def on_log(
         self,

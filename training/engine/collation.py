@@ -1,4 +1,4 @@
-"""Collators of the recipe's author: the batches of training, each with random numbers of its own."""
+"""Collators: the task type's, and the user's for training batches, each with random numbers of its own."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ Collate = Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]
 
 
 class TrainingCollator:
-    """The user's collator for the batches of training, each with random numbers of its own; the task type's for others.
+    """The user's collator for training batches, each with random numbers of its own; the task type's for others, so
+    that evaluations and later predictions use the same batches.
 
-    So that what is evaluated while training is what is predicted afterwards. Raises UserError where the user's gives
-    another number of rows than it was given.
+    Raises UserError if the user's returns another number of rows than it was given.
     """
 
-    def __init__(self, asked: Collate, own: Collate) -> None:
-        self._asked, self._own = asked, own
+    def __init__(self, users: Collate, task_types: Collate) -> None:
+        self._users, self._task_types = users, task_types
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         if not isinstance(features, Numbered):
-            return self._own(features)
+            return self._task_types(features)
         with generators_from(features.draws_from):
-            batch = self._asked(list(features))
+            batch = self._users(list(features))
         try:
             rows = len(batch["labels"])
         except (TypeError, KeyError):
             raise PLACE.refused(
-                f"it gave {type(batch).__name__} without 'labels': it must give tensors by name."
+                f"it returned {type(batch).__name__} without 'labels': it must return tensors by name."
             ) from None
         if rows != len(features):
-            raise PLACE.refused(f"it gave {rows} rows for {len(features)}: each row must come out once.")
+            raise PLACE.refused(f"it returned {rows} rows for {len(features)}: each row must be returned once.")
         return batch
 
 
 def collator(name: str | None, task_type: TaskType, *settings: Any) -> Collate:
-    """What makes batches: the task type's own, or what `training.collator` names, both made with the same `settings`:
-    the tokenizer and the multiple to pad to.
+    """The task type's collator, or the one that `training.collator` names, both made with the same `settings`: the
+    tokenizer and the multiple to pad to.
 
-    It is a function of a list of features that gives tensors by name, `labels` among them, a line a row. Raises
-    UserError where there is none of that name.
+    A collator is a function of a list of features that returns tensors by name, `labels` among them, a line a row.
+    Raises UserError if the name is not found.
     """
     own: Collate = task_type.collator(*settings)
     if name is None:
         return own
-    made = PLACE.load(name)(*settings)
-    if not callable(made):
-        raise PLACE.refused(f"{name!r} gave {type(made).__name__}: it must give a function of a batch's features.")
-    return TrainingCollator(made, own)
+    users = PLACE.load(name)(*settings)
+    if not callable(users):
+        raise PLACE.refused(
+            f"{name!r} returned {type(users).__name__}: it must return a function of a batch's features."
+        )
+    return TrainingCollator(users, own)
 
 
 PLACE = Place(

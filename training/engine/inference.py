@@ -1,7 +1,7 @@
-"""Every row of a split given to a model once, by all processes together: what it answers, and its loss.
+"""Inference on a split: predictions and loss of each row, computed once over all processes.
 
-For both engines while they train, and for the programs that predict afterwards. Which rows make a batch does not hang
-on the number of processes: one gives the same as several, given as many threads each.
+Both engines use it for evaluations, and the programs that predict. The rows of a batch do not depend on the number of
+processes: one process computes the same as several, with as many threads each.
 """
 
 from __future__ import annotations
@@ -26,40 +26,39 @@ if TYPE_CHECKING:
     from training.engine.collation import Collate
     from training.task_types.task_type import TaskType
 
-Answer = Callable[[Batch], tuple[torch.Tensor | None, int, pa.RecordBatch]]
-"""Of a batch of B rows its mean loss, (), and of how many targets that is the mean, where it is asked for; and what the
-model answers, a line a row."""
+PredictBatch = Callable[[Batch], tuple[torch.Tensor | None, int, pa.RecordBatch]]
+"""For a batch of B rows: its mean loss, () or None, the number of targets of that mean, and the predictions by row."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What came of the rows of a split."""
+    """Loss and predictions of a split."""
 
     loss: float
-    """The mean over all targets; nan where nobody computed it."""
-    answers: pa.Table
-    """A line a row, in the order of the rows, on rank 0; what the others hold is of no use."""
+    """The mean over all targets; nan if it was not computed."""
+    predictions: pa.Table
+    """A line a row, in the order of the rows, on rank 0; meaningless on the others."""
 
 
 def evaluate(
     batches: Iterable[Batch],
     plan: EvaluationBatches,
-    answer: Answer,
-    tell: Callable[[int], None] = lambda done: None,
+    predict_batch: PredictBatch,
+    report: Callable[[int], None] = lambda done: None,
 ) -> Evaluated:
-    """Has all of them answered; every rank calls it with the batches of its plan.
+    """Predicts all batches; every rank calls it with the batches of its plan.
 
-    `tell` hears how many rows are done, about.
+    `report` is called with the approximate number of rows that are done.
     """
     found, losses = [], []
     for number, batch in enumerate(batches):
-        loss, targets, answers = answer(batch)
-        if number < plan.own:  # those beyond only keep the others company
-            found.append(answers)
+        loss, targets, predictions = predict_batch(batch)
+        if number < plan.own:  # those beyond only keep the ranks in step
+            found.append(predictions)
             losses.append((math.nan if loss is None else float(loss), targets))
-        tell(plan.done(number + 1))
+        report(plan.done(number + 1))
     shares = ranks.to_first((found, losses))
-    of_batches = np.zeros((plan.batches, 2))  # in their order, so that the sum does not hang on the ranks
+    of_batches = np.zeros((plan.batches, 2))  # in their order, so that the sum does not depend on the ranks
     for place, (_, of_share) in enumerate(shares):
         of_batches[place :: len(shares)] = np.reshape(of_share, (-1, 2))  # a rank may have none
     of_batches = of_batches[of_batches[:, 1] > 0]  # the mean over nothing is no number
@@ -77,20 +76,22 @@ def predict(
     collate: Collate,
     batch_size: int,
     mixed_precision: str,
-    tell: Callable[[int], None] = lambda done: None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> pa.Table:
-    """The task type's answers and `label`, row by row as the data has them.
+    """The task type's predictions and `label`, row by row in the order of the data.
 
-    Every rank calls it, and rank 0 alone gets them. `tell` hears on rank 0 how many are done.
+    Every rank calls it, and rank 0 alone gets them. `report` is called on rank 0 with the number of rows that are done.
     """
     plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=ranks.place())
     dtype = DTYPES[mixed_precision]
 
-    def answer(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
+    def predict_batch(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
         return None, 1, task_type.predictions(network, task_type.forward(network, inputs), inputs)
 
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        answers = evaluate(batches, plan, answer, tell if ranks.place() == 0 else lambda done: None).answers
-    return answers if ranks.place() else task_type.join_labels(answers, rows)
+        predictions = evaluate(
+            batches, plan, predict_batch, report if ranks.place() == 0 else lambda done: None
+        ).predictions
+    return predictions if ranks.place() else task_type.join_labels(predictions, rows)

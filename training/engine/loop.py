@@ -109,8 +109,7 @@ class Loop:
         """Trains to the end, from a checkpoint where there is one, and leaves the weights to export in the model."""
         if start := self.task.begin():
             self.restore(start)
-        place, began, first = self.place, time.monotonic(), self.place.step
-        self.saved_at = began
+        place, self.saved_at = self.place, time.monotonic()
         if self.rank == 0:
             self.reporter = self.make_reporter()
         self.model.train()
@@ -129,15 +128,13 @@ class Loop:
                 self.save_where_due(evaluated)
                 if place.stopped_early:
                     break
-        if self.rank == 0:
-            self.reporter.ended(place.step)
-        rows, seconds = sum(map(self.batches.rows_of_step, range(first, place.step))), time.monotonic() - began
+        rate = self.reporter.ended(place.step) if self.rank == 0 else 0.0
         self.load_best()
         return Trained(
             steps=place.step,
             epochs=self.epoch,
             train_loss=(place.loss_sum + self.mean_over_ranks()) / max(place.step, 1),
-            samples_per_second=rows / seconds,
+            samples_per_second=rate,
             best_step=place.best_step,
             best_metric=place.best_metric,
         )
@@ -212,7 +209,7 @@ class Loop:
         split, size = self.task.validation, self.training.per_device_eval_batch_size
         plan = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
 
-        def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
+        def predict_batch(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
             batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
             loss, outputs = self.loss_and_outputs(self.task.model, batch)
             return (
@@ -221,16 +218,16 @@ class Loop:
                 self.task.task_type.predictions(self.task.model, outputs, batch),
             )
 
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             if self.rank == 0:
                 self.reporter.evaluating(self.place.step, self.epoch)
 
         self.model.eval()
-        found = evaluate(self.loader(split, plan), plan, answer, tell)
+        found = evaluate(self.loader(split, plan), plan, predict_batch, report)
         self.model.train()
         values = {"loss": found.loss}
         if self.rank == 0:
-            values |= self.task.metrics(found.answers)
+            values |= self.task.metrics(found.predictions)
         values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.from_first(values).items()}
         if self.rank == 0:
             self.reporter.figures(self.place.step, self.epoch, values)

@@ -1,4 +1,4 @@
-"""What a step is made of: optimizer, schedule and loss by transformers' own functions, so that names mean the same."""
+"""Optimizer, schedule and loss of the plain loop, made by transformers' own functions, so that names mean the same."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NAMES = {"learning_rate", "optim", "weight_decay", "warmup_steps", "lr_schedule
 
 
 def arguments(task: Task) -> TrainingArguments:
-    """What transformers' functions make an optimizer and a schedule of; the processes find each other meanwhile.
+    """The arguments from which transformers makes an optimizer and a schedule. Making them connects the processes.
 
-    Raises UserError where TrainingArguments refuses a value.
+    Raises UserError if TrainingArguments refuses a value.
     """
     precision = task.compute.mixed_precision
     with users_mistake("training"):
@@ -26,7 +26,7 @@ def arguments(task: Task) -> TrainingArguments:
             **task.training.model_dump(mode="json", include=_NAMES),
             **task.training.extra,
             output_dir=str(task.checkpoints),
-            eval_strategy=task.training.eval_strategy,  # schedules that go by it want to know
+            eval_strategy=task.training.eval_strategy,  # some schedules depend on it
             eval_steps=task.training.eval_steps,
             bf16=precision == "bf16",
             fp16=precision == "fp16",
@@ -36,7 +36,7 @@ def arguments(task: Task) -> TrainingArguments:
 
 
 def make_optimizer(model: torch.nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
-    """That of the Trainer, with decay for the same weights."""
+    """The Trainer's optimizer, with decay for the same weights."""
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     groups = [
@@ -55,7 +55,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, args: TrainingArguments, st
 
 
 def loss_function(task: Task) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """Of logits (B, L) and labels (B,), their mean loss; None where it is the model's own."""
+    """The mean loss of logits (B, L) and labels (B,); None for the model's own."""
     smoothing = task.training.label_smoothing_factor
     if task.loss is not None or not smoothing:
         return task.loss

@@ -1,5 +1,4 @@
-"""A trained model, asked about rows as they come: through the features, batches and answers that its predictions are
-made by when it is evaluated."""
+"""Predictions of a trained model for single rows, through the same features and batches as in an evaluation."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from training.tokenization.transformers_encoder import load_encoder
 BATCH_ROWS = 32
 
 
-class Asker:
+class Predictor:
     """A model in one folder, its tokenizer in another or the same, on the CPU, in full precision.
 
-    Rows are cut after `max_length` tokens. Raises UserError where the tokenizer cannot be read.
+    Rows are truncated to `max_length` tokens. Raises UserError if the tokenizer cannot be read.
     """
 
     def __init__(self, task_type: TaskType, folder: Path, tokenizer: Path, max_length: int) -> None:
-        self._kind = task_type
+        self._task_type = task_type
         self._encoder = load_encoder(tokenizer, folder, max_length)
         self._tokenizer = loading.load_tokenizer(tokenizer, folder)
         self._collate = task_type.collator(self._tokenizer, loading.padding_multiple())
@@ -32,13 +31,13 @@ class Asker:
         self.labels: list[str] = task_type.labels_of(self._network.config)
         """The names of its labels, in the order of its outputs."""
 
-    def answers(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        """What a person is told of each of these rows, which have the task type's columns but for the label: the names
-        and types of `TaskType.record_types`."""
+    def predict(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        """The prediction for each of these rows as a record, with the names and types of `TaskType.record_types`. The
+        rows have the task type's columns except for the label."""
         if not rows.num_rows:
             return []
-        features = iter([self._kind.features(self._encoder, rows).rows])
-        token_rows = pa.Table.from_batches(self._kind.token_rows("asked", self._encoder.max_length, features))
-        answers = predict(self._kind, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
-        answers = self._kind.predictions_on_request(answers, rows, self._network, self._tokenizer, self._encoder)
-        return self._kind.to_records(self._kind.decode(answers, self._tokenizer), self.labels)
+        features = iter([self._task_type.features(self._encoder, rows).rows])
+        token_rows = pa.Table.from_batches(self._task_type.token_rows("asked", self._encoder.max_length, features))
+        answers = predict(self._task_type, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
+        answers = self._task_type.predictions_on_request(answers, rows, self._network, self._tokenizer, self._encoder)
+        return self._task_type.to_records(self._task_type.decode(answers, self._tokenizer), self.labels)

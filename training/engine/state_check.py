@@ -107,7 +107,7 @@ class StateCheck:
             (checkpoint / STATE.format(rank())).write_text(json.dumps(state, indent=1))
 
     def restored(self, checkpoint: Path) -> None:
-        """Raises RuntimeError, naming the parts, if the live state differs from the one that this checkpoint records."""
+        """Raises RuntimeError, naming the parts, if the live state differs from the one that was saved."""
         if self._on:
             _require_same(checkpoint, self._live())
             self._restored = checkpoint

@@ -1,9 +1,9 @@
-"""How fast training goes: rows and tokens a second over all processes, and the share of what the hardware could do.
+"""Throughput of a training: rows and tokens per second over all processes, and the share of the hardware's limit.
 
-Tokens are those of the rows: what fills up a batch is not counted. The arithmetic of a training step is counted as
-Kaplan et al. (arXiv:2001.08361) do, with attention's own part: 6 for each token and each trained weight outside the
-embeddings, and 12 for each layer, each number of its width and each pair of a row's tokens. The hardware's limit is
-that of a large matrix product on the same device in the same precision, measured at the start.
+Tokens are those of the rows: padding is not counted. The operations of a training step are counted as by Kaplan et al.
+(arXiv:2001.08361), with attention's own part: 6 for each token and each trained weight outside the embeddings, and 12
+for each layer, each unit of its width and each pair of a row's tokens. The hardware's limit is the speed of a large
+matrix product on the same device in the same precision, measured at the start.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _AMOUNTS = ("seconds", "rows", "tokens", "flops")
 
 
 class Speed:
-    """Counts the steps of one try, on rank 0, and writes an event `speed` whenever it is asked to.
+    """The throughput of one try, measured on rank 0.
 
-    Evaluations and checkpoints are left out: whoever trains says when a step has ended, and when such a pause has.
+    The events `speed` leave out evaluations and checkpoints: the engine calls `stepped` at the end of each step, and
+    `paused` at the end of such a pause.
 
     Args:
-        batches: of the training.
-        arithmetic: what `flops` says of the network before it is shared out.
-        limit: floating-point operations a second that all processes together could do.
+        batches: those of the training.
+        arithmetic: the result of `flops` for the model before it is sharded.
+        limit: floating-point operations per second that all processes together could do.
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class Speed:
         self._sums = dict.fromkeys(_AMOUNTS, 0.0)
         self._epoch = -1
         self._tokens: tuple[list[int], list[int]] = ([], [])
-        self._mark = time.monotonic()
+        self._began = self._mark = self._recent_mark = time.monotonic()
+        self._rows = self._recent_rows = 0
 
-    def stepped(self, step: int) -> int:
-        """This optimizer step, counted from 1, has ended. Gives its rows."""
+    def stepped(self, step: int) -> None:
+        """Counts an optimizer step that has ended; the first is step 1."""
         epoch, within = divmod(step - 1, self._batches.steps)
         if epoch != self._epoch:
             self._epoch, self._tokens = epoch, self._batches.tokens_of_steps(epoch)
@@ -59,38 +61,50 @@ class Speed:
         self._mark = now
         for name, amount in zip(_AMOUNTS, amounts, strict=True):
             self._sums[name] += amount
-        return rows
+        self._rows += rows
 
     def paused(self) -> None:
-        """What has gone on since the step's end was no training."""
+        """Leaves out the time since the last step's end."""
         self._mark = time.monotonic()
+        self._recent_mark, self._recent_rows = self._mark, self._rows
 
-    def tell(self, step: int) -> None:
-        """Writes how fast it went since the last time."""
-        told = self._sums | {"limit": self._limit}
-        if told["seconds"] > 0:
+    def report(self, step: int) -> None:
+        """Writes an event with the throughput since the last one."""
+        amounts = self._sums | {"limit": self._limit}
+        if amounts["seconds"] > 0:
             self._sums = dict.fromkeys(_AMOUNTS, 0.0)
-            self._events.write("speed", step=step, values=_rates([told]), **told)
+            self._events.write("speed", step=step, values=_rates([amounts]), **amounts)
+
+    def recent_rows_per_second(self) -> float:
+        """Rows per second since the last call or pause."""
+        now = time.monotonic()
+        rate = (self._rows - self._recent_rows) / (now - self._recent_mark)
+        self._recent_mark, self._recent_rows = now, self._rows
+        return rate
+
+    def rows_per_second(self) -> float:
+        """Rows per second since this try began, evaluations and checkpoints included."""
+        return self._rows / (time.monotonic() - self._began)
 
 
 class ExpectedEnd:
-    """Says once, after the first steps of a try, when training will end, unless that is soon."""
+    """Reports once, after the first steps of a try, when training will end, unless that is soon."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._since: tuple[float, int] | None = None  # after the first step, which sets things up
-        self._told = False
+        self._since: tuple[float, int] | None = None  # after the first step, which initializes
+        self._reported = False
 
     def stepped(self, step: int, total: int) -> None:
-        """This optimizer step, counted from 1, of so many has ended."""
+        """Counts an optimizer step of `total` that has ended; the first is step 1."""
         now = time.monotonic()
         since, first = self._since = self._since or (now, step)
-        if self._told or step == first or now - since < FIRST_STEPS_S:
+        if self._reported or step == first or now - since < FIRST_STEPS_S:
             return
-        self._told = True
+        self._reported = True
         left = (now - since) / (step - first) * (total - step)
         if left >= SOON_S:
-            self._events.note(f"{left / 60:,.0f} minutes to go at this speed: it ends about {_clock(left)}")
+            self._events.note(f"{left / 60:,.0f} minutes to go at this speed: training ends about {_clock(left)}")
 
 
 def _clock(left: float) -> str:
@@ -99,18 +113,18 @@ def _clock(left: float) -> str:
 
 
 def overall(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """train_tokens_per_second and hardware_share over all of a job's steps, those that were done again included;
-    nothing where none was told."""
-    told = [event for event in events if event["kind"] == "speed"]
-    if not told:
+    """train_tokens_per_second and hardware_share over all of a job's steps, repeated ones included; empty if its engine
+    reports none."""
+    speeds = [event for event in events if event["kind"] == "speed"]
+    if not speeds:
         return {}
-    rates = _rates(told)
+    rates = _rates(speeds)
     return {"train_tokens_per_second": rates["tokens_per_second"], "hardware_share": rates["hardware_share"]}
 
 
-def _rates(told: list[Any]) -> dict[str, float]:
-    sums = {name: sum(event[name] for event in told) for name in _AMOUNTS}
-    possible = sum(event["seconds"] * event["limit"] for event in told)
+def _rates(amounts: list[Any]) -> dict[str, float]:
+    sums = {name: sum(one[name] for one in amounts) for name in _AMOUNTS}
+    possible = sum(one["seconds"] * one["limit"] for one in amounts)
     return {
         "samples_per_second": round(sums["rows"] / sums["seconds"], 3),
         "tokens_per_second": round(sums["tokens"] / sums["seconds"], 3),
@@ -119,7 +133,7 @@ def _rates(told: list[Any]) -> dict[str, float]:
 
 
 def flops(network: PreTrainedModel) -> tuple[float, float]:
-    """The floating-point operations of a training step for each token, and for each pair of tokens in a row."""
+    """The floating-point operations of a training step per token, and per pair of tokens in a row."""
     embeddings = {
         id(weight)
         for module in network.modules()
@@ -127,23 +141,23 @@ def flops(network: PreTrainedModel) -> tuple[float, float]:
         for weight in module.parameters()
     }
     computing = [weight for weight in network.parameters() if id(weight) not in embeddings]
-    # Forward, and backward for what lies before it; for itself only where it is trained.
+    # Forward, and backward to the layers before; backward for the weight itself only if it is trained.
     weights = sum(_numbers(weight) * (6.0 if weight.requires_grad else 4.0) for weight in computing)
     layers, width = (getattr(network.config, name, 0) or 0 for name in ("num_hidden_layers", "hidden_size"))
     return weights, 12.0 * layers * width
 
 
 def _numbers(weight: torch.Tensor) -> int:
-    """How many: in a byte, there are two of 4 bits."""
+    """The number of weights; a byte holds two of 4 bits."""
     return weight.numel() * (2 if weight.dtype == torch.uint8 else 1)
 
 
 def hardware_limit(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second: the fastest of some products of large matrices within LIMIT_S."""
+    """Floating-point operations per second: the fastest of the matrix products that fit into LIMIT_S."""
     side = _SIDE[device.type]
     matrix = torch.ones(side, side, dtype=dtype, device=device)
     ends, best = time.monotonic() + LIMIT_S, float("inf")
-    torch.mm(matrix, matrix)  # the first one sets things up
+    torch.mm(matrix, matrix)  # the first one initializes libraries
     while best == float("inf") or time.monotonic() < ends:
         _wait(device)
         began = time.perf_counter()

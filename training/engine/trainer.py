@@ -51,13 +51,13 @@ def train(task: Task) -> Trained:
     if trainer.args.torch_compile and trainer.is_world_process_zero():
         task.events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
     start = task.begin()
-    result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+    trainer.train(resume_from_checkpoint=str(start) if start else None)
     state = trainer.state
     return Trained(
         steps=state.global_step,
         epochs=state.epoch or 0.0,
         train_loss=trainer.mean_loss,
-        samples_per_second=result.metrics["train_samples_per_second"],
+        samples_per_second=trainer.rows_per_second,
         best_step=state.best_global_step,
         best_metric=state.best_metric,
         weights=distributed.load(task.compute.strategy).whole_weights(trainer),
@@ -107,7 +107,7 @@ class ExactTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
-            self.add_callback(callbacks.Reports(self._make_reporter))
+            self.add_callback(callbacks.Reports(self._make_reporter, self._set_rate))
             self._arithmetic = flops(self.model)
         self.add_callback(
             callbacks.Saves(
@@ -118,6 +118,8 @@ class ExactTrainer(Trainer):
         self._divided_anew = False
         """Whether another number of processes wrote the checkpoint."""
         self._ended_before = False
+        self.rows_per_second = 0.0
+        """Of this try, on rank 0."""
 
     @property
     def has_adapters(self) -> bool:
@@ -157,22 +159,22 @@ class ExactTrainer(Trainer):
 
         task_type = self._task.task_type
 
-        def answer(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
+        def predict_batch(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
                 return loss, task_type.target_count(inputs), task_type.predictions(self.model, outputs, inputs)
 
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
         model.eval()
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
-        found = evaluate(dataloader, self._plan, answer, tell)
+        found = evaluate(dataloader, self._plan, predict_batch, report)
         values = {"loss": found.loss}
         if self.is_world_process_zero():
-            values |= self._task.metrics(found.answers)
+            values |= self._task.metrics(found.predictions)
         figures = {f"{metric_key_prefix}_{name.removeprefix('eval_')}": value for name, value in values.items()}
         return EvalLoopOutput(None, None, ranks.from_first(figures), sum(self._plan.sizes))
 
@@ -184,6 +186,9 @@ class ExactTrainer(Trainer):
         limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._task.compute.mixed_precision])
         speed = Speed(self._events, self._batches, self._arithmetic, limit)
         return Reporter(self._events, speed, self.state.max_steps)
+
+    def _set_rate(self, rows_per_second: float) -> None:
+        self.rows_per_second = rows_per_second
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Labels stay what they are: with DeepSpeed the Trainer would round numbers to the precision of the model."""

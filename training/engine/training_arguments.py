@@ -1,4 +1,4 @@
-"""What the Trainer is told: the recipe, the project's own decisions, and the strategy's, as TrainingArguments."""
+"""TrainingArguments from the recipe, the project's own decisions, and the strategy's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from training.recipe.tables.metrics import more_is_better
 
 
 def training_arguments(task: Task) -> TrainingArguments:
-    """The recipe's training section as TrainingArguments, with what the project decides itself and what the strategy
-    asks for. Raises UserError where TrainingArguments refuses a value.
+    """The recipe's training section as TrainingArguments, with the fields that the project or the strategy sets. Raises
+    UserError if TrainingArguments refuses a value.
     """
     training, compute = task.training, task.compute
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    theirs = training.model_dump(mode="json", include=known, exclude_none=True)
+    fields = training.model_dump(mode="json", include=known, exclude_none=True)
     decided = {
         "output_dir": str(task.checkpoints),
         "save_strategy": training.eval_strategy,
@@ -32,18 +32,18 @@ def training_arguments(task: Task) -> TrainingArguments:
         "remove_unused_columns": False,
         "restore_callback_states_from_checkpoint": True,
     }
-    theirs["logging_nan_inf_filter"] = False  # by its own choice it tells of a loss that is no number as of 0
+    fields["logging_nan_inf_filter"] = False  # by default it logs a NaN loss as 0
     if training.eval_strategy != "no":
-        theirs.setdefault("metric_for_best_model", "loss")  # early stopping asks for it
-    if metric := theirs.get("metric_for_best_model"):
-        theirs.setdefault("greater_is_better", more_is_better(metric.removeprefix("eval_")))
+        fields.setdefault("metric_for_best_model", "loss")  # early stopping needs it
+    if metric := fields.get("metric_for_best_model"):
+        fields.setdefault("greater_is_better", more_is_better(metric.removeprefix("eval_")))
     if training.eval_strategy == "steps":
         decided["save_steps"] = training.eval_steps
     strategy = distributed.load(compute.strategy)
     shared = strategy.arguments(compute, task.model)
     if shared and rank() == 0:
-        task.events.write("strategy", arguments=shared)  # what `finetune plan --show-launch` could not yet know
+        task.events.write("strategy", arguments=shared)  # `finetune plan --show-launch` could not know them yet
     with users_mistake("training"):
-        arguments = TrainingArguments(**{**theirs, **training.extra, **decided, **shared})
+        arguments = TrainingArguments(**{**fields, **training.extra, **decided, **shared})
     strategy.settle(arguments, compute)
     return arguments

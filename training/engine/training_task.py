@@ -165,7 +165,7 @@ class Trained:
     train_loss: float
     """The mean over all steps."""
     samples_per_second: float
-    """Training rows over all processes, since this try began."""
+    """Training rows over all processes since this try began; read on rank 0 alone."""
     best_step: int | None = None
     best_metric: float | None = None
     weights: dict[str, torch.Tensor] | None = None
