@@ -63,11 +63,11 @@ class Saves(TrainerCallback):
         if not self._ends_epoch(state.global_step):
             control.should_save |= self._due(state)
         else:
-            self._owed, control.should_save = control.should_save, False  # whoever asked for it
+            self._owed, control.should_save = control.should_save, False
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        asked = (control.should_save or self._owed) and state.global_step != self._saved_step
-        control.should_save, self._owed = asked or self._due(state), False
+        requested = (control.should_save or self._owed) and state.global_step != self._saved_step
+        control.should_save, self._owed = requested or self._due(state), False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step

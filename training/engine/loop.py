@@ -1,9 +1,8 @@
-"""The same job as a plain loop over Accelerate: the engine `accelerate`, for one process and for DDP.
+"""The engine `accelerate`: a plain loop over Accelerate, for one process and for DDP.
 
-`Loop.run` is the table of contents. What a killed run needs to end with the same bytes goes through `Loop.save` and
-`Loop.restore`. Optimizer, schedule and loss are transformers' own (training/engine/optimization.py), so a setting
-means here what it means to the Trainer.
-
+`Loop.run` is the table of contents. `Loop.save` and `Loop.restore` handle the state from which a killed run resumes to
+the same weights. Optimizer, schedule and loss are transformers' own (training/engine/optimization.py), so a setting has
+the same meaning as with the Trainer.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from training.models import adapters
 from training.models.loading import DTYPES
 from training.recipe.tables.metrics import more_is_better
 
-MODEL, STEPPING, PLACE, OF_RANK = "model.safetensors", "stepping.pt", "place.json", "rank{}.pt"
-"""The files of a checkpoint: weights, what steps them, the place in training, and what each rank has for itself."""
+MODEL, OPTIMIZER, PROGRESS, RANK_STATE = "model.safetensors", "optimizer.pt", "progress.json", "rank{}.pt"
+"""The files of a checkpoint: weights; optimizer and scheduler; the progress; the state of each rank."""
 
 
 def train(task: Task) -> Trained:
@@ -52,19 +51,19 @@ def train(task: Task) -> Trained:
 
 
 @dataclass
-class Place:
-    """How far training is, the same on every rank."""
+class Progress:
+    """The progress of training, the same on every rank."""
 
     step: int = 0
     """Optimizer steps so far."""
     recorded: int = 0
-    """The last of them at which the training loss was recorded."""
+    """The last step at which the training loss was recorded."""
     loss_sum: float = 0.0
-    """The losses of the steps up to that one, added up."""
+    """The sum of the losses of the steps up to that one."""
     best_step: int | None = None
     best_metric: float | None = None
     no_better: int = 0
-    """Evaluations in a row that gained too little."""
+    """Evaluations in a row without enough gain."""
     stopped_early: bool = False
 
 
@@ -72,7 +71,7 @@ class Loop:
     """A task's training. Every rank makes one, and all of them call its methods together."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.training, self.place = task, task.training, Place()
+        self.task, self.training, self.progress = task, task.training, Progress()
         args = arguments(task)
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # some models have layers that a task skips
         self.accelerator = Accelerator(mixed_precision=args.mixed_precision, kwargs_handlers=[ddp])
@@ -98,7 +97,7 @@ class Loop:
         self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
         self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
         if wrong := distributed.load(task.compute.strategy).wrong_wrapper(self.model, task.compute):
-            raise RuntimeError(f"asked for {task.compute.strategy}, but the model is not shared so: {wrong}")
+            raise RuntimeError(f"requested {task.compute.strategy}, but the model is not wrapped for it: {wrong}")
         self.scheduler = make_scheduler(self.optimizer, args, self.last)
         self.by_metric = self.training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
         self.loss_of = loss_function(task)
@@ -106,43 +105,43 @@ class Loop:
         self.saved_at = 0.0
 
     def run(self) -> Trained:
-        """Trains to the end, from a checkpoint where there is one, and leaves the weights to export in the model."""
+        """Trains to the end, from a checkpoint if there is one, and leaves the weights to export in the model."""
         if start := self.task.begin():
             self.restore(start)
-        place, self.saved_at = self.place, time.monotonic()
+        progress, self.saved_at = self.progress, time.monotonic()
         if self.rank == 0:
             self.reporter = self.make_reporter()
         self.model.train()
-        while place.step < self.last and not place.stopped_early:
-            epoch, done = divmod(place.step, self.batches.steps)
+        while progress.step < self.last and not progress.stopped_early:
+            epoch, done = divmod(progress.step, self.batches.steps)
             batches = self.batches_of(epoch, done)
             for _ in range(done, min(self.batches.steps, self.last - epoch * self.batches.steps)):
                 gradient_norm, learning_rate = self.step(batches)
-                place.step += 1
+                progress.step += 1
                 if self.rank == 0:
-                    self.reporter.stepped(place.step, self.epoch)
-                if place.step % self.training.logging_steps == 0:
+                    self.reporter.stepped(progress.step, self.epoch)
+                if progress.step % self.training.logging_steps == 0:
                     self.record(gradient_norm, learning_rate)
                 if evaluated := self.evaluation_is_due():
                     self.judge(self.evaluate())
                 self.save_where_due(evaluated)
-                if place.stopped_early:
+                if progress.stopped_early:
                     break
-        rate = self.reporter.ended(place.step) if self.rank == 0 else 0.0
+        rate = self.reporter.ended(progress.step) if self.rank == 0 else 0.0
         self.load_best()
         return Trained(
-            steps=place.step,
+            steps=progress.step,
             epochs=self.epoch,
-            train_loss=(place.loss_sum + self.mean_over_ranks()) / max(place.step, 1),
+            train_loss=(progress.loss_sum + self.mean_over_ranks()) / max(progress.step, 1),
             samples_per_second=rate,
-            best_step=place.best_step,
-            best_metric=place.best_metric,
+            best_step=progress.best_step,
+            best_metric=progress.best_metric,
         )
 
     @property
     def epoch(self) -> float:
-        """How many times each training row was seen so far."""
-        whole, steps = divmod(self.place.step, self.batches.steps)
+        """The number of passes over the training rows so far."""
+        whole, steps = divmod(self.progress.step, self.batches.steps)
         return whole + steps * self.accumulation / len(self.batches)
 
     # Training
@@ -151,10 +150,10 @@ class Loop:
         """This rank's micro-batches of an epoch, without those of its first `done` steps."""
         self.batches.set_epoch(epoch)
         loader = self.loader(self.task.train, islice(self.batches, done * self.accumulation, None))
-        # An iterator draws a seed. Of an epoch that was begun before a kill, it was drawn then.
+        # An iterator draws a seed. In an epoch that began before a kill, it was drawn then.
         with torch.random.fork_rng(devices=[], enabled=done > 0):
             batches = iter(loader)
-        # A user's collator sets the generators of the whole process: not while dropout draws from them.
+        # A user's collator sets the generators of the process, which dropout draws from: it runs in no thread.
         return batches if isinstance(self.task.collate, collation.TrainingCollator) else ahead(batches)
 
     def loader(self, rows: TokenRows, batches: Iterable[list[int]]) -> DataLoader[Any]:
@@ -162,12 +161,12 @@ class Loop:
         return DataLoader(rows, batch_sampler=batches, collate_fn=self.collate, pin_memory=on_gpu)
 
     def step(self, batches: Iterator[Batch]) -> tuple[torch.Tensor, float]:
-        """One optimizer step; gives the norm of its gradient, on the device, and its learning rate.
+        """Runs one optimizer step. Returns the norm of its gradient, on the device, and its learning rate.
 
-        Backward and DDP take means over micro-batches and ranks: weighted by their shares of the step's targets, each
-        of these counts alike.
+        Backward and DDP take means over micro-batches and ranks. Weights by the share of the step's targets make every
+        target count alike.
         """
-        step = self.place.step
+        step = self.progress.step
         pieces = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
         for piece in range(1, pieces + 1):
             batch = next(batches)
@@ -182,13 +181,13 @@ class Loop:
         )
         self.optimizer.step()
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        if not self.by_metric and not self.optimizer.step_was_skipped:  # skipped: a gradient too large for fp16
+        if not self.by_metric and not self.optimizer.step_was_skipped:  # skipped: the gradient overflowed in fp16
             self.scheduler.step()
         self.optimizer.zero_grad()
         return gradient_norm, learning_rate
 
     def loss_and_outputs(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """The mean loss of a batch, (), and what the model gives."""
+        """The mean loss of a batch, (), and the model's outputs."""
         batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
         if self.loss_of is None:
             outputs = model(**batch)
@@ -199,9 +198,9 @@ class Loop:
     # Evaluation
 
     def evaluation_is_due(self) -> bool:
-        """Whether the validation split is evaluated after this step; after the last one in any case."""
+        """Whether the validation split is evaluated after this step; always after the last one."""
         every = {"epoch": self.batches.steps, "steps": self.training.eval_steps}.get(self.training.eval_strategy)
-        return every is not None and (self.place.step % every == 0 or self.place.step == self.last)
+        return every is not None and (self.progress.step % every == 0 or self.progress.step == self.last)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -220,7 +219,7 @@ class Loop:
 
         def report(done: int) -> None:
             if self.rank == 0:
-                self.reporter.evaluating(self.place.step, self.epoch)
+                self.reporter.evaluating(self.progress.step, self.epoch)
 
         self.model.eval()
         found = evaluate(self.loader(split, plan), plan, predict_batch, report)
@@ -230,26 +229,26 @@ class Loop:
             values |= self.task.metrics(found.predictions)
         values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.from_first(values).items()}
         if self.rank == 0:
-            self.reporter.figures(self.place.step, self.epoch, values)
+            self.reporter.figures(self.progress.step, self.epoch, values)
             self.reporter.paused()
         return values
 
     def judge(self, values: dict[str, float]) -> None:
-        """Remembers the best evaluation, and ends training after too many that were no better."""
+        """Records the best evaluation, and ends training after too many without a gain."""
         name = (self.training.metric_for_best_model or "loss").removeprefix("eval_")
-        value, place, more = values[f"eval_{name}"], self.place, self.training.greater_is_better
+        value, progress, more = values[f"eval_{name}"], self.progress, self.training.greater_is_better
         sign = 1 if (more_is_better(name) if more is None else more) else -1
-        gain = sign * (value - (-sign * math.inf if place.best_metric is None else place.best_metric))
-        place.no_better = 0 if gain > self.training.early_stopping_threshold else place.no_better + 1
+        gain = sign * (value - (-sign * math.inf if progress.best_metric is None else progress.best_metric))
+        progress.no_better = 0 if gain > self.training.early_stopping_threshold else progress.no_better + 1
         if gain > 0:
-            place.best_metric, place.best_step = value, place.step
-        place.stopped_early = 0 < (self.training.early_stopping_patience or 0) <= place.no_better
+            progress.best_metric, progress.best_step = value, progress.step
+        progress.stopped_early = 0 < (self.training.early_stopping_patience or 0) <= progress.no_better
         if self.by_metric:
             self.scheduler.step(value)
 
     def load_best(self) -> None:
-        """Has the model take the weights of the best evaluation, where these are to be exported."""
-        if self.best_to_load not in (None, self.place.step):
+        """Loads the weights of the best evaluation, if these are to be exported."""
+        if self.best_to_load not in (None, self.progress.step):
             best = self.task.checkpoints / checkpoints.name(self.best_to_load)
             if damage := checkpoints.damage_of(best):
                 raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
@@ -257,24 +256,24 @@ class Loop:
 
     @property
     def best_to_load(self) -> int | None:
-        """The step whose weights are exported, where that is not the last one in any case."""
-        return self.place.best_step if self.training.load_best_model_at_end else None
+        """The step whose weights are exported; None for the last one."""
+        return self.progress.best_step if self.training.load_best_model_at_end else None
 
     # Checkpoints
 
     def save_where_due(self, evaluated: bool) -> None:
-        """Saves after an evaluation, after the interval, and when asked to stop, which then raises Interrupted."""
+        """Saves after an evaluation, after the interval, and on a request to stop, which then raises Interrupted."""
         late = time.monotonic() - self.saved_at >= self.training.checkpoint_interval_s
         # Clocks and signals differ between ranks, and all must save at the same step.
         late, stop = ranks.any_rank(late, stop_requested())
         if evaluated or late or stop:
             self.save()
         if stop:
-            raise Interrupted(f"stopped after step {self.place.step}; the next run resumes from there")
+            raise Interrupted(f"stopped after step {self.progress.step}; the next run resumes from there")
 
     def save(self) -> None:
-        """Writes a checkpoint of all that the steps to come hang on."""
-        step, began, scaler = self.place.step, time.monotonic(), self.accelerator.scaler
+        """Writes a checkpoint of all state that later steps depend on."""
+        step, began, scaler = self.progress.step, time.monotonic(), self.accelerator.scaler
         final = self.task.checkpoints / checkpoints.name(step)
         needs = [checkpoints.name(self.best_to_load)] if self.best_to_load not in (None, step) else []
         first = self.rank == 0
@@ -283,11 +282,13 @@ class Loop:
             ranks.wait_for_all()  # the folder is there
             if first:
                 self.save_weights(folder / MODEL)
-                stepping = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
-                torch.save(stepping | ({"scaler": scaler.state_dict()} if scaler else {}), folder / STEPPING)
-                (folder / PLACE).write_text(json.dumps(asdict(self.place)))
+                state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+                torch.save(state | ({"scaler": scaler.state_dict()} if scaler else {}), folder / OPTIMIZER)
+                (folder / PROGRESS).write_text(json.dumps(asdict(self.progress)))
             self.state_check.saves(folder, step)
-            torch.save({"loss": self.loss, "random": random_states.random_states()}, folder / OF_RANK.format(self.rank))
+            torch.save(
+                {"loss": self.loss, "random": random_states.random_states()}, folder / RANK_STATE.format(self.rank)
+            )
             ranks.wait_for_all()  # every rank's file is there
         self.saved_at = time.monotonic()
         if first:
@@ -305,15 +306,15 @@ class Loop:
         (adapters.load_trained if self.training.lora else load_model)(self.task.model, file)
 
     def restore(self, start: Path) -> None:
-        """Puts all of it back to where it was when this checkpoint was saved."""
-        self.place = Place(**json.loads((start / PLACE).read_text()))
+        """Restores the state that this checkpoint has saved."""
+        self.progress = Progress(**json.loads((start / PROGRESS).read_text()))
         self.load_weights(start / MODEL)
-        stepping = torch.load(start / STEPPING, map_location="cpu", weights_only=True)
-        self.optimizer.load_state_dict(stepping["optimizer"])
-        self.scheduler.load_state_dict(stepping["scheduler"])
+        state = torch.load(start / OPTIMIZER, map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler:
-            self.accelerator.scaler.load_state_dict(stepping["scaler"])
-        own = torch.load(start / OF_RANK.format(self.rank), map_location="cpu", weights_only=True)
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        own = torch.load(start / RANK_STATE.format(self.rank), map_location="cpu", weights_only=True)
         self.loss.copy_(own["loss"])
         random_states.set_random_states(own["random"])
         self.state_check.restored(start)
@@ -325,31 +326,31 @@ class Loop:
             optimizer=self.optimizer,
             scheduler=self.scheduler,
             scaler=self.accelerator.scaler,
-            trainer=asdict(self.place) | {"loss": self.loss},
+            trainer=asdict(self.progress) | {"loss": self.loss},
         )
 
-    # What is told
+    # Reports
 
     def make_reporter(self) -> Reporter:
         limit = self.ranks * hardware_limit(self.device, DTYPES[self.task.compute.mixed_precision])
         return Reporter(self.task.events, Speed(self.task.events, self.batches, self.arithmetic, limit), self.last)
 
     def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:
-        """The mean loss of the steps since the last time; between evaluations, only here the host waits for a GPU."""
-        place, loss = self.place, self.mean_over_ranks()
-        mean, norm = loss / (place.step - place.recorded), gradient_norm.item()
-        place.loss_sum, place.recorded = place.loss_sum + loss, place.step
+        """Reports the mean loss since the last call. Between evaluations, the host waits for a GPU only here."""
+        progress, loss = self.progress, self.mean_over_ranks()
+        mean, norm = loss / (progress.step - progress.recorded), gradient_norm.item()
+        progress.loss_sum, progress.recorded = progress.loss_sum + loss, progress.step
         self.loss.zero_()
         if self.rank == 0:
             values = {"train_loss": mean, "learning_rate": learning_rate, "grad_norm": norm}
-            self.reporter.trained(place.step, self.epoch, values)
+            self.reporter.trained(progress.step, self.epoch, values)
 
     def mean_over_ranks(self) -> float:
         return float(self.accelerator.reduce(self.loss, "mean").item())
 
 
 def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, each made in a thread while the one before it is trained on."""
+    """The same batches, each prepared in a thread while the previous one is trained on."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:

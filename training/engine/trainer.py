@@ -1,8 +1,8 @@
-"""The Trainer, made exact: killed at any instant and started again, it ends with the same bytes.
+"""The engine `trainer`: transformers' Trainer with exact resume after a kill at any instant.
 
-What transformers 5.23 leaves open and this closes: checkpoints that may be half written, the best model's
-place when the folder has moved, a stop that was decided before the checkpoint and forgotten after it, the
-running sum of the loss, length groups that differ from run to run, and being asked to stop.
+It adds to transformers 5.23: checkpoints that are never half written, the best model's path after the folder has moved,
+early stopping and the running sum of the loss across a resume, length groups that are the same in each run, and
+stopping on request.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from training.models import adapters
 from training.models.loading import DTYPES
 
 LOSS_SUM = "loss_sum.rank{}.json"
-# What a TrainerState has lived through, beside what it was set to and where its checkpoints lie.
-_LIVED = (
+# The progress in a TrainerState, without its settings and the paths of checkpoints.
+_PROGRESS = (
     *("global_step", "epoch", "best_metric", "best_global_step"),
     *("total_flos", "num_input_tokens_seen"),
 )
@@ -49,7 +49,7 @@ def train(task: Task) -> Trained:
     trainer = make_trainer(task)
     require_requested_processes(trainer.accelerator.state, task.compute, trainer.args.n_gpu)
     if trainer.args.torch_compile and trainer.is_world_process_zero():
-        task.events.warning("torch_compile: if this run is killed, it goes on, but may end with other bytes.")
+        task.events.warning("torch_compile: a killed run resumes, but may end with other weights.")
     start = task.begin()
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     state = trainer.state
@@ -65,35 +65,35 @@ def train(task: Task) -> Trained:
 
 
 def make_trainer(task: Task) -> ExactTrainer:
-    """The task's Trainer, of the class that the recipe names. Raises UserError where something that it names is not
-    there, or is not accepted."""
-    asked = task.training
-    task_type = ExactTrainer if asked.trainer is None else _CLASS.load(asked.trainer)
-    given = {
+    """The task's Trainer, of the class that the recipe names. Raises UserError if something that the recipe names is
+    not found or not accepted."""
+    training = task.training
+    trainer_class = ExactTrainer if training.trainer is None else _CLASS.load(training.trainer)
+    arguments = {
         "model": task.model,
         "args": training_arguments(task),
         "train_dataset": task.train,
         "eval_dataset": task.validation,
         "data_collator": task.collate,
-        "callbacks": callbacks.recipe_callbacks(asked),
+        "callbacks": callbacks.recipe_callbacks(training),
         "task": task,
     }
     try:
-        inspect.signature(task_type).bind(**given)
+        inspect.signature(trainer_class).bind(**arguments)
     except TypeError as error:
-        raise _CLASS.refused(f"{asked.trainer!r} is not made as ExactTrainer is: {error}.") from error
-    return task_type(**given)
+        raise _CLASS.refused(f"{training.trainer!r} does not take the arguments of ExactTrainer: {error}.") from error
+    return trainer_class(**arguments)
 
 
 class ExactTrainer(Trainer):
     """Trains on TokenRows in length-grouped batches, with checkpoints that are complete or absent.
 
-    `task` is what it trains; the other arguments are the Trainer's. `args.output_dir` is the folder of the checkpoints.
-    One is written at each evaluation and whenever the last is older than `training.checkpoint_interval_s`. Asked to
-    stop, `train` writes one and raises Interrupted. Every rank makes one of these; rank 0 alone writes events.
+    The arguments besides `task` are the Trainer's. `args.output_dir` is the folder of the checkpoints. One is written
+    at each evaluation and whenever the last is older than `training.checkpoint_interval_s`. On a request to stop,
+    `train` writes one and raises Interrupted. Every rank makes a Trainer; rank 0 alone writes events.
 
-    A recipe may name a subclass, `training.trainer: module:Class`. Whatever that overrides, it calls super() for the
-    rest: compute_loss weights the rows, _save_checkpoint keeps checkpoints whole.
+    A recipe may name a subclass, `training.trainer: module:Class`. A method that it overrides calls super():
+    compute_loss weights the rows, _save_checkpoint keeps checkpoints whole.
     """
 
     def __init__(self, *, task: Task, **trainer: Any) -> None:
@@ -102,8 +102,8 @@ class ExactTrainer(Trainer):
         self._strategy = distributed.load(task.compute.strategy)
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
         torch.manual_seed(self.args.seed + self.args.process_index)
-        # Many classification heads accept the number of items of all micro-batches and take no notice of it:
-        # their losses would add up. Without it, the Trainer takes the mean over the micro-batches.
+        # Many classification heads accept the number of items of all micro-batches and ignore it: their losses
+        # would add up. Without it, the Trainer takes the mean over the micro-batches.
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
@@ -123,7 +123,7 @@ class ExactTrainer(Trainer):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether the model's own weights are frozen, and adapters trained beside them."""
+        """Whether the model's own weights are frozen, and adapters are trained."""
         return self._task.training.lora is not None
 
     @property
@@ -152,8 +152,8 @@ class ExactTrainer(Trainer):
     def evaluation_loop(
         self, dataloader: DataLoader[Any], *asked: Any, metric_key_prefix: str = "eval", **named: Any
     ) -> EvalLoopOutput:
-        """The loss and the metrics of the validation split, by what the programs that predict use, too: the Trainer's
-        own holds the logits of all rows, and counts some twice."""
+        """The loss and the metrics of the validation split, by the same inference as in the programs that predict: the
+        Trainer's own loop holds the logits of all rows, and counts some twice."""
         model = self._wrap_model(self.model, training=False)
         self.callback_handler.eval_dataloader = dataloader
 
@@ -191,17 +191,17 @@ class ExactTrainer(Trainer):
         self.rows_per_second = rows_per_second
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Labels stay what they are: with DeepSpeed the Trainer would round numbers to the precision of the model."""
+        """Keeps labels in their precision: with DeepSpeed the Trainer would round them to that of the model."""
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if (labels := inputs.get("labels")) is not None:
             prepared["labels"] = labels.to(self.args.device)
         return prepared
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
-        """The loss; while training, weighted so that every target of an optimizer step counts alike.
+        """The loss; in training, weighted so that every target of an optimizer step counts alike.
 
-        The Trainer and DDP take means over micro-batches and ranks, which are the mean over the step's targets only
-        where all of these have equally many.
+        The Trainer and DDP take means over micro-batches and ranks. These are the mean over the step's targets only if
+        all micro-batches and ranks have equally many.
         """
         targets = self._task.task_type.target_count(inputs)
         own = super().compute_loss if self._task.loss is None else self._other_loss
@@ -220,15 +220,15 @@ class ExactTrainer(Trainer):
         return super().training_step(model, inputs, *more)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        # The last that is restored, and before any callback may change something.
+        # Restored last, and before any callback can change something.
         super()._load_rng_state(checkpoint)
-        if self._divided_anew:  # no rank has a state of its own to go on with
+        if self._divided_anew:  # no rank has a state of its own
             torch.manual_seed(self.args.seed + self.state.global_step * self.args.world_size + self.args.process_index)
         elif checkpoint is not None:
             self._state_check.restored(Path(checkpoint))
 
     def _watched(self) -> state_check.State:
-        lived = {name: getattr(self.state, name) for name in _LIVED}
+        progress = {name: getattr(self.state, name) for name in _PROGRESS}
         logged = [{name: log[name] for name in log if not callbacks.is_timing(name)} for log in self.state.log_history]
         callbacks_alone = {name: state for name, state in self._callback_states().items() if name != "TrainerControl"}
         return state_check.state_of(
@@ -236,7 +236,7 @@ class ExactTrainer(Trainer):
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             scaler=getattr(self.accelerator, "scaler", None),
-            trainer=lived | {"logged": logged} | self._loss_sum() | callbacks_alone,
+            trainer=progress | {"logged": logged} | self._loss_sum() | callbacks_alone,
         )
 
     def _other_loss(
@@ -272,7 +272,7 @@ class ExactTrainer(Trainer):
             ranks.wait_for_all()  # the folder is there
             if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
                 self.save_model(str(aside), _internal_call=True)
-            (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with the user's token in it
+            (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that contains the user's token
             self._save_optimizer_and_scheduler(str(aside))
             self._save_scaler(str(aside))
             self._save_rng_state(str(aside))
@@ -298,13 +298,13 @@ class ExactTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_adapters(self, checkpoint: str) -> bool:
-        """Puts them back where they are all that it has of the model: super's would not see what is missing."""
+        """Restores adapters if the checkpoint has only these: super's would not notice missing weights."""
         if alone := self.has_adapters and self._strategy.ONE_FILE:
             adapters.load_trained(self.model, Path(checkpoint, SAFE_WEIGHTS_NAME))
         return alone
 
     def _load_callback_state(self) -> None:
-        # super's puts the callbacks that it restores behind all others.
+        # super's moves the callbacks that it restores behind all others.
         places = [type(callback) for callback in self.callback_handler.callbacks]
         super()._load_callback_state()
         by_class: dict[type[TrainerCallback], list[TrainerCallback]] = {}
@@ -330,7 +330,7 @@ class ExactTrainer(Trainer):
         }
 
     def _restore_loss_sum(self) -> None:
-        """Go on with the running loss where the checkpoint left it, so that the curve has the same points."""
+        """Restores the running loss from the checkpoint, so that the curve has the same points."""
         if self._resumed_from is not None:
             name = LOSS_SUM.format("*") if self._divided_anew else self._loss_file()
             saved = [json.loads(file.read_text()) for file in self._resumed_from.glob(name)]
@@ -350,11 +350,11 @@ class ExactTrainer(Trainer):
             self._resumed_from = Path(resume_from_checkpoint)
             processes = checkpoints.written_by(self._resumed_from).get("processes")
             self._divided_anew = processes not in (None, self.args.world_size)
-            # on_train_begin forgets that early stopping had spoken, and an epoch goes on past the last step.
+            # on_train_begin resets a stop by early stopping, and an epoch continues past the last step.
             self._ended_before = self.state.global_step >= max_steps
-            if not was_the_end:  # of a shorter training, which another one begins with
+            if not was_the_end:  # not a shorter training that this one begins with
                 self._ended_before |= self.control.should_training_stop
-            best = self._best()  # the path on record is where the folder was then
+            best = self._best()  # the recorded path is that of the folder at that time
             self.state.best_model_checkpoint = str(best) if best else None
         return place
 
@@ -372,10 +372,10 @@ class ExactTrainer(Trainer):
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def _finalize_training(self, *asked: Any) -> Any:
-        # Of the steps since the last log, super counts this rank's own loss.
+        # super counts this rank's own loss for the steps since the last log.
         self._tr_loss.fill_(self.accelerator.gather(self._tr_loss).mean())
-        # Optimizers that schedule themselves train with other weights than those to be used afterwards. Where the
-        # best ones are loaded, these were saved after an evaluation, which uses the right ones.
+        # Schedule-free optimizers train with other weights than those for inference. The best weights, if loaded, were
+        # saved after an evaluation, which uses the right ones.
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
         return super()._finalize_training(*asked)
@@ -384,14 +384,14 @@ class ExactTrainer(Trainer):
         model, batches = super()._prepare_for_training(*asked)
         wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
         if wrong := self._strategy.wrong_wrapper(wrapped, self._task.compute):
-            raise RuntimeError(f"asked for {self._task.compute.strategy}, but the model is not shared so: {wrong}")
+            raise RuntimeError(f"requested {self._task.compute.strategy}, but the model is not wrapped for it: {wrong}")
         return model, batches
 
     def _run_epoch(self, *, epoch: int, **rest: Any) -> None:
         if self._ended_before:
             self.control.should_training_stop = True
             return
-        # Not left to the Trainer: with several processes, what skips batches after a resume does not pass it on.
+        # The Trainer's set_epoch does not reach the sampler after a resume with several processes.
         self._batches.set_epoch(epoch)
         super()._run_epoch(epoch=epoch, **rest)
 

@@ -247,7 +247,7 @@ def test_a_compiled_model_trains_and_says_what_is_not_exact(world: Path, tmp_pat
     outcome = finish(job_dir)
     assert outcome.state == "finished", outcome
     (warning,) = events(job_dir, "warning")
-    assert warning["message"].startswith("torch_compile: if this run is killed")
+    assert warning["message"].startswith("torch_compile: a killed run resumes")
 
 
 def test_settings_that_transformers_refuses_late_are_the_users_mistake(world: Path, tmp_path: Path) -> None:
