@@ -17,6 +17,7 @@ from training.engine.training_task import Task
 from training.jobs import resources
 from training.jobs.protocol import Events
 from training.problems import UserError
+from training.recipe import ResolvedCompute, Training
 
 SAID = {"micro_batch_size": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_per_epoch": 7, "disk_mb": 2}
 
@@ -54,8 +55,8 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
         train=Rows(),  # type: ignore[arg-type]
         collate=lambda rows: {"inputs": torch.ones(len(rows), 2), "labels": torch.zeros(len(rows))},
         loss=None,
-        training={"extra": {}},
-        compute={"mixed_precision": "no"},
+        training=Training(),
+        compute=ResolvedCompute(num_processes=1, mixed_precision="no"),
     )
     kept = [tensor.clone() for tensor in model.state_dict().values()]
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
