@@ -59,7 +59,7 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
         ("my_mistakes:two", "'my_mistakes:two' is of type function: it must be a function that takes a Task and "),
         (
             "my_mistakes:nothing",
-            "'my_mistakes:nothing' gave NoneType: it must give a training.engine.training_task.Trained.",
+            "'my_mistakes:nothing' returned NoneType: it must return a training.engine.training_task.Trained.",
         ),
         ("my_engine:train", "'my_engine:train' would train alone in each of 2 processes: have it make accelerate."),
     ],

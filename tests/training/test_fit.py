@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_job_is_gone_on_from_with_all_that_it_needs(
         failure = finish(tiny.fit_job(world, tmp_path / name, **asked | wrong)).failure
         assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
         told.append(failure.problems[0].message)
-    assert "is where this training ends, after 21 steps: raise num_train_epochs, or where it had" in told[0]
+    assert "is where this training ends, after 21 steps: raise num_train_epochs, or if it had" in told[0]
     assert "optimizer.pt changed after it was written" in told[1]
     assert "is no checkpoint: name a folder such as checkpoint-40" in told[2]
     assert (

@@ -181,7 +181,7 @@ def test_the_true_traceback_of_the_rank_that_failed_first_is_told(world: Path, t
 
 def test_ranks_that_would_train_alone_are_refused(world: Path, tmp_path: Path) -> None:
     told = failure(finish(tiny.fit_job(world, tmp_path / "alone", processes=2, **EPOCHS), launched=1))
-    assert told.kind == "internal" and "asked for {'processes': 2" in told.message
+    assert told.kind == "internal" and "requested {'processes': 2" in told.message
 
 
 def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "predict", **settings: object) -> Path:

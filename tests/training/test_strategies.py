@@ -188,7 +188,7 @@ def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
 ) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "job", processes=2, compute={"strategy": strategy}, **EPOCHS)
     told = failure(finish(job_dir, program=run_as_accelerate_would))
-    assert told.kind == "internal" and "asked for {'processes': 2" in told.message
+    assert told.kind == "internal" and "requested {'processes': 2" in told.message
     assert not events(job_dir, "progress")
 
 
