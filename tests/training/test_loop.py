@@ -73,15 +73,15 @@ def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int
     here: list[Loop] = []
 
     def die(now: str) -> None:
-        if now == phase and here[0].place.step == step and rank.get("RANK", "0") == str(victim):
+        if now == phase and here[0].progress.step == step and rank.get("RANK", "0") == str(victim):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def loss_and_outputs(self: Loop, *given: Any) -> Any:
         here[:] = [self]
         found = compute(self, *given)
         now = "train" if torch.is_grad_enabled() else "evaluate"
-        calls[f"{now} {self.place.step}"] += 1
-        if calls[f"{now} {self.place.step}"] == 2:
+        calls[f"{now} {self.progress.step}"] += 1
+        if calls[f"{now} {self.progress.step}"] == 2:
             die(now)
         return found
 
