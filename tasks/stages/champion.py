@@ -15,6 +15,7 @@ from tasks.jobs.launch import predicting
 from tasks.registry.champions import folders_of, present
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.program_settings import PredictChampionSettings
 
 
 def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:
@@ -83,15 +84,15 @@ def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion
         "training.programs.predict_champion",
         launched.argv,
         env=launched.env,
-        settings={
+        settings=PredictChampionSettings(
             **_task(recipe, champion),
-            "split": recipe.judged_split,
-            "labels": json.loads((data.path / "labels.json").read_text()),
-            "champion": str(champion),
-            "max_length": champion.max_length,
-            "batch_size": batch_size,
-            "mixed_precision": precision,
-        },
+            split=recipe.judged_split,
+            labels=json.loads((data.path / "labels.json").read_text()),
+            champion=str(champion),
+            max_length=champion.max_length,
+            batch_size=batch_size,
+            mixed_precision=precision,
+        ),
         inputs={**folders, "data": data.path},
         fits=Fits(
             batch_size,

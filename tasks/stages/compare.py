@@ -18,6 +18,7 @@ from tasks.registry.champions import present
 from tasks.registry.comparisons import count_of
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.program_settings import CompareSettings
 from training.recipe.tables.metrics import METRICS, entries
 
 
@@ -148,18 +149,18 @@ def compare(
         work,
         "training.programs.compare",
         python_argv("training.programs.compare"),
-        settings={
+        settings=CompareSettings(
             **recipe.task_and_options,
-            "split": recipe.judged_split,
-            "labels": json.loads((data.path / "labels.json").read_text()),
-            "metrics": _metrics(recipe),
-            "figure": recipe.compared_by,
-            "less_is_better": _less_is_better(recipe),
-            "margin": _margin(recipe, champion),
-            "confidence": _confidence(recipe, count),
-            "champion": str(champion) if champion else None,
-            "warnings": list(_warnings(champion, rival)) if champion and rival else [],
-        },
+            split=recipe.judged_split,
+            labels=json.loads((data.path / "labels.json").read_text()),
+            metrics=_metrics(recipe),
+            figure=recipe.compared_by,
+            less_is_better=_less_is_better(recipe),
+            margin=_margin(recipe, champion),
+            confidence=_confidence(recipe, count),
+            champion=str(champion) if champion else None,
+            warnings=list(_warnings(champion, rival)) if champion and rival else [],
+        ),
         inputs={
             "predictions": predictions.path,
             **({"champion": rival.path} if rival else {}),

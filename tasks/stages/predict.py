@@ -13,6 +13,7 @@ from tasks.jobs.child import run_child
 from tasks.jobs.launch import predicting
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.program_settings import PredictSettings
 
 
 def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Inputs:
@@ -46,12 +47,12 @@ def predict(work: Work, recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -
         "training.programs.predict",
         launched.argv,
         env=launched.env,
-        settings={
+        settings=PredictSettings(
             **recipe.task_and_options,
-            "splits": list(recipe.evaluation.splits),
-            "batch_size": recipe.training.per_device_eval_batch_size,
-            "mixed_precision": lock.mixed_precision,
-        },
+            splits=list(recipe.evaluation.splits),
+            batch_size=recipe.training.per_device_eval_batch_size,
+            mixed_precision=lock.mixed_precision,
+        ),
         inputs={"model": trained.path / "model", "tokens": tokens.path},
         fits=Fits(
             recipe.training.per_device_eval_batch_size,

@@ -15,6 +15,7 @@ from tasks.tracking.reports import need_report
 from training import task_types
 from training.problems import Problem, UserError
 from training.recipe import Recipe
+from training.recipe.program_settings import ScoreSettings
 from training.recipe.rules.release_rules import absent_splits, unfitting_metrics
 from training.recipe.rules.slice_rules import (
     FEWEST_ROWS,
@@ -152,12 +153,12 @@ def score(work: Work, recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, pred
         work,
         "training.programs.score",
         python_argv("training.programs.score"),
-        settings={
+        settings=ScoreSettings(
             **recipe.task_and_options,
-            "metrics": list(recipe.evaluation.metrics),
-            "labels": json.loads((data.path / "labels.json").read_text()),
+            metrics=list(recipe.evaluation.metrics),
+            labels=json.loads((data.path / "labels.json").read_text()),
             **_slices(recipe),
-        },
+        ),
         inputs={
             "predictions": predictions.path,
             "data": data.path,

@@ -42,6 +42,7 @@ ALLOWED = {
     # Declarations alone: the values are inputs of the stage.
     "training.recipe.program_settings": {
         *("CheckModelSettings", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
+        *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ScoreSettings"),
     },
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "without_secrets"},

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predictions
 from training.programs.compare import compared
+from training.recipe.program_settings import CompareSettings
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], tuple[Predictions, Predictions]]
@@ -29,9 +30,12 @@ class Regime:
     def false_promotions(self, trials: int, confidence: float = 0.95, seed: int = 0) -> int:
         """How many of the trials promote the new model."""
         random = np.random.default_rng(seed)
-        say = {"metrics": [self.metric], "figure": self.metric, "less_is_better": [], "margin": self.margin}
-        say |= {"confidence": confidence, "champion": "m/1", "split": "test", "warnings": []}
-        return sum(compared(*self.draw(random, self.rows), say)["better"] for _ in range(trials))
+        settings = CompareSettings(
+            **{"task": "sequence-classification", "labels": [], "split": "test", "champion": "m/1"},
+            **{"metrics": [self.metric], "figure": self.metric, "less_is_better": [], "margin": self.margin},
+            confidence=confidence,
+        )
+        return sum(compared(*self.draw(random, self.rows), settings)["better"] for _ in range(trials))
 
 
 def two_labels(margins: Floats, references: npt.NDArray[np.int64]) -> OneLabel:

@@ -18,6 +18,7 @@ from training.evaluation.metrics.bootstrap_figures import cost
 from training.evaluation.predictions import OneLabel
 from training.jobs.protocol import Events, Job, read_events
 from training.programs import compare
+from training.recipe.program_settings import CompareSettings
 
 LABELS = ["neg", "pos"]
 ROWS = 40
@@ -109,10 +110,12 @@ def test_of_log_loss_less_is_better(tmp_path: Path) -> None:
 def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> None:
     truth = (np.arange(ROWS) < 35).astype(np.int64)
     new, old = (OneLabel(truth, np.full(ROWS, label), np.full((ROWS, 2), 0.5), LABELS) for label in (1, 0))
-    say = {"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95}
-    say |= {"champion": "the constant answer 'neg'", "split": "test", "warnings": []}
-    assert compare.compared(new, old, say)["better"]
-    found = compare.compared(new, old, say | {"baseline": True})
+    settings = CompareSettings(
+        **{"task": "sequence-classification", "labels": LABELS, "split": "test", "champion": "small/1"},
+        **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
+    )
+    assert compare.compared(new, old, settings)["better"]
+    found = compare.compared(new, old, settings, "'neg'")
     assert (found["better"], found["p_value"], found["at_least"]) == (False, 1.0, 0.0)
 
 

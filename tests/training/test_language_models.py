@@ -40,6 +40,7 @@ from training.problems import UserError
 from training.programs import create_model, predict
 from training.programs.compare import compared
 from training.programs.score import scores
+from training.recipe.program_settings import CompareSettings
 from training.task_types.generation import set_special_tokens
 from training.task_types.losses.token_likelihood import TokenLoss, shift_labels, sums_by_row
 from training.task_types.task_type import TaskType
@@ -272,8 +273,12 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
     task = task_types.load("causal-lm")
     assert task.to_records(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
     old = Likelihoods(np.ones(2), np.array([2, 1]), np.zeros(2, np.int64))
+    settings = CompareSettings(
+        **{"task": "causal-lm", "labels": [], "split": "test", "champion": "small/1", "metrics": ["perplexity"]},
+        **{"figure": "perplexity", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
+    )
     with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
-        compared(task.metric_inputs(pa.Table.from_batches([sums]), []), old, {"champion": "small/1"})
+        compared(task.metric_inputs(pa.Table.from_batches([sums]), []), old, settings)
     longer, same = (Likelihoods(old.loss, old.targets, old.hits, np.array([3, tokens])) for tokens in (2, 1))
     assert longer.incomparable_reason(same) and not same.incomparable_reason(old)
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))

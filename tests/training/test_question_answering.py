@@ -85,8 +85,8 @@ def loaded(out: Path, folder: Path, *splits: str) -> None:
 def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
     (job_dir / "output").mkdir(parents=True)
     places = {name: str(path) for name, path in inputs.items()}
-    told = {"kind": KIND, "options": OPTIONS, **settings}
-    job = Job(program=program.__name__, key=job_dir.name, settings=told, inputs=places)
+    task = {} if program is create_model else {"task": KIND, "options": OPTIONS}
+    job = Job(program=program.__name__, key=job_dir.name, settings=task | settings, inputs=places)
     program.main(job_dir, job, Events(job_dir / "events.jsonl"))
     return job_dir / "output"
 
@@ -101,7 +101,7 @@ def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = {"num_train_epochs": 8, "learning_rate": 5e-3, "per_device_train_batch_size": 16}
     tiny.fit_job(world, job_dir, base="base/output", **asked, metric_for_best_model="f1")
     written = Job.read(job_dir)
-    told = {"kind": KIND, "options": OPTIONS, "labels": [], "max_length": 32, "metrics": ["f1", "exact_match"]}
+    told = {"task": KIND, "options": OPTIONS, "labels": [], "max_length": 32, "metrics": ["f1", "exact_match"]}
     written.model_copy(update={"settings": {**written.settings, **told}}).write(job_dir)
     outcome = finish(job_dir)
     assert outcome.state == "finished", outcome
@@ -184,13 +184,13 @@ class Mistaken(ExtractiveQA):
 def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
     world: Path, trained: Path, tmp_path: Path
 ) -> None:
-    settings = {"kind": f"{__name__}:Mistaken", "options": OPTIONS, "splits": ["validation"]}
+    settings = {"task": f"{__name__}:Mistaken", "options": OPTIONS, "splits": ["validation"]}
     settings |= {"batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
     inputs = {"model": str(trained), "tokens": str(world / "tokens")}
     Job(program="training.programs.predict", key="k", settings=settings, inputs=inputs).write(tmp_path / "job")
     failure = finish(tmp_path / "job", program=run_main(predict)).failure
     assert failure is not None and failure.kind == "user_error", failure
-    assert failure.problems[0].where == "kind"
+    assert failure.problems[0].where == "task"
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if '["scores"]' in text
     )

@@ -125,8 +125,9 @@ def test_a_model_is_predicted_scored_and_compared(
     tokens = TokenRows(rows / f"{name}/validation.arrow")
     assert table["label"].to_pylist() == [row["label"].tolist() for row in tokens]
     settings = {**ASKED[name], "metrics": figures, "slices": ["length_bucket"], "each": [], "named": {}}
-    settings |= {"fewest_rows": 10, "most_groups": 50, "split": "validation", "figure": figures[0], "margin": 0.0}
-    settings |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
+    settings |= {"fewest_rows": 10, "most_groups": 50}
+    comparison = {**ASKED[name], "metrics": figures, "split": "validation", "figure": figures[0], "margin": 0.0}
+    comparison |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
     inputs = {"predictions": str(said.parent), "data": str(rows / f"data-{name}"), "tokens": "", "model": ""}
     events = Events(tmp_path / "events.jsonl")
     job = Job(program="training.programs.score", key="s", settings=settings, inputs=inputs)
@@ -155,7 +156,7 @@ def test_a_model_is_predicted_scored_and_compared(
     (tmp_path / "old").mkdir()
     pq.write_table(table, tmp_path / "old/validation.parquet")
     inputs |= {"champion": str(tmp_path / "old")}
-    job = Job(program="training.programs.compare", key="c", settings=settings, inputs=inputs)
+    job = Job(program="training.programs.compare", key="c", settings=comparison, inputs=inputs)
     compared = compare.main(tmp_path / "compare", job, events)
     assert compared["value"] == scored[f"validation.{figures[0]}"] and compared["gain"] > 0
     with (tmp_path / "compare/output/log/disagreements.csv").open() as file:

@@ -4,10 +4,7 @@ a champion the best constant answer takes its place: training/evaluation/baselin
 inputs     predictions, champion (each with SPLIT.parquet of training.programs.predict; no champion: the baseline),
 data, tokens
            (SPLIT.arrow), model (the trained model's folder; both for the baseline alone)
-settings   task type, options, split, labels (names, in the order of their indices), metrics, figure (by which they are
-           compared: one of those that the metrics give, or a metric, for its first), less_is_better (the user's
-           own figures for which lower is better; the project's are known), margin, confidence, champion (NAME/VERSION;
-           null: the baseline), warnings
+settings   training.recipe.program_settings.CompareSettings
 output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: those that are lost with
                                    the new model, then those that are gained, each the plainest first
@@ -18,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +30,7 @@ from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import Problem, UserError, nearest
 from training.programs.score import inputs_of, read, write_samples
+from training.recipe.program_settings import CompareSettings
 from training.recipe.tables.metrics import METRICS, more_is_better
 
 if TYPE_CHECKING:
@@ -50,23 +48,20 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Compare them on the split; gives the figures."""
     from training import task_types
 
-    say, split = job.settings, job.settings["split"]
-    task_type = task_types.from_settings(say)
-    new = read(task_type, Path(job.inputs["predictions"], f"{split}.parquet"), say["labels"])
-    if say["champion"] is None:
-        constant = _best_constant(task_type, job)
+    settings = CompareSettings.model_validate(job.settings)
+    task_type, split = task_types.load(settings.task, settings.options), settings.split
+    new = read(task_type, Path(job.inputs["predictions"], f"{split}.parquet"), settings.labels)
+    constant = None
+    if settings.champion is None:
+        constant = _best_constant(task_type, settings, job.inputs)
         old = constant.answered(new, split)
-        say = {**say, "champion": f"the constant answer {constant.name}", "baseline": True}
-        if is_constant(new):
-            warning = f"this model gives every row of {split} the same answer, so it is a constant answer, too."
-            say["warnings"] = [*say["warnings"], warning]
     else:
-        old = read(task_type, Path(job.inputs["champion"], f"{split}.parquet"), say["labels"])
+        old = read(task_type, Path(job.inputs["champion"], f"{split}.parquet"), settings.labels)
 
     def tell(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)
 
-    figures = compared(new, old, say, tell)
+    figures = compared(new, old, settings, constant.name if constant else None, tell)
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     (output / "comparison.json").write_text(json.dumps(figures, indent=1))
@@ -75,40 +70,55 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return figures
 
 
-def _best_constant(task_type: TaskType, job: Job) -> Constant:
+def _best_constant(task_type: TaskType, settings: CompareSettings, inputs: Mapping[str, str]) -> Constant:
     """The constant answer that is best by the compared metric."""
     from training.evaluation.baseline import best
 
-    data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
-    baseline = task_type.baseline(data, tokens, model, job.settings["labels"])
+    data, tokens, model = (Path(inputs[name]) for name in ("data", "tokens", "model"))
+    baseline = task_type.baseline(data, tokens, model, settings.labels)
     assert baseline is not None  # such a task type's models are not compared without a champion
-    return best(baseline, job.settings["figure"])
+    return best(baseline, settings.figure)
 
 
 def compared(
-    new: Predictions, old: Predictions, say: dict[str, Any], tell: Callable[[int, int], None] = lambda done, total: None
+    new: Predictions,
+    old: Predictions,
+    settings: CompareSettings,
+    constant: str | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """How the new model stands beside the old one on the same rows; `tell` hears of draws that are done, and of all.
-    Raises UserError where they cannot be compared."""
+    """The fields of tasks.cache.refs.Comparison for two models on the same rows.
+
+    Args:
+        constant: the name of the constant answer that `old` is; None: `old` is the champion.
+        tell: called now and then with the number of finished draws, and the number of all.
+
+    Raises UserError where they cannot be compared.
+    """
+    champion = str(settings.champion) if constant is None else f"the constant answer {constant}"
     if why := new.incomparable_reason(old):
-        message = f"this model and {say['champion']} {why}, and what is told by token is not alike: train with its "
-        message += "tokenizer (model.start_from: champion) and as long rows, or name another registry."
+        message = f"this model and {champion} {why}, so figures by token are not comparable: train with its tokenizer "
+        message += "(model.start_from: champion) and with rows as long, or name another registry."
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
+    warnings, margin = list(settings.warnings), settings.margin
     better, worse = differing(new, old)
     gained, lost = int(better.sum()), int(worse.sum())
-    right, was_right = new.correct, old.correct
-    exact = say["figure"] == new.correct_metric and say["margin"] == 0
-    if right is not None and was_right is not None and exact:
-        name, values = say["figure"], (float(right.mean()), float(was_right.mean()))
-        found = mcnemar(gained, lost, len(new), say["confidence"])
+    correct, was_correct = new.correct, old.correct
+    exact = settings.figure == new.correct_metric and margin == 0
+    if correct is not None and was_correct is not None and exact:
+        name, values = settings.figure, (float(correct.mean()), float(was_correct.mean()))
+        found = mcnemar(gained, lost, len(new), settings.confidence)
     else:
-        name, values, found = bootstrapped(new, old, say, tell)
-    if say.get("baseline") and is_constant(new):  # not significant: another constant was best on the training rows
-        found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, say["margin"]))
+        name, values, found = bootstrapped(new, old, settings, tell, is_baseline=constant is not None)
+    if constant is not None and is_constant(new):  # not significant: another constant was best on the training rows
+        found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, margin))
+        warnings.append(f"this model gives every row of {settings.split} the same answer, so it is a constant itself.")
+    if not exact:
+        warnings += heavy_tails(name, new, old)
     figures = {
-        "champion": say["champion"],
+        "champion": champion,
         "metric": name,
-        "split": say["split"],
+        "split": settings.split,
         "rows": len(new),
         "value": values[0],
         "champion_value": values[1],
@@ -116,48 +126,53 @@ def compared(
         "lost": lost,
         "gain": found.gain,
         "at_least": found.at_least,
-        "margin": say["margin"],
-        "confidence": say["confidence"],
-        "method": "mcnemar" if exact else "permutation" if say["margin"] >= 0 else "bootstrap",
+        "margin": margin,
+        "confidence": settings.confidence,
+        "method": "mcnemar" if exact else "permutation" if margin >= 0 else "bootstrap",
         "p_value": found.p_value,
         "least_p_value": found.least_p_value,
         "better": found.better,
-        "baseline": say.get("baseline", False),
-        "warnings": [*say["warnings"], *([] if exact else heavy_tails(name, new, old))],
+        "baseline": constant is not None,
+        "warnings": warnings,
     }
     return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
 
 
 def bootstrapped(
-    new: Predictions, old: Predictions, say: dict[str, Any], tell: Callable[[int, int], None]
+    new: Predictions,
+    old: Predictions,
+    settings: CompareSettings,
+    tell: Callable[[int, int], None],
+    *,
+    is_baseline: bool,
 ) -> tuple[str, tuple[float, float], Significance]:
     """The figure's name, both models' values, and the result of the paired test."""
     from training.evaluation import baseline
     from training.evaluation.metrics import compute
     from training.evaluation.metrics.bootstrap_figures import cost, figures
 
-    metrics, name = say["metrics"], say["figure"]
+    metrics, name = settings.metrics, settings.figure
     values = compute(metrics, new)
     if name not in values and name in metrics:
         name = next(iter(compute([name], new)))
-    if name not in values:  # only metrics of the user's own can get this far: their figures are known now
+    if name not in values:  # a user metric's: the names of its figures are not known before
         message = f"there is no figure {name!r}: choose from {', '.join(values)}.{nearest(name, values)}"
         raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
     new_guards, old_guards = new.worst_cases(old)
     pooled = new.concatenate(new_guards).concatenate(old).concatenate(old_guards)
     figure = figures(metrics, pooled)[name]
     found = paired(
-        baseline.defined(name, figure) if say.get("baseline") else figure,
+        baseline.defined(name, figure) if is_baseline else figure,
         len(new),
         len(new_guards),
-        margin=say["margin"],
-        confidence=say["confidence"],
-        less_is_better=name in say["less_is_better"] or not more_is_better(name),
+        margin=settings.margin,
+        confidence=settings.confidence,
+        less_is_better=name in settings.less_is_better or not more_is_better(name),
         slow=name not in METRICS,
         cost=cost(name, pooled),
         tell=tell,
     )
-    theirs = baseline.values(metrics, old) if say.get("baseline") else compute(metrics, old)
+    theirs = baseline.values(metrics, old) if is_baseline else compute(metrics, old)
     return name, (values[name], theirs.get(name, math.nan)), found
 
 

@@ -1,15 +1,13 @@
 """The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
 
 inputs     model (what training.programs.fit put out), tokens (SPLIT.arrow)
-settings   task type, options, splits, batch_size (rows), mixed_precision (no, bf16 or fp16),
-           micro_batch_divisor (cuts the batches)
-output     SPLIT.parquet, a row for a row of the split, in its order: row, label as the tokens have it, what the task
-type's
-           `predictions` are, tokens (how many)
+settings   training.recipe.program_settings.PredictSettings
+output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
+           type's `predictions`, tokens (their number)
 figures    rows and rows_per_second of all splits together
 
-The processes take the batches in turns, and which rows make a batch does not hang on their number: one writes the same
-bytes as several, given as many threads each.
+The processes take the batches in turns, and the rows of a batch do not depend on the number of processes: one process
+writes the same bytes as several with as many threads each.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
+from training.recipe.program_settings import PredictSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,19 +40,20 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     device = ranks.meet()
     loading.make_deterministic()
-    task_type = task_types.from_settings(job.settings)
+    settings = PredictSettings.model_validate(job.settings)
+    task_type = task_types.load(settings.task, settings.options)
     folder = Path(job.inputs["model"])
     tokenizer = loading.load_tokenizer(folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder).to(device)
-    splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in job.settings["splits"]}
+    splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in settings.splits}
     total, before = sum(map(len, splits.values())), 0
     whole = sum(len(rows.tokens) for rows in splits.values())
-    batch_size = -(-job.settings["batch_size"] // job.settings["micro_batch_divisor"])
+    batch_size = -(-settings.batch_size // settings.micro_batch_divisor)
     began = time.monotonic()
     for split, rows in splits.items():
-        tell = told_now_and_then(events, split, before, total)
-        answers = predict(task_type, network, rows, collate, batch_size, job.settings["mixed_precision"], tell)
+        tell = progress_of_rows(events, split, before, total)
+        answers = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
         if rank() == 0:
             answers = task_type.decode(answers, tokenizer)
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
@@ -65,7 +65,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
-    """Store what `evaluating.predict` gives of these rows as Parquet, numbered from 0, with the tokens of each."""
+    """Stores the predictions of these rows as Parquet, with the row's number from 0 and its number of tokens."""
     import numpy as np
     import pyarrow.parquet as pq
 
@@ -74,14 +74,14 @@ def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
     pq.write_table(table, file, compression="zstd")
 
 
-def told_now_and_then(events: Events, split: str, before: int, total: int) -> Callable[[int], None]:
-    """What tells how many of `total` rows are done, given those of this split; `before` are those of earlier ones."""
-    told_at = 0.0
+def progress_of_rows(events: Events, split: str, before: int, total: int) -> Callable[[int], None]:
+    """Returns a function that reports finished rows, at most once a second. `before`: the rows of earlier splits."""
+    reported_at = 0.0
 
     def tell(done: int) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= PROGRESS_EVERY_S or before + done == total:
-            told_at = time.monotonic()
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= PROGRESS_EVERY_S or before + done == total:
+            reported_at = time.monotonic()
             events.progress(phase="predict", split=split, done=before + done, total=total)
 
     return tell

@@ -2,9 +2,7 @@
 through `accelerate launch`.
 
 inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
-settings   task type, options, split, labels (today's names, in the order of their indices), champion (NAME/VERSION),
-           max_length (tokens), batch_size (rows), mixed_precision (no, bf16 or fp16), micro_batch_divisor
-           (cuts the batches)
+settings   training.recipe.program_settings.PredictChampionSettings
 output     SPLIT.parquet, as training.programs.predict writes it, by today's labels
 figures    rows, rows_per_second, unknown (labels that the champion does not know), dropped (those that it alone knows)
 """
@@ -19,6 +17,7 @@ from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.models.repository_files import read_json
 from training.problems import Problem, UserError
+from training.recipe.program_settings import PredictChampionSettings
 from training.task_types.task_type import TaskType
 
 
@@ -29,22 +28,23 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.distributed import ranks
     from training.engine.inference import predict
     from training.models import loading
-    from training.programs.predict import told_now_and_then, write
+    from training.programs.predict import progress_of_rows, write
     from training.tokenization import token_files
     from training.tokenization.transformers_encoder import load_encoder
 
     device = ranks.meet()
     loading.make_deterministic()
-    say, split, labels = job.settings, job.settings["split"], job.settings["labels"]
-    task_type = task_types.from_settings(say)
+    settings = PredictChampionSettings.model_validate(job.settings)
+    split, labels = settings.split, settings.labels
+    task_type = task_types.load(settings.task, settings.options)
     folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
-    require_task(task_type, say["task"], folder, say["champion"])
+    require_task(task_type, settings.task, folder, settings.champion)
 
     def tell_tokens(done: int, total: int) -> None:
         events.progress(phase="tokenize", split=split)
 
     if rank() == 0:
-        encoder = load_encoder(tokenizer, folder, say["max_length"])
+        encoder = load_encoder(tokenizer, folder, settings.max_length)
         token_files.write_tokens(
             task_type, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split]
         )
@@ -53,10 +53,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     its_tokenizer = loading.load_tokenizer(tokenizer, folder)
     collate = task_type.collator(its_tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder).to(device)
-    batch_size = -(-say["batch_size"] // say["micro_batch_divisor"])
+    batch_size = -(-settings.batch_size // settings.micro_batch_divisor)
     began = time.monotonic()
-    tell = told_now_and_then(events, split, 0, len(rows))
-    answers = predict(task_type, network, rows, collate, batch_size, say["mixed_precision"], tell)
+    tell = progress_of_rows(events, split, 0, len(rows))
+    answers = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
     own = task_type.labels_of(network.config)
     if rank() == 0:
         write(

@@ -2,10 +2,7 @@
 
 inputs     predictions (SPLIT.parquet of training.programs.predict), data (SPLIT.arrow, SPLIT.slices.arrow);
            tokens (SPLIT.arrow) and model (the trained model's folder) for the baseline alone
-settings   task type, options, metrics, labels (names, in the order of their indices), slices (columns, `label`,
-           `length_bucket`), each (slices of which every group has figures), named (groups that are shown however small
-           they are, by their slice), fewest_rows (of a group whose figures have intervals), most_groups (shown of a
-           slice: drawn, and with intervals; of the others only those of slices in `each` have figures)
+settings   training.recipe.program_settings.ScoreSettings
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9,
                                             "baseline": 0.6}}}
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
@@ -44,6 +41,7 @@ from training.evaluation.predictions import OneLabel, Predictions
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import UserError
+from training.recipe.program_settings import ScoreSettings
 from training.recipe.rules.slice_rules import LABEL, LENGTH
 
 if TYPE_CHECKING:
@@ -70,19 +68,20 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.evaluation import plots
     from training.evaluation.baseline import best, values
 
-    task_type, labels = task_types.from_settings(job.settings), job.settings["labels"]
+    settings = ScoreSettings.model_validate(job.settings)
+    task_type, labels = task_types.load(settings.task, settings.options), settings.labels
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
     baseline = task_type.baseline(data, tokens, model, labels)
-    constants = {name: best(baseline, name) for name in job.settings["metrics"]} if baseline else {}
+    constants = {name: best(baseline, name) for name in settings.metrics} if baseline else {}
     found: dict[str, Scores] = {}
     sliced: dict[str, dict[str, Slice]] = {}
     samples: list[dict[str, Any]] = []
     for file in sorted(Path(job.inputs["predictions"]).glob("*.parquet")):
         split = file.stem
         predicted = read(task_type, file, labels)
-        found[split] = scores(job.settings["metrics"], predicted, partial(_tell, events, split))
+        found[split] = scores(settings.metrics, predicted, partial(_tell, events, split))
         for metric, constant in constants.items():
             for name, value in values([metric], constant.answered(predicted, split)).items():
                 if name in found[split]:  # a user's metric may name its figures by what was predicted
@@ -95,7 +94,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         sliced[split] = _sliced(split, predicted, found[split], job, output / "log", events)
         samples += worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
     (output / "metrics.json").write_text(json.dumps(found, indent=1))
-    if job.settings["slices"]:
+    if settings.slices:
         (output / "slices.json").write_text(json.dumps(sliced, indent=1, ensure_ascii=False), encoding="utf-8")
     write_samples(samples, output / "log" / "predictions_sample.csv")
     return {f"{split}.{name}": score["value"] for split, metrics in found.items() for name, score in metrics.items()}
@@ -140,20 +139,20 @@ def _sliced(
     """The groups of each slice that the split has, with their figures; those shown are drawn into the folder."""
     from training.evaluation import plots
 
-    say = job.settings
+    settings = ScoreSettings.model_validate(job.settings)
     found: dict[str, Slice] = {}
-    for name in say["slices"]:
+    for name in settings.slices:
         if not (groups := _groups(name, split, predicted, job)):
             events.warning(f"{split} has no column {name!r}, so no groups of it.")
             continue
-        shown = slices.largest(groups, say["most_groups"], say["named"].get(name, ()))
-        every = name in say["each"]
+        shown = slices.largest(groups, settings.most_groups, settings.named.get(name, ()))
+        every = name in settings.each
         if len(shown) < len(groups):
             kept = f"only the largest and those that floors name have {'intervals' if every else 'figures'}"
             events.warning(f"{name} has {len(groups):,} groups in {split}: {kept}, {len(shown)} in all.")
-        many = {group for group, rows in shown.items() if len(rows) >= say["fewest_rows"]}
+        many = {group for group, rows in shown.items() if len(rows) >= settings.fewest_rows}
         tell = partial(_tell_groups, events, split)
-        found[name] = of_groups(groups if every else shown, many, predicted, whole, say["metrics"], tell)
+        found[name] = of_groups(groups if every else shown, many, predicted, whole, settings.metrics, tell)
         plots.draw_slice(name, split, [group for group in found[name] if group["group"] in shown], whole, folder)
     return found
 

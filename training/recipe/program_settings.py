@@ -5,7 +5,7 @@ The sections of the recipe that a program needs are the recipe's own models.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -79,3 +79,70 @@ class TokenizeSettings(TaskSettings):
     """Tokens a row."""
     level: Level
     """Severity of a truncated row."""
+
+
+class PredictSettings(TaskSettings):
+    """Of training.programs.predict."""
+
+    splits: list[str]
+    batch_size: int
+    """Rows of all processes together."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    micro_batch_divisor: int = 1
+    """Divides the batch size, so that a batch fits into memory."""
+
+
+class PredictChampionSettings(TaskSettings):
+    """Of training.programs.predict_champion."""
+
+    split: str
+    labels: list[str]
+    """Today's names, in the order of their indices."""
+    champion: str
+    """NAME/VERSION"""
+    max_length: int
+    """Tokens a row."""
+    batch_size: int
+    """Rows of all processes together."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    micro_batch_divisor: int = 1
+    """Divides the batch size, so that a batch fits into memory."""
+
+
+class ScoreSettings(TaskSettings):
+    """Of training.programs.score."""
+
+    labels: list[str]
+    """Names, in the order of their indices."""
+    metrics: list[str]
+    slices: list[str]
+    """Columns, `label` or `length_bucket`."""
+    each: list[str]
+    """The slices with a floor for each group: every group of these has figures."""
+    named: dict[str, list[str]]
+    """Groups that a floor names, by slice; these are always shown."""
+    fewest_rows: int
+    """Groups with fewer rows have no intervals."""
+    most_groups: int
+    """The largest groups of a slice that are shown: they are drawn, and have intervals."""
+
+
+class CompareSettings(TaskSettings):
+    """Of training.programs.compare."""
+
+    split: str
+    labels: list[str]
+    """Names, in the order of their indices."""
+    metrics: list[str]
+    figure: str
+    """The figure that is compared: one that the metrics give, or a metric, for its first figure."""
+    less_is_better: list[str]
+    """User figures for which lower is better; the direction of the project's is in their table."""
+    margin: float
+    """The gain that the new model must exceed, in the unit of the figure."""
+    confidence: float
+    """1 - the chance of a false promotion."""
+    champion: str | None
+    """NAME/VERSION; None: the baseline."""
+    warnings: list[str] = Field(default_factory=list)
+    """Differences between the labels of the two models."""
