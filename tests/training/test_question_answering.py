@@ -203,9 +203,9 @@ def test_answers_are_the_likeliest_stretch_of_the_context_and_no_longer_than_ask
     batch = {"context": torch.tensor([[0, 0, 1, 1, 1, 1]])}
     for longest, expected in {6: (3, 5, 6.0), 2: (4, 5, 3.0)}.items():
         kind = ExtractiveQA({"max_answer_tokens": longest})
-        (found,) = kind.answers(None, {"logits": logits}, batch).to_pylist()  # type: ignore[arg-type]
+        (found,) = kind.predictions(None, {"logits": logits}, batch).to_pylist()  # type: ignore[arg-type]
         assert (found["first"], found["last"], found["score"]) == expected
-    (nothing,) = kind.answers(None, {"logits": logits}, {"context": torch.zeros(1, 6)}).to_pylist()  # type: ignore[arg-type]
+    (nothing,) = kind.predictions(None, {"logits": logits}, {"context": torch.zeros(1, 6)}).to_pylist()  # type: ignore[arg-type]
     assert nothing["first"] == nothing["last"] == 0 and nothing["score"] < -1e8
 
 

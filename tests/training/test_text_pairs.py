@@ -124,9 +124,9 @@ def test_a_model_is_predicted_scored_and_compared(
     table = pq.read_table(said)
     tokens = TokenRows(rows / f"{name}/validation.arrow")
     assert table["label"].to_pylist() == [row["label"].tolist() for row in tokens]
-    settings = {**ASKED[name], "metrics": figures, "slices": ["length_bucket"], "each": [], "named": {}}
+    settings = {**ASKED[name], "metrics": list(figures), "slices": ["length_bucket"], "each": [], "named": {}}
     settings |= {"fewest_rows": 10, "most_groups": 50}
-    comparison = {**ASKED[name], "metrics": figures, "split": "validation", "figure": figures[0], "margin": 0.0}
+    comparison = {**ASKED[name], "metrics": list(figures), "split": "validation", "figure": figures[0], "margin": 0.0}
     comparison |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
     inputs = {"predictions": str(said.parent), "data": str(rows / f"data-{name}"), "tokens": "", "model": ""}
     events = Events(tmp_path / "events.jsonl")

@@ -112,7 +112,8 @@ def compared(
         name, values, found = bootstrapped(new, old, settings, tell, is_baseline=constant is not None)
     if constant is not None and is_constant(new):  # not significant: another constant was best on the training rows
         found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, margin))
-        warnings.append(f"this model gives every row of {settings.split} the same answer, so it is a constant itself.")
+        same = f"this model gives every row of {settings.split} the same answer"
+        warnings.append(f"{same}, so it is a constant answer, too.")
     if not exact:
         warnings += heavy_tails(name, new, old)
     figures = {
