@@ -1,4 +1,4 @@
-"""A kind of task from outside of the project: what its rows become, what is learnt of them, and what is answered."""
+"""A task type from outside of the project: its features, its loss and its predictions."""
 
 from __future__ import annotations
 
@@ -150,7 +150,14 @@ def test_an_answer_is_learnt_only_in_a_window_that_shows_all_of_it() -> None:
 
 def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, trained: Path, tmp_path: Path) -> None:
     more = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
-    stored = run(predict, tmp_path / "predict", {"model": trained, "tokens": world / "tokens"}, **more)
+    stored = run(
+        predict,
+        tmp_path / "predict",
+        {"model": trained, "tokens": world / "tokens"},
+        task=KIND,
+        options=OPTIONS,
+        **more,
+    )
     table = pq.read_table(stored / "validation.parquet")
     data = read(world / "data/validation.arrow")
     assert table["row"].to_pylist() == [*range(40)] and table["label"].to_pylist() == data["answers"].to_pylist()
@@ -163,7 +170,16 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
 
     nothing = {"slices": ["length_bucket"], "each": ["length_bucket"], "named": {}, "fewest_rows": 5, "most_groups": 50}
     inputs = {"predictions": stored, "data": world / "data", "tokens": world / "tokens", "model": world / "base"}
-    out = run(score, tmp_path / "score", inputs, metrics=["f1", "exact_match"], labels=[], **nothing)
+    out = run(
+        score,
+        tmp_path / "score",
+        inputs,
+        task=KIND,
+        options=OPTIONS,
+        metrics=["f1", "exact_match"],
+        labels=[],
+        **nothing,
+    )
     found = json.loads((out / "metrics.json").read_text())["validation"]
     assert found["f1"]["value"] >= found["exact_match"]["value"] > 0.6  # of 12 words that stand there
     assert found["f1"]["low"] is not None

@@ -296,7 +296,7 @@ def test_answers_are_what_the_exported_model_generates_by_itself_with_the_option
         answers = pq.read_table(found)
         assert answers["prediction"][0].as_py() == tokenizer.decode(written, skip_special_tokens=True), name
     model.generation_config.num_beams = 4
-    assert Seq2Seq(OPTIONS).options.of(model).num_beams == 1
+    assert Seq2Seq(OPTIONS).options.settings_for(model).num_beams == 1
     predictor = Predictor(Seq2Seq(OPTIONS), folder, folder, 32)
     asked = predictor.predict(rows_of(world / "data", "validation").select(["source"]).to_batches()[0])
     stored = pq.read_table(predictions / "validation.parquet")["prediction"].to_pylist()

@@ -238,10 +238,8 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     figures = token_files.tokenize(KIND, data, folder, out, 9)
     assert (figures["truncated"], figures["lost"]) == (4, 2 * (1 + 5))
     report = json.loads((out / "log/report.json").read_text())
-    empty = [one["message"].partition(":")[0] for one in report["problems"] if "leaves nothing" in one["message"]]
-    assert empty == [
-        f"9 leaves nothing of what the model shall say in 1 of 2 rows of {split}" for split in ("train", "validation")
-    ]
+    empty = [one["message"].partition(":")[0] for one in report["problems"] if "cuts off all targets" in one["message"]]
+    assert empty == [f"9 cuts off all targets in 1 of 2 rows of {split}" for split in ("train", "validation")]
     train, validation = (TokenRows(out / f"{split}.arrow") for split in ("train", "validation"))
     assert (len(train), train.targets.tolist()) == (1, [2])
     assert validation.targets.tolist() == [0, 2] and validation.lengths.tolist() == [9, 9]
@@ -304,7 +302,7 @@ def test_a_question_ends_as_its_template_has_it_also_with_the_token_that_ends_te
     folder, model = words(tmp_path / "eos", template), network()
     KIND.prepare(model, load_tokenizer(folder))
     rows = pa.record_batch({"messages": [json.dumps([USER]), json.dumps([USER, BOT])]})
-    found = KIND.prompts(encoder_module.load_encoder(folder, 64), rows, KIND.options.of(model))
+    found = KIND.prompts(encoder_module.load_encoder(folder, 64), rows, KIND.options.settings_for(model))
     assert [ids.tolist() for ids in found] == [[5, 6, 1], [5, 6, 1]]
 
 
