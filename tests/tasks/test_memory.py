@@ -23,11 +23,11 @@ ROOM_MIB = 420
 PROGRAM = f"""
 import importlib.util, re, resource
 from pathlib import Path
-from training import fit
+from training.programs import fit
 from training.jobs.program import run_program
 
 def main(job_dir, job, events):
-    from training import model, trainer  # what they need is there before the limit
+    from training.engine import export, task_setup, trainer  # what they need is there before the limit
     if importlib.util.find_spec("deepspeed"):
         import deepspeed  # accelerate does, where it can
     taken = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024

@@ -136,7 +136,7 @@ def test_with_another_number_of_processes_it_goes_on_only_where_that_is_accepted
         for name, settings in (("exact", {}), ("fewer", {**accepted, "per_device_train_batch_size": 2}))
     ]
     assert "processes 2 (here 1): resuming from it would end with other weights" in refused[0]
-    assert "as many rows must make a step" in refused[1]
+    assert "global batch size: with another number of processes, it must stay the same" in refused[1]
 
     job_dir = tiny.fit_job(world, tmp_path / "inexact", **{**one, **accepted})
     assert finish(job_dir).figures["steps"] == 3 * 13
@@ -188,11 +188,11 @@ def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "pred
     """60 rows in batches of 7: nine, of which the last has four rows."""
     model, tokens, data = launched / "output/model", world / "tokens", world / "data"
     inputs = {"model": model, "tokens": tokens} if program == "predict" else {"model": model, "data": data}
-    if program == "champion":
+    if program == "predict_champion":
         inputs["tokenizer"] = model
     say = {"task": "sequence-classification", "batch_size": 14, "micro_batch_divisor": 2, "mixed_precision": "no"}
     places = {name: str(path) for name, path in inputs.items()}
-    Job(program=f"training.{program}", key=job_dir.name, settings=say | settings, inputs=places).write(job_dir)
+    Job(program=f"training.programs.{program}", key=job_dir.name, settings=say | settings, inputs=places).write(job_dir)
     return job_dir
 
 
