@@ -178,6 +178,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     names = {cls.__name__ for cls in type(error).__mro__}
     words = ("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
     no_stack = "can't start new thread"
+    if str(error) == "could not create a primitive":  # oneDNN's
+        return True
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(word in str(error) for word in (*words, no_stack))
 
 
