@@ -49,8 +49,8 @@ INSIDE = (
     *(f"training.recipe.{name}" for name in ("column_types", "filters", "source_columns", "tables.checks")),
     # The options of a task type.
     "training.recipe.task_specification",
-    # The loss of language models, and the order of tags.
-    *("training.evaluation.likelihood", "training.evaluation.tags"),
+    # The order of tags.
+    "training.evaluation.tags",
 )
 """Modules that programs run, in rooms that are otherwise outside, of all stages or of one."""
 _EMPTY = syntax.digest_of_syntax(ast.parse(""), has_messages=False)

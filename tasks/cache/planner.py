@@ -178,6 +178,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mappin
             phrases[2].append(f"{rest} {_shown(old)} → {_shown(new)}")
         elif sort == "upstream":
             phrases[0].append(f"{rest} gave something else")
+        elif sort == "metrics":
+            # A metric that comes or goes is a change of the field that names it.
+            if old is not None and new is not None:
+                phrases[1].append(f"metric {rest} {_shown(old)} → {_shown(new)}")
         elif sort == "files":
             phrases[0].append(f"{names.get(name, rest)} {'is gone' if new is None else 'changed'}")
         else:

@@ -1,4 +1,4 @@
-"""Stage: training, launched or continued."""
+"""The stage fit: training, launched or resumed, and the inputs of its key with the code that counts."""
 
 from __future__ import annotations
 

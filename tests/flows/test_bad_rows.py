@@ -213,7 +213,7 @@ CASES: dict[str, Case] = {
     # The same text
     "repeated texts, where they are an error": csv(
         "one,a\ntwo,b\none,a\n",
-        "train.csv row 4: 1 row repeats",
+        "train.csv row 4: 1 row of train repeats",
         "(this one repeats row 2: 'one')",
         data={"checks": {"duplicates": "error"}},
     ),

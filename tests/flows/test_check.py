@@ -81,7 +81,7 @@ def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
 ) -> None:
     assert check(file, rows=DOUBLED) == 0
     *_, told, blank, last = capsys.readouterr().out.splitlines()
-    assert told.startswith(f"warning  duplicates  {file.parent}/train.csv row 3: 1 row repeats") and blank == ""
+    assert told.startswith(f"warning  duplicates  {file.parent}/train.csv row 3: 1 row of train repeats") and blank == ""
     assert last == "1 warning."
     assert check(file, "--strict") == 1
 
@@ -255,8 +255,8 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     os.close(ours)
     assert run.wait(240) == 0
     lines = printed.decode().splitlines()
-    first = lines.index("warning  duplicates  train.csv row 3: 1 row of train repeats the text of an earlier row")
-    assert lines[first + 1].startswith(" " * 21 + "that stands") and lines[-1] == "1 warning."
+    first = lines.index("warning  duplicates  train.csv row 3: 1 row of train repeats the text")
+    assert lines[first + 1].startswith(" " * 21 + "of an earlier row") and lines[-1] == "1 warning."
     assert max(map(len, lines)) <= 70
 
 

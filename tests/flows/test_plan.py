@@ -277,7 +277,7 @@ def test_a_moved_checkout_a_reformat_and_an_edit_of_the_runtime_change_nothing(
 
 def test_one_line_of_a_stages_helper_is_noticed_and_named(finished: FinishedRun, tmp_path: Path) -> None:
     moved = checkout(tmp_path)
-    module = moved / "training" / "tokens.py"
+    module = moved / "training" / "tokenization" / "encoder.py"
     module.write_text(module.read_text() + "\nCHANGED = True\n")
     reasons = plan_from(moved, finished)
     assert reasons == {"tokenize": "training/tokenization/encoder.py changed"}

@@ -1,4 +1,4 @@
-"""Checks of single rows (ROW_CHECKS) and of whole splits (SPLIT_CHECKS), with their messages.
+"""Checks of single rows (ROW_CHECKS), of whole splits and between splits (SPLIT_CHECKS), with their messages.
 
 training/recipe/tables/checks.py has the level of each: error, warning or ignore.
 """

@@ -1,5 +1,5 @@
-"""Equal texts within a split and between splits, by a hash of 8 bytes a row. Memory: 20 bytes a row, and some 80 while
-they are compared.
+"""The search for equal texts by a hash of 8 bytes a row; training/data/checks.py reports them. Memory: 20 bytes a row,
+and some 80 while they are compared.
 
 Two different texts among N have the same hash with a chance of N² / 2⁶⁵: one in 37 million for a million rows.
 """
