@@ -279,14 +279,14 @@ def test_six_mistakes_give_six_messages_and_store_nothing(tmp_path: Path) -> Non
     recipe["training"] |= {"learning_rat": 1, "lr_scheduler_type": "cosin", "num_train_epochs": -1}
     recipe["evaluation"]["metrics"] = ["acuracy"]
     recipe["data"]["text"] = []
-    del recipe["kind"]
+    del recipe["task"]
     file.write_text(yaml.safe_dump(document))
     out = tmp_path / "out.json"
     run = finetune(tmp_path / "home", "run", str(file), "--json", str(out))
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
     assert len(run.stderr.splitlines()) == 6
-    for said in ("learning_rate", "'cosine'", "num_train_epochs", "'accuracy'", "data.text", "kind"):
+    for said in ("learning_rate", "'cosine'", "num_train_epochs", "'accuracy'", "data.text", "task"):
         assert said in run.stderr
     assert len(json.loads(out.read_text())["problems"]) == 6
     assert not list((tmp_path / "home").rglob("*/*"))

@@ -280,7 +280,7 @@ def test_a_process_that_is_stopped_because_another_was_killed_for_want_of_memory
 def test_the_users_own_modules_can_be_imported_and_shadow_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "jobs").mkdir(parents=True)
     for name in ("training/__init__.py", "training/jobs/protocol.py", "json.py", "pydantic.py"):
         (tmp_path / name).write_text("raise AssertionError('shadowed')")
     (tmp_path / "my_rows.py").write_text("COUNT = 3")
