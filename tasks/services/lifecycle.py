@@ -142,8 +142,8 @@ def _require_free(ports: dict[str, int]) -> None:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
             message = (
-                f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another, or, where that is a server to "
-                f"use, its address in {VARIABLES[name]}."
+                f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another, or, where that is a "
+                f"server to use, its address in {VARIABLES[name]}."
             )
             problems.append(Problem(kind="option", where=f"--{name}-port", message=message))
     if problems:
