@@ -29,6 +29,7 @@ from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
 from training.programs.compare import compared as compare
 from training.recipe import Recipe, load, parse, parse_set
+from training.recipe.program_settings import CompareSettings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -102,10 +103,19 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
     labels = np.zeros(1630, dtype=np.int64)
     new, old = (np.repeat([0, a, b, 1], [1270, 85, 75, 200]) for a, b in ((0, 1), (1, 0)))
     both = [OneLabel(labels, predictions, np.eye(2)[predictions], ["a", "b"]) for predictions in (new, old)]
-    say = {"figure": recipe.compared_by, "margin": 0.0, "confidence": 0.95, "split": recipe.judged_split}
-    compared = Ref(
-        stage="compare", key="k", digest="d", figures=compare(*both, {**say, "champion": "demo/1", "warnings": []})
+    settings = CompareSettings(
+        task=recipe.task,
+        options={},
+        split=recipe.judged_split,
+        labels=["a", "b"],
+        metrics=["accuracy"],
+        figure=recipe.compared_by,
+        less_is_better=[],
+        margin=0.0,
+        confidence=0.95,
+        champion="demo/1",
     )
+    compared = Ref(stage="compare", key="k", digest="d", figures=compare(*both, settings))
     scored = Ref(stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1355 / 1630}}})
     told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
     assert "\n".join(f"    {line}" for line in told) in block("gate")

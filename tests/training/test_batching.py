@@ -140,4 +140,4 @@ def test_a_rank_without_a_batch_of_its_own_adds_nothing_to_the_loss(monkeypatch:
     plan = EvaluationBatches(np.array([3, 1, 2], np.int32), 8, world=2)
     answers = pa.RecordBatch.from_pydict({"length": [3, 2, 1]})
     found = evaluate([{}], plan, lambda batch: (torch.tensor(2.0), 5, answers))
-    assert found.loss == 2.0 and found.answers["length"].to_pylist() == [3, 1, 2]
+    assert found.loss == 2.0 and found.predictions["length"].to_pylist() == [3, 1, 2]

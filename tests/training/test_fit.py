@@ -212,7 +212,7 @@ def test_a_checkpoint_of_another_job_is_gone_on_from_with_all_that_it_needs(
     inexact = tiny.fit_job(world, tmp_path / "inexact", **asked | accepted, num_train_epochs=4)
     assert finish(inexact).state == "finished"
     (warning,) = (event["message"] for event in events(inexact, "warning"))
-    assert "torch 1.0" in warning and "ends with other bytes" in warning
+    assert "torch 1.0" in warning and "ends with other weights" in warning
 
 
 def of_another_version(checkpoint: Path, folder: Path) -> Path:
