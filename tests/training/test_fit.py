@@ -291,7 +291,7 @@ def test_a_metric_that_the_labels_do_not_take_is_told_before_the_first_step(worl
     failure = finish(job_dir).failure
     assert failure is not None and failure.kind == "user_error", failure
     (problem,) = failure.problems
-    assert problem.where == "evaluation.metrics[3]" and "the label 'animal' is none" in problem.message
+    assert problem.where == "evaluation.metrics[3]" and "the label 'animal' is not one" in problem.message
     assert events(job_dir, "progress") == events(job_dir, "estimate") == []
 
 
