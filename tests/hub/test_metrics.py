@@ -12,8 +12,7 @@ from huggingface_hub import constants
 from tasks.cache.stage import Work
 from tasks.stages.resolve import resolve
 from tests.hub.server import Hub
-from training.evaluation import metrics
-from training.evaluation.metrics import pinned as metrics_of_the_hub
+from training.evaluation import hub_metrics, metrics
 from training.evaluation.predictions import OneLabel
 from training.problems import UserError
 from training.recipe import parse
@@ -52,7 +51,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr("time.sleep", lambda seconds: None)  # before the clients ask again
-        metrics_of_the_hub.load.cache_clear()
+        hub_metrics.load_hub_metric.cache_clear()
         yield hub
 
 
@@ -76,7 +75,7 @@ def test_a_metric_is_that_of_its_commit_and_of_no_other_file(hub: Hub, monkeypat
     _, said = refused(f"hub:me/errors@{'e' * 40}")
     assert "500" in said and said.endswith("the fault is the Hub's. Run the same command again later.")
     hub.stop()
-    metrics_of_the_hub.load.cache_clear()  # as another process would
+    hub_metrics.load_hub_metric.cache_clear()  # as another process would
     assert metrics.compute([f"hub:me/errors@{first}"], ROWS) == {"errors": 1.0}
     for offline, mend in ((False, "check the network"), (True, "unset HF_HUB_OFFLINE")):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)

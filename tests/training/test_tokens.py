@@ -100,7 +100,7 @@ def test_what_is_cut_is_told_for_each_split_with_what_would_keep_all(tmp_path: P
     ] * 2
     assert report["problems"][0]["message"] == (
         f"8 cuts 1 of 4 rows of train (25.0%) and loses 3 of {whole} tokens ({3 / whole:.1%}): 11 would keep all, "
-        "if the model takes as many. Where the cut is meant, set data.checks.truncated to ignore."
+        "if the model takes as many. If the cut is intended, set data.checks.truncated to ignore."
     )
     tokenize(SequenceClassification(), data, folder, tmp_path / "ignored", 8, "ignore")
     assert report_of(tmp_path / "ignored") == {**report, "problems": []}
