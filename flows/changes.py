@@ -26,7 +26,7 @@ def nothing_changed(recipe: str, foreseen: list[PlannedStage]) -> dict[str, Any]
 
 
 def cached_result(done: dict[str, Any]) -> dict[str, Any]:
-    """What is told of a run that did nothing since this one was `done`. Delivers what MLflow has not got of others."""
+    """The result of a run that found nothing to do since the run `done`. Delivers what MLflow lacks of other runs."""
     trouble = deliver_left()
     warnings = [f"MLflow has not everything yet ({trouble})."] if trouble else []
     stages = [{**stage, "state": "cached", "seconds": 0.0} for stage in done["stages"]]

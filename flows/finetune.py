@@ -73,7 +73,7 @@ def fine_tune(
     Args:
         recipe: All that makes the model.
         force: Stages to run although their output is stored.
-        why: What changed, where that is known; it is told with the result.
+        why: The changes since the last run, if known; part of the result.
         warnings: What the result shall warn of.
         more: Further fields of the result, plain JSON.
     """
@@ -83,10 +83,10 @@ def fine_tune(
 
 
 def _tell_of_removal() -> None:
-    told = "`finetune store --remove` is at this home: this run waits until what goes is put aside."
-    get_run_logger().info(told)
+    waiting = "`finetune store --remove` is at this home: this run waits until what goes is put aside."
+    get_run_logger().info(waiting)
     if listeners.get():  # a terminal, where Prefect's own lines are not shown
-        print(told, file=sys.stderr)
+        print(waiting, file=sys.stderr)
 
 
 def _followed(
@@ -106,7 +106,7 @@ def _followed(
     finished, error = None, None
     try:
         finished = pipeline(walk, recipe)
-    except BaseException as caught:  # whatever ends the run, MLflow is told
+    except BaseException as caught:  # MLflow gets the state of the run, whatever ends it
         error = _told_as_full_disk(caught) or caught
     if isinstance(error, UserError):
         tracker.text("problems.json", json.dumps([problem.model_dump() for problem in error.problems], indent=1))
@@ -157,8 +157,8 @@ def _tell_lineage(
     if finished is not None:
         made = {name: getattr(finished, name) for name in ("verdict", "version", "publication", "promotion")}
     try:
-        told = lineage.record(recipe, run, walk.rows, mlflow_run=tracker.mlflow_run_id, state=state, **made)
-        tracker.text(lineage.LINEAGE, lineage.keep(told))
+        record = lineage.record(recipe, run, walk.rows, mlflow_run=tracker.mlflow_run_id, state=state, **made)
+        tracker.text(lineage.LINEAGE, lineage.keep(record))
     except Exception:
         get_run_logger().warning("where the model came from is not kept", exc_info=True)
 
@@ -205,7 +205,7 @@ def _remember_completed(recipe: str, done: dict[str, Any]) -> list[str]:
 
 
 def _flow_state(done: dict[str, Any], error: BaseException | None) -> dict[str, Any] | State[Any]:
-    """What Prefect shall make of it: mistakes and failed jobs are told without this process's traceback."""
+    """The error as Prefect gets it: mistakes and failed jobs come without this process's traceback."""
     if error is None:
         return done
     if isinstance(error, JobFailed) and error.failure.traceback:

@@ -33,7 +33,7 @@ def retrain(
     Args:
         recipe: All that makes the model.
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
-        reason: Why this run was started, for whoever reads it.
+        reason: Why this run was started; shown in Prefect.
     """
     with events.alive(str(flow_run.get_id())):
         return _retrain(parse(recipe.model_dump(exclude_unset=True), overrides), reason)

@@ -29,8 +29,8 @@ def act(arguments: argparse.Namespace) -> int:
     for finding in findings:
         print(*_lines(finding, widest), sep="\n")
     levels = [finding.level for finding in findings]
-    told = [counted(levels.count(level), level) for level in ("problem", "warning") if level in levels]
-    print(", ".join(told) or "All is well.")
+    counts = [counted(levels.count(level), level) for level in ("problem", "warning") if level in levels]
+    print(", ".join(counts) or "All is well.")
     return FAILED if "problem" in levels else COMPLETED
 
 

@@ -1,5 +1,5 @@
 """`finetune notify [BLOCK]`: has the Prefect server tell of verdicts and failures through a notification block, such as
-slack-webhook/team; without BLOCK, lists what is told. Runs of workers that died are crashed from then on, too."""
+slack-webhook/team; without BLOCK, lists the notifications. Runs of workers that died are crashed from then on, too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Prints what is told through which block. Raises UserError without a server, and for an unknown block."""
+    """Prints the notifications of each block. Raises UserError without a server, and for an unknown block."""
     url = need_server()
     if not servers.answers(url):
         raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` says what runs.")

@@ -55,11 +55,11 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _launch(recipe: Recipe, lock: Lock, key: str) -> str:
     """The command that trains, with what it adds to the environment; and what accelerate or DeepSpeed is given."""
-    told = launch(recipe, lock, key).described(settings.home() / "jobs" / key)
-    lines = [f"{name}={shlex.quote(value)}" for name, value in told["environment"].items()]
-    parts = ["\n" + " \\\n".join([*lines, shlex.join(told["argv"])])]
-    if told["configuration"]:
-        parts.append(yaml.safe_dump({recipe.compute.strategy: told["configuration"]}, sort_keys=False).rstrip())
+    described = launch(recipe, lock, key).described(settings.home() / "jobs" / key)
+    lines = [f"{name}={shlex.quote(value)}" for name, value in described["environment"].items()]
+    parts = ["\n" + " \\\n".join([*lines, shlex.join(described["argv"])])]
+    if described["configuration"]:
+        parts.append(yaml.safe_dump({recipe.compute.strategy: described["configuration"]}, sort_keys=False).rstrip())
     return "\n\n".join(parts)
 
 

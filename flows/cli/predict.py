@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Prints labels and probabilities, the likeliest first, or writes them beside the rows of a file.
+    """Prints labels and probabilities, the likeliest first, or writes them to a file with the rows.
 
     Raises UserError for a model that is not there, and for rows that it cannot be asked about.
     """
@@ -64,16 +64,16 @@ def act(arguments: argparse.Namespace) -> int:
             return _print_answers(model, arguments.texts)
         terminal = Terminal()
         terminal.stage_started("predict", "")
-        told = predict_file(
+        written = predict_file(
             model,
             arguments.file.absolute(),
             arguments.out.absolute(),
             lambda events: terminal.stage_events("predict", events),
         )
         terminal.clear()
-    print(f"{counted(told['rows'], 'row')}: {arguments.out}")
-    if told["unanswered"]:
-        print(f"Without an answer, for want of what is asked about: {counted(told['unanswered'], 'row')}.")
+    print(f"{counted(written['rows'], 'row')}: {arguments.out}")
+    if written["unanswered"]:
+        print(f"Without an answer, for want of what is asked about: {counted(written['unanswered'], 'row')}.")
     return COMPLETED
 
 
@@ -87,7 +87,7 @@ def _named(model: str) -> tuple[str, str, str]:
 
 
 def _problems(arguments: argparse.Namespace, read: Sequence[str], written: Sequence[str]) -> Any:
-    """What is wrong with the arguments, as far as it can be told without the model."""
+    """Problems of the arguments that can be found without the model."""
     file, out = arguments.file, arguments.out
 
     def problem(where: str, message: str) -> Problem:

@@ -123,8 +123,8 @@ def _foreword(record: Mapping[str, Any], differing: Sequence[Difference]) -> Ite
 
 def _the_same(files: Mapping[str, Any]) -> str:
     weights = [name for name in files if name.endswith(".safetensors")]
-    told = "; ".join(f"sha256 {files[name]['sha256']} {name}" for name in weights)
-    return f"The same bytes: {told}; and {counted(len(files) - len(weights), 'other file')}."
+    digests = "; ".join(f"sha256 {files[name]['sha256']} {name}" for name in weights)
+    return f"The same bytes: {digests}; and {counted(len(files) - len(weights), 'other file')}."
 
 
 def _afterword(
@@ -140,11 +140,11 @@ def _afterword(
     ]
     lines = ["Other bytes:", *(f"  {line}" for line in aligned([["file", "recorded", "here"], *digests]))]
     table = [["figure", "recorded", "here", "agree"]]
-    for beside in figures:
-        told = [score_told(one) for one in (beside.recorded, beside.here)]
-        table.append([beside.figure, *told, "yes" if beside.agrees else "no"])
+    for compared in figures:
+        scores = [score_told(one) for one in (compared.recorded, compared.here)]
+        table.append([compared.figure, *scores, "yes" if compared.agrees else "no"])
     lines += [f"  {line}" for line in aligned(table)]
-    if figures and all(beside.agrees for beside in figures):
+    if figures and all(compared.agrees for compared in figures):
         lines.append(f"The figures agree within noise: {RULE}.")
         if differing:
             return lines, COMPLETED

@@ -175,8 +175,8 @@ def _help(recipe: Recipe, machines: Machines, helper: Helper, out: Path | None) 
         state, message = said.ended or "failed", said.message
     except KeyboardInterrupt:
         state, message = "interrupted", "stopped here; run the same command again to help on."
-    told = [] if state == "completed" else [{"kind": state, "where": name, "message": message}]
-    _write(out, {**_EMPTY, "state": state, "problems": told})
+    problems = [] if state == "completed" else [{"kind": state, "where": name, "message": message}]
+    _write(out, {**_EMPTY, "state": state, "problems": problems})
     if state == "completed":
         print(f"{name}: trained. The model is machine 0's: {message}")
     else:
@@ -213,9 +213,9 @@ def call_flow(
     flow_run: FlowRun | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """The flow's result as JSON values, however it ended; the terminal follows it, and whoever else is named.
+    """The flow's result as JSON values, however it ended; the terminal and the given listeners follow it.
 
-    With a flow run it is tried again, with its own parameters. Overrides are told to Prefect: the recipe has them.
+    A given flow run is run again with its own parameters. The overrides go to Prefect; the recipe has them already.
     """
     _quiet()
     from tasks.prefect.ephemeral_server import ensure_prefect_server
@@ -237,7 +237,7 @@ def call_flow(
         if terminal.result is None:
             where = "run"
             ended.result()  # raises what ended the flow before or after its stages
-    except BaseException as error:  # told by the result where the flow itself began
+    except BaseException as error:  # in the result already if the flow itself began
         if terminal.result is None:
             state = "failed" if isinstance(error, Exception) else "interrupted"
             error = full_disk(settings.home(), error) or error
@@ -283,7 +283,7 @@ def _say_next(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> 
         print(f"Ask it:     finetune predict {name}{asked} {asking(recipe)}")
     elif recipe.release.registry is None:
         print("Register it: set release.registry in the recipe.")
-    if model.get("published"):  # a run of an earlier version of the project told nothing of it
+    if model.get("published"):
         print(f"Published: {model['published']}")
     if require_promotion and model["alias"] != recipe.release.champion:
         print("Not promoted, which --require-promotion asks for.", file=sys.stderr)

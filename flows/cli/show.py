@@ -18,7 +18,7 @@ from training.jobs.protocol import write_atomically
 
 LABEL = 14
 DIGITS = 12
-"""Of digests that are only to be told apart; --json has all of them."""
+"""Digits of a digest that are shown; --json has all of them."""
 
 Facts = Iterator[tuple[str, str]]
 
@@ -164,9 +164,9 @@ def _file(label: str, file: Mapping[str, Any]) -> Facts:
 def _stages(record: Mapping[str, Any]) -> list[list[str]]:
     table = [["stage", "key", "digest", "state", "inputs"]]
     for stage in record["stages"]:
-        told = f"{len(stage['inputs'])} of its own, {counted(len(stage['code']), 'file')} of code"
+        counts = f"{len(stage['inputs'])} of its own, {counted(len(stage['code']), 'file')} of code"
         key, digest = ((stage[part] or "")[:DIGITS] for part in ("key", "digest"))
-        table.append([stage["name"], key, digest, stage["state"], told if digest else ""])
+        table.append([stage["name"], key, digest, stage["state"], counts if digest else ""])
     return table
 
 

@@ -48,8 +48,8 @@ class Terminal(Listener):
         for event in events:
             if event["kind"] in ("warning", "note"):
                 self._note(f"  {stage}: {event['message']}")
-            elif event["kind"] == "metrics" and (told := evaluation(event)):
-                self._note(f"  {stage}: {told}")
+            elif event["kind"] == "metrics" and (figures := evaluation(event)):
+                self._note(f"  {stage}: {figures}")
         done = [event for event in events if event["kind"] == "progress" and event.get("total")]
         if done:
             self._progress(stage, done[-1])
@@ -60,7 +60,7 @@ class Terminal(Listener):
         self._print(self._lines(row, result))
 
     def run_ended(self, result: dict[str, Any]) -> None:
-        """Keeps the result for whoever started the run."""
+        """Keeps the result for the caller of the run."""
         self.result = result
 
     def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Terminal(Listener):
         return "█" * (full := round(length * done / max(total, 1))) + "░" * (length - full) + more
 
     def _lines(self, row: Row, result: Any) -> list[str]:
-        """What is told of a stage that ended."""
+        """The lines of a stage that ended."""
         lines = [line(row.name, row.state, f"{row.seconds:7.1f} s", figure(row.name, result))]
         if row.name == "score" and isinstance(result, Ref) and self._recipe:
             worst = worst_groups(self._recipe, result.path).values()

@@ -55,7 +55,7 @@ class LiveTable(Terminal):
     def close(self) -> None:
         """Leaves the lines of what ended, in full, and the terminal as it was."""
         self._table.stop()
-        self._print([told for _, lines in self._ended.values() for told in lines])
+        self._print([line for _, lines in self._ended.values() for line in lines])
 
     def clear(self) -> None:
         """Nothing: the table goes when it is closed."""
@@ -68,16 +68,16 @@ class LiveTable(Terminal):
         self._console.print(Text(text))
 
     def _frame(self) -> Text:
-        told = [Text(one, STYLES.get(state, "")) for state, lines in [*self._ended.values()] for one in lines]
-        told += [Text(one, STYLES["at work"]) for one in self._at_work()]
+        shown = [Text(one, STYLES.get(state, "")) for state, lines in [*self._ended.values()] for one in lines]
+        shown += [Text(one, STYLES["at work"]) for one in self._at_work()]
         waiting = [stage for stage in STAGES if stage not in {*self._ended, self._now, *SOMETIMES}]
         waits = [Text(line(stage, "waiting", "", ""), STYLES["waiting"]) for stage in waiting]
         # A frame as high as the terminal would scroll, and what scrolls away cannot be drawn anew.
         most = max(2, self._console.height - 1)
-        if len(told) + len(waits) > most:
+        if len(shown) + len(waits) > most:
             waits = [Text(f"  … {len(waiting)} waiting", STYLES["waiting"])] if waiting else []
-            told = told[len(waits) - most :]
-        return Text("\n", no_wrap=True, overflow="ellipsis").join(told + waits)
+            shown = shown[len(waits) - most :]
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(shown + waits)
 
     def _at_work(self) -> list[str]:
         if self._now is None:

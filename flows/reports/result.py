@@ -26,7 +26,7 @@ def result(
     finished: Finished | None = None,
     error: BaseException | None = None,
 ) -> dict[str, Any]:
-    """The result of a run, plain JSON; without what is known only once MLflow was told: `mlflow_run_id`, `warnings`.
+    """The result of a run, plain JSON; without `mlflow_run_id` and `warnings`, known after delivery to MLflow.
 
     Args:
         state: completed, failed or interrupted.

@@ -93,7 +93,7 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """The decision; below it its reason, each bound, how the model stands beside the champion, and warnings."""
+    """The decision; below it its reason, each bound, the comparison with the champion, and warnings."""
     lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
     for table in (checks_table(verdict), comparison_table(verdict)):
         if table:
