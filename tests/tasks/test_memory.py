@@ -27,7 +27,13 @@ from training.programs import fit
 from training.jobs.program import run_program
 
 def main(job_dir, job, events):
-    from training.engine import export, task_setup, trainer  # what they need is there before the limit
+    # What they need is there before the limit: to compile a module takes memory, too.
+    from training.batching import batches
+    from training.engine import estimation, export, task_setup, throughput, trainer
+    from training.evaluation import loss_curve
+    from training.evaluation.metrics import labels
+    from training.models import loading
+    from training.task_types import sequence_classification
     if importlib.util.find_spec("deepspeed"):
         import deepspeed  # accelerate does, where it can
     taken = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
