@@ -16,7 +16,7 @@ from training.jobs.processes import descendants, send
 from training.jobs.protocol import EVENTS, read_events
 
 ROUNDS = 3
-BUDGETS_S = {1: 15.0, 2: 20.0}
+BUDGETS_S = {1: 10.0, 2: 12.0}
 GIVEN_UP_S = 300.0
 
 

@@ -355,7 +355,7 @@ class Hub(Section):
     tags: list[Text] = Field(default_factory=list)
     """Tags on the model card."""
     checkpoints: Annotated[Literal["no", "checkpoint", "every_save", "all_checkpoints"], Word] = "no"
-    """What is uploaded during training, much as in TrainingArguments.hub_strategy. checkpoint: the newest checkpoint in
+    """Uploads during training, as in TrainingArguments.hub_strategy. no: none. checkpoint: the newest checkpoint in
     `last-checkpoint/`, and the best one in `best-checkpoint/` if the newest needs it. every_save: only the newest
     weights and the tokenizer, in `last-weights/`, which from_pretrained takes as `subfolder`. all_checkpoints: each as
     `checkpoint-N/`; those that wait for upload stay on the disk as long as a tenth of it is free. Uploads stay on the
