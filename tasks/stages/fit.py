@@ -162,7 +162,7 @@ def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
     if "tensorboard" in recipe.training.report_to:  # unless the user says, to where it stays when the job's folder goes
         place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
         env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
-    return Launch(argv, env, distributed.load(strategy).configuration(_resolved_compute(recipe, lock)))
+    return Launch(argv, env, distributed.load(strategy).build_configuration(_resolved_compute(recipe, lock)))
 
 
 def _named(recipe: Recipe) -> dict[str, str]:

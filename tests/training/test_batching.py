@@ -136,7 +136,7 @@ def test_an_evaluation_gives_each_row_once_in_the_same_batches_whatever_the_numb
 
 
 def test_a_rank_without_a_batch_of_its_own_adds_nothing_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.distributed.ranks.to_first", lambda share: [share, ([], [])])
+    monkeypatch.setattr("training.distributed.ranks.gather", lambda share: [share, ([], [])])
     plan = EvaluationBatches(np.array([3, 1, 2], np.int32), 8, world=2)
     answers = pa.RecordBatch.from_pydict({"length": [3, 2, 1]})
     found = evaluate([{}], plan, lambda batch: (torch.tensor(2.0), 5, answers))

@@ -248,7 +248,7 @@ def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_emb
     with pytest.raises(
         UserError, match=r"encoder\.embed_tokens and decoder\.embed_tokens have the weights of its embed"
     ):
-        fsdp.arguments(ResolvedCompute(strategy="fsdp", num_processes=2, mixed_precision="no"), model)
+        fsdp.build_arguments(ResolvedCompute(strategy="fsdp", num_processes=2, mixed_precision="no"), model)
 
 
 def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:

@@ -20,7 +20,7 @@ from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when, run_fit
 from training import distributed
 from training.distributed import zero
-from training.distributed.fsdp import wrapped_layers
+from training.distributed.fsdp import find_wrapped_layers
 from training.engine.checkpoints import damage_of, step_of
 from training.jobs.protocol import Failure, Job, Outcome, read_outcome
 from training.problems import UserError
@@ -115,7 +115,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert f"resuming from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed(strategy))
     (told,) = events(undisturbed(strategy), "strategy")
-    foreseen = distributed.load(strategy).configuration(ResolvedCompute(**Job.read(job_dir).settings["compute"]))
+    foreseen = distributed.load(strategy).build_configuration(ResolvedCompute(**Job.read(job_dir).settings["compute"]))
     assert distributed.FROM_THE_MODEL in str(foreseen) and distributed.FROM_THE_MODEL not in str(told)
 
     exported = job_dir / "output/model"
@@ -161,11 +161,11 @@ def run_and_keep_the_precision(job_dir: str, rank: dict[str, str]) -> None:
     def kept(trainer: ExactTrainer) -> dict[str, torch.Tensor]:
         policy = trainer.model._get_fsdp_state()._mp_policy
         (Path(job_dir) / "precision.txt").write_text(f"{policy.param_dtype} {policy.reduce_dtype}")
-        return whole_weights(trainer)
+        return gather_weights(trainer)
 
     module = distributed.load("fsdp")
-    whole_weights = module.whole_weights
-    module.whole_weights = kept
+    gather_weights = module.gather_weights
+    module.gather_weights = kept
     run_fit(job_dir, rank)
 
 
@@ -175,10 +175,10 @@ def run_as_accelerate_would(job_dir: str, rank: dict[str, str]) -> None:
     """
     name = Job.read(Path(job_dir)).settings["compute"]["strategy"]
     module = distributed.load(name)
-    fields = module.arguments
+    fields = module.build_arguments
     plain = {"accelerator_config": None} | ({"use_cpu": False} if "deepspeed" in name else {})
     module._share_on_cpu = lambda: None
-    module.arguments = lambda *given: fields(*given) | plain
+    module.build_arguments = lambda *given: fields(*given) | plain
     run_fit(job_dir, rank)
 
 
@@ -195,14 +195,14 @@ def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("deepspeed-zero3", marks=needs_deepspeed)])
 def test_a_model_that_is_not_wrapped_at_all_is_told(strategy: str) -> None:
     compute = ResolvedCompute.model_validate({"strategy": strategy, "num_processes": 2, "mixed_precision": "no"})
-    assert distributed.load(strategy).wrong_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
+    assert distributed.load(strategy).check_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
 
 
 def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_the_recipe() -> None:
     more = {"zero_optimization": {"stage": 3, "overlap_comm": False, "reduce_bucket_size": 7}, "gradient_clipping": 1.0}
     chosen = {"strategy": "deepspeed-zero3", "offload": "all", "deepspeed": more | {"wall_clock_breakdown": True}}
     compute = ResolvedCompute.model_validate(chosen | {"num_processes": 2, "mixed_precision": "no"})
-    config = zero.config(compute, parameters=10)
+    config = zero.build_configuration(compute, parameters=10)
     assert config["zero_optimization"] == {
         "stage": 3,
         "overlap_comm": False,
@@ -211,20 +211,20 @@ def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_
         "offload_param": {"device": "cpu"},
     }
     assert config["gradient_clipping"] == "auto" and config["wall_clock_breakdown"] is True
-    without = zero.config(compute.model_copy(update={"offload": "no", "deepspeed": {}}), parameters=10)
+    without = zero.build_configuration(compute.model_copy(update={"offload": "no", "deepspeed": {}}), parameters=10)
     assert without["zero_optimization"] == {"stage": 3, "reduce_bucket_size": 10}
 
 
 def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(world: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(world / "base/model")
-    assert wrapped_layers(model, None) == ["BertLayer"]
-    assert wrapped_layers(model, ["BertAttention"]) == ["BertAttention"]
+    assert find_wrapped_layers(model, None) == ["BertLayer"]
+    assert find_wrapped_layers(model, ["BertAttention"]) == ["BertAttention"]
     silent = DistilBertForSequenceClassification(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8))
-    assert wrapped_layers(silent, None) == ["TransformerBlock"]
+    assert find_wrapped_layers(silent, None) == ["TransformerBlock"]
     # The one holds the embeddings, which are put together by themselves; the other is misspelt.
     for name, hint in (("BertEmbeddings", ""), ("BertLayr", " Did you mean 'BertLayer'?")):
         with pytest.raises(UserError) as refused:
-            wrapped_layers(model, [name])
+            find_wrapped_layers(model, [name])
         (problem,) = refused.value.problems
         assert problem.where == "compute.fsdp_wrap" and problem.message.startswith(f"{name!r} is no layer of Bert")
         assert hint in problem.message

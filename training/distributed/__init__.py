@@ -1,16 +1,16 @@
-"""How several processes share the work, each strategy one file. A new one is a new line in
-training/recipe/tables/strategies.py and a file with these names in it:
+"""Distribution strategies, one module each. A new one is a module with these names and a line in
+training/recipe/tables/strategies.py:
 
-    DISTRIBUTED_TYPE   what accelerate calls it, on the CPU and on GPUs
-    ONE_FILE           whether rank 0 alone writes the model and the optimizer's state into a checkpoint
-    UNPICKLES          whether loading a checkpoint of it can execute code that the checkpoint holds
-    configuration      what accelerate or DeepSpeed is given for it, as far as the recipe alone says
-    arguments          what TrainingArguments is given for it; called before any of its processes talk to each other
-    settle             what TrainingArguments has no field for is put into them
-    wrong_wrapper      what is wrong with the model that is about to train; None where it is shared as asked
-    whole_weights      the weights for the export, on rank 0, of adapters these alone; every rank takes part
+    DISTRIBUTED_TYPE      accelerate's name of the strategy, on CPUs and on GPUs
+    ONE_FILE              whether rank 0 alone writes the model and the optimizer's state into a checkpoint
+    UNPICKLES             whether loading its checkpoints can execute code that they hold
+    build_configuration   the configuration for accelerate or DeepSpeed that is known from the recipe alone
+    build_arguments       fields of TrainingArguments; called before any communication between ranks
+    adjust_arguments      sets values that TrainingArguments has no field for
+    check_wrapper         the fault of a prepared model that is not distributed as requested, or None
+    gather_weights        the weights to export, on rank 0; only those of adapters if there are any; all ranks call it
 
-Importing one imports no torch, for `finetune plan` asks for its configuration.
+These modules import no torch at the top, because `finetune plan` reads their configuration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import ModuleType
 from training.recipe.tables.strategies import STRATEGIES
 
 FROM_THE_MODEL = "from the model"
-"""Stands in a configuration for what is known once the model is there."""
+"""A placeholder in a configuration for values that depend on the model."""
 
 
 def load(name: str) -> ModuleType:

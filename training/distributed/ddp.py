@@ -1,4 +1,4 @@
-"""DDP: every process holds the whole model, and gradients are averaged. With one process, no wrapper at all."""
+"""DDP: every process holds the whole model, and gradients are averaged. With one process there is no wrapper."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ ONE_FILE = True
 UNPICKLES = False
 
 
-def configuration(compute: ResolvedCompute) -> dict[str, Any]:
-    """Nothing: it has none."""
+def build_configuration(compute: ResolvedCompute) -> dict[str, Any]:
     return {}
 
 
-def arguments(compute: ResolvedCompute, network: torch.nn.Module) -> dict[str, Any]:
-    """Nothing: this is what the Trainer does by itself."""
+def build_arguments(compute: ResolvedCompute, network: torch.nn.Module) -> dict[str, Any]:
+    """No fields: DDP is the Trainer's default."""
     return {}
 
 
-def settle(arguments: Any, compute: ResolvedCompute) -> None:
-    """Nothing."""
+def adjust_arguments(arguments: Any, compute: ResolvedCompute) -> None:
+    pass
 
 
-def wrong_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | None:
-    """What is wrong with the model that is about to train, if anything."""
+def check_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | None:
     from torch.nn.parallel import DistributedDataParallel
 
     several = compute.num_processes > 1
     return None if several == isinstance(model, DistributedDataParallel) else f"it is a {type(model).__name__}"
 
 
-def whole_weights(trainer: Any) -> dict[str, torch.Tensor] | None:
-    """None: the Trainer's model has all of them."""
+def gather_weights(trainer: Any) -> dict[str, torch.Tensor] | None:
+    """None: the Trainer's model has all weights."""
     return None

@@ -55,7 +55,7 @@ def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> 
     if not task_type.calibrate(task_type.empty_predictions(labels)):
         return
     gc.collect()  # the optimizer's state
-    ranks.wait_for_all()  # the model is there
+    ranks.barrier()  # the model is there
     network = loading.load_trained(task_type, exported).to(task.model.device)
     size, precision = task.training.per_device_eval_batch_size, task.compute.mixed_precision
     report = _evaluation_progress(task.events, steps)
@@ -93,7 +93,7 @@ def require_finite_weights(task: Task, trained: Trained) -> None:
     own = dict(task.model.named_parameters())
     weights = own if trained.weights is None else trained.weights
     lost = [name for name in own if name in weights and not weights[name].isfinite().all()] if rank() == 0 else []
-    if lost := ranks.from_first(lost):
+    if lost := ranks.broadcast(lost):
         message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(own)} tensors hold NaN or "
         message += f"infinite values, {lost[0]} first: lower it, or raise training.warmup_steps."
         raise UserError([Problem(kind="training", where="training.learning_rate", message=message)])

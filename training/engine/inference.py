@@ -57,16 +57,16 @@ def evaluate(
             found.append(predictions)
             losses.append((math.nan if loss is None else float(loss), targets))
         report(plan.done(number + 1))
-    shares = ranks.to_first((found, losses))
+    shares = ranks.gather((found, losses))
     of_batches = np.zeros((plan.batches, 2))  # in their order, so that the sum does not depend on the ranks
     for place, (_, of_share) in enumerate(shares):
         of_batches[place :: len(shares)] = np.reshape(of_share, (-1, 2))  # a rank may have none
     of_batches = of_batches[of_batches[:, 1] > 0]  # the mean over nothing is no number
     mean = float(of_batches.prod(axis=1).sum() / max(of_batches[:, 1].sum(), 1))
     if not shares:
-        return Evaluated(ranks.from_first(mean), pa.table({}))
+        return Evaluated(ranks.broadcast(mean), pa.table({}))
     everything = pa.Table.from_batches([one for of_share, _ in shares for one in of_share])
-    return Evaluated(ranks.from_first(mean), everything.take(np.argsort(plan.order_of_shares())))
+    return Evaluated(ranks.broadcast(mean), everything.take(np.argsort(plan.order_of_shares())))
 
 
 def predict(
@@ -82,7 +82,7 @@ def predict(
 
     Every rank calls it, and rank 0 alone gets them. `report` is called on rank 0 with the number of rows that are done.
     """
-    plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.joined(), rank=ranks.place())
+    plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.world_size(), rank=ranks.rank())
     dtype = DTYPES[mixed_precision]
 
     def predict_batch(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
@@ -92,6 +92,6 @@ def predict(
     with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
         predictions = evaluate(
-            batches, plan, predict_batch, report if ranks.place() == 0 else lambda done: None
+            batches, plan, predict_batch, report if ranks.rank() == 0 else lambda done: None
         ).predictions
-    return predictions if ranks.place() else task_type.join_labels(predictions, rows)
+    return predictions if ranks.rank() else task_type.join_labels(predictions, rows)

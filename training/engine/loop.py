@@ -96,7 +96,7 @@ class Loop:
         steps, epochs = self.training.max_steps, self.training.num_train_epochs
         self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
         self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
-        if wrong := distributed.load(task.compute.strategy).wrong_wrapper(self.model, task.compute):
+        if wrong := distributed.load(task.compute.strategy).check_wrapper(self.model, task.compute):
             raise RuntimeError(f"requested {task.compute.strategy}, but the model is not wrapped for it: {wrong}")
         self.scheduler = make_scheduler(self.optimizer, args, self.last)
         self.by_metric = self.training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
@@ -227,7 +227,7 @@ class Loop:
         values = {"loss": found.loss}
         if self.rank == 0:
             values |= self.task.metrics(found.predictions)
-        values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.from_first(values).items()}
+        values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.broadcast(values).items()}
         if self.rank == 0:
             self.reporter.figures(self.progress.step, self.epoch, values)
             self.reporter.paused()
@@ -279,7 +279,7 @@ class Loop:
         first = self.rank == 0
         aside_only = nullcontext(checkpoints.place_aside(final))
         with checkpoints.writing(final, needs, self.task.environment()) if first else aside_only as folder:
-            ranks.wait_for_all()  # the folder is there
+            ranks.barrier()  # the folder is there
             if first:
                 self.save_weights(folder / MODEL)
                 state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
@@ -289,7 +289,7 @@ class Loop:
             torch.save(
                 {"loss": self.loss, "random": random_states.random_states()}, folder / RANK_STATE.format(self.rank)
             )
-            ranks.wait_for_all()  # every rank's file is there
+            ranks.barrier()  # every rank's file is there
         self.saved_at = time.monotonic()
         if first:
             checkpoints.rotate(final.parent)

@@ -60,7 +60,7 @@ def train(task: Task) -> Trained:
         samples_per_second=trainer.rows_per_second,
         best_step=state.best_global_step,
         best_metric=state.best_metric,
-        weights=distributed.load(task.compute.strategy).whole_weights(trainer),
+        weights=distributed.load(task.compute.strategy).gather_weights(trainer),
     )
 
 
@@ -176,7 +176,7 @@ class ExactTrainer(Trainer):
         if self.is_world_process_zero():
             values |= self._task.metrics(found.predictions)
         figures = {f"{metric_key_prefix}_{name.removeprefix('eval_')}": value for name, value in values.items()}
-        return EvalLoopOutput(None, None, ranks.from_first(figures), sum(self._plan.sizes))
+        return EvalLoopOutput(None, None, ranks.broadcast(figures), sum(self._plan.sizes))
 
     def _ends_epoch(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""
@@ -269,7 +269,7 @@ class ExactTrainer(Trainer):
         first = self.is_world_process_zero()
         aside_only = nullcontext(checkpoints.place_aside(final))
         with checkpoints.writing(final, needs, self._task.environment()) if first else aside_only as aside:
-            ranks.wait_for_all()  # the folder is there
+            ranks.barrier()  # the folder is there
             if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
                 self.save_model(str(aside), _internal_call=True)
             (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that contains the user's token
@@ -281,7 +281,7 @@ class ExactTrainer(Trainer):
             self._state_check.saves(aside, self.state.global_step)
             if first:
                 self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
-            ranks.wait_for_all()  # every rank's files are there
+            ranks.barrier()  # every rank's files are there
         if first:
             checkpoints.rotate(final.parent)
             seconds = round(time.monotonic() - began, 3)
@@ -383,7 +383,7 @@ class ExactTrainer(Trainer):
     def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
         model, batches = super()._prepare_for_training(*asked)
         wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
-        if wrong := self._strategy.wrong_wrapper(wrapped, self._task.compute):
+        if wrong := self._strategy.check_wrapper(wrapped, self._task.compute):
             raise RuntimeError(f"requested {self._task.compute.strategy}, but the model is not wrapped for it: {wrong}")
         return model, batches
 

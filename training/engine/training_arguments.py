@@ -40,10 +40,10 @@ def training_arguments(task: Task) -> TrainingArguments:
     if training.eval_strategy == "steps":
         decided["save_steps"] = training.eval_steps
     strategy = distributed.load(compute.strategy)
-    shared = strategy.arguments(compute, task.model)
+    shared = strategy.build_arguments(compute, task.model)
     if shared and rank() == 0:
         task.events.write("strategy", arguments=shared)  # `finetune plan --show-launch` could not know them yet
     with users_mistake("training"):
         arguments = TrainingArguments(**{**fields, **training.extra, **decided, **shared})
-    strategy.settle(arguments, compute)
+    strategy.adjust_arguments(arguments, compute)
     return arguments

@@ -85,10 +85,10 @@ class Task:
 
         from training.distributed import ranks
 
-        if (processes := self.compute.num_processes) != ranks.joined():
+        if (processes := self.compute.num_processes) != ranks.world_size():
             message = f"{self.training.engine!r} would train alone in each of {processes} processes: have it make "
             raise _PLACE.refused(f"{message}accelerate.PartialState() first, or set compute.num_processes to 1.")
-        start, threads = ranks.from_first(self._newest() if rank() == 0 else (None, None))
+        start, threads = ranks.broadcast(self._newest() if rank() == 0 else (None, None))
         if start is not None and rank() == 0:
             self.events.note(f"resuming from {start.name}")
         if rank() == 0 and torch.cuda.is_available() and not self.training.extra.get("full_determinism"):

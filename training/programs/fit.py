@@ -64,8 +64,8 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> di
     reported = read_events(job_dir / EVENTS, 0, ["metrics", "speed", "estimate"])[0] if rank() == 0 else []
     if rank() == 0:
         _write_log(task, reported, output / "log")
-    peak = max(ranks.from_all(estimation.peak_bytes()))
-    ranks.part()
+    peak = max(ranks.all_gather(estimation.peak_bytes()))
+    ranks.leave_group()
     return _figures(task, trained, reported, peak)
 
 

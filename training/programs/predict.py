@@ -38,7 +38,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.evaluation.constant_predictions import advice, nearly_constant
     from training.models import loading
 
-    device = ranks.meet()
+    device = ranks.join_group()
     loading.make_deterministic()
     settings = PredictSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
@@ -60,7 +60,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
                 events.warning(advice(split, weights="class_weights" in task_type.loss_fields))
         before += len(rows)
-    ranks.part()
+    ranks.leave_group()
     return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}
 
 

@@ -32,7 +32,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.tokenization import token_files
     from training.tokenization.transformers_encoder import load_encoder
 
-    device = ranks.meet()
+    device = ranks.join_group()
     loading.make_deterministic()
     settings = PredictChampionSettings.model_validate(job.settings)
     split, labels = settings.split, settings.labels
@@ -48,7 +48,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         token_files.write_tokens(
             task_type, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split]
         )
-    ranks.wait_for_all()
+    ranks.barrier()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
     its_tokenizer = loading.load_tokenizer(tokenizer, folder)
     collate = task_type.collator(its_tokenizer, loading.padding_multiple())
@@ -64,7 +64,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels),
             rows,
         )
-    ranks.part()
+    ranks.leave_group()
     return {
         "rows": len(rows.tokens),
         "rows_per_second": round(len(rows.tokens) / (time.monotonic() - began), 1),
