@@ -24,7 +24,7 @@ from tasks.cache.refs import Ref
 from tasks.cache.stage import Work
 from tasks.stages.gate import gate
 from tasks.stages.score import require_fitting
-from tasks.tracking.reports import worst_groups
+from tasks.tracking.reports import find_worst_groups
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
 from training.programs.compare import compared as compare
@@ -208,7 +208,7 @@ def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
 
 def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
     from tasks.cache.refs import Ref
-    from tasks.tracking.stage_summary import figure
+    from tasks.tracking.stage_summary import summarize_result
     from training.recipe.tables.metrics import METRICS
 
     page = reference_tables.replaced(PAGES["docs/how-to/evaluate.md"])
@@ -220,7 +220,9 @@ def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them
     }
     asked = re.findall(r"evaluation.metrics=\[(.*)\]", printed)[0].split(", ")
     assert list(figures) == asked
-    assert figure("score", Ref(stage="score", key="k", digest="d", figures={"validation": figures})) in printed
+    assert (
+        summarize_result("score", Ref(stage="score", key="k", digest="d", figures={"validation": figures})) in printed
+    )
 
 
 def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_them(home: Path) -> None:
@@ -241,7 +243,7 @@ def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_
     told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, None))
     *figures, warning = [f"    {line}" for line in told]  # between them, the run shows its comparison
     assert "\n".join(figures) in block("floors") and f"{warning}\n" in block("floors")
-    assert f"slices: worst {worst_groups(recipe, scored.path)['label']}\n" in block("slices")
+    assert f"slices: worst {find_worst_groups(recipe, scored.path)['label']}\n" in block("slices")
     (problem,) = _unfitting(home / "rows", block("floors").split("finetune plan")[1])
     assert f"    {problem.where}: {problem.message}\n" in block("floors")
 

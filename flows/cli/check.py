@@ -22,7 +22,7 @@ from tasks.stages.load_data import load_rows
 from tasks.stages.model_check import require_model
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import require_fitting, require_fitting_lengths
-from tasks.tracking.reports import need_report
+from tasks.tracking.reports import read_report
 from training.jobs.protocol import write_atomically
 from training.problems import NETWORK, UserError
 from training.recipe import Recipe
@@ -84,7 +84,7 @@ def _check(recipe: Recipe) -> Found:
             found.notes += lock.notes
             terminal.stage_started("load_data", "")
             load_rows(recipe, lock, folder / "rows", terminal.progress_of("load_data"))
-            found.rows = need_report(folder / "rows")
+            found.rows = read_report(folder / "rows")
             found.problems += found.rows["problems"]
             found.problems += _told(require_fitting, recipe, folder / "rows")
             terminal.stage_started("tokenize", "")

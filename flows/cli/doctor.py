@@ -9,7 +9,7 @@ from typing import Any
 from flows.cli.codes import COMPLETED, FAILED
 from flows.reports.tables import terminal_width
 from tasks.services.doctor import Finding, examine
-from tasks.tracking.reports import counted
+from tasks.tracking.reports import format_count
 
 LEVEL = len("warning")
 NARROWEST = 40
@@ -29,7 +29,7 @@ def act(arguments: argparse.Namespace) -> int:
     for finding in findings:
         print(*_lines(finding, widest), sep="\n")
     levels = [finding.level for finding in findings]
-    counts = [counted(levels.count(level), level) for level in ("problem", "warning") if level in levels]
+    counts = [format_count(levels.count(level), level) for level in ("problem", "warning") if level in levels]
     print(", ".join(counts) or "All is well.")
     return FAILED if "problem" in levels else COMPLETED
 

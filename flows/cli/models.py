@@ -13,7 +13,7 @@ from flows.cli.arguments import add_json_argument, need_writable
 from flows.cli.codes import COMPLETED
 from flows.reports.tables import aligned, terminal_width
 from tasks.registry.catalog import list_models
-from tasks.tracking.reports import value_told
+from tasks.tracking.reports import format_value
 from training.jobs.protocol import write_atomically
 
 NARROWEST = 12
@@ -61,7 +61,7 @@ def _version_lines(versions: Sequence[Mapping[str, Any]], width: int) -> list[st
 
 def _figures(version: Mapping[str, Any]) -> str:
     figures = version["figures"].get(version["split"], {})
-    shown = ", ".join(f"{name} {value_told(figure['value'])}" for name, figure in figures.items())
+    shown = ", ".join(f"{name} {format_value(figure['value'])}" for name, figure in figures.items())
     return f"{version['split']} {shown}" if shown else ""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.arguments import unwritable
 from flows.cli.codes import COMPLETED, sigterm_interrupts
 from flows.reports.lines import Terminal
-from tasks.tracking.reports import counted
+from tasks.tracking.reports import format_count
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def act(arguments: argparse.Namespace) -> int:
             lambda events: terminal.stage_events("predict", events),
         )
         terminal.clear()
-    print(f"{counted(written['rows'], 'row')}: {arguments.out}")
+    print(f"{format_count(written['rows'], 'row')}: {arguments.out}")
     if written["unanswered"]:
-        print(f"Without an answer, for want of what is asked about: {counted(written['unanswered'], 'row')}.")
+        print(f"Without an answer, for want of what is asked about: {format_count(written['unanswered'], 'row')}.")
     return COMPLETED
 
 

@@ -17,7 +17,7 @@ from flows.cli.run import call_flow, leave, say_failed
 from flows.reports.tables import aligned
 from tasks.cache import settings
 from tasks.registry import consent
-from tasks.tracking.reports import counted, score_told
+from tasks.tracking.reports import format_count, format_score
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -114,7 +114,10 @@ def _foreword(record: Mapping[str, Any], differing: Sequence[Difference]) -> Ite
     registered = record["registered"]
     yield f"{registered['name']} version {registered['version']}, of flow run {record['run']['flow_run_id']}"
     if not differing:
-        libraries, files = counted(len(record["libraries"]), "version"), counted(len(record["code"]["files"]), "file")
+        libraries, files = (
+            format_count(len(record["libraries"]), "version"),
+            format_count(len(record["code"]["files"]), "file"),
+        )
         yield f"All is as it was then: the rows, {files} of code, {libraries}, the hardware and the threads."
         return
     yield "Not all is as it was then, so the bytes may differ:"
@@ -124,7 +127,7 @@ def _foreword(record: Mapping[str, Any], differing: Sequence[Difference]) -> Ite
 def _the_same(files: Mapping[str, Any]) -> str:
     weights = [name for name in files if name.endswith(".safetensors")]
     digests = "; ".join(f"sha256 {files[name]['sha256']} {name}" for name in weights)
-    return f"The same bytes: {digests}; and {counted(len(files) - len(weights), 'other file')}."
+    return f"The same bytes: {digests}; and {format_count(len(files) - len(weights), 'other file')}."
 
 
 def _afterword(
@@ -141,7 +144,7 @@ def _afterword(
     lines = ["Other bytes:", *(f"  {line}" for line in aligned([["file", "recorded", "here"], *digests]))]
     table = [["figure", "recorded", "here", "agree"]]
     for compared in figures:
-        scores = [score_told(one) for one in (compared.recorded, compared.here)]
+        scores = [format_score(one) for one in (compared.recorded, compared.here)]
         table.append([compared.figure, *scores, "yes" if compared.agrees else "no"])
     lines += [f"  {line}" for line in aligned(table)]
     if figures and all(compared.agrees for compared in figures):

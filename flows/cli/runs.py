@@ -11,7 +11,7 @@ from typing import Any
 from flows.cli.arguments import add_json_argument, need_writable
 from flows.cli.codes import COMPLETED
 from flows.reports.tables import aligned, terminal_width
-from tasks.tracking.reports import score_told, value_told
+from tasks.tracking.reports import format_score, format_value
 from tasks.tracking.run_list import list_runs
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
@@ -66,7 +66,7 @@ def _cells(run: Mapping[str, Any], interval: bool) -> list[str]:
         run["state"],
         run["verdict"] or "",
         run["version"] or "",
-        f"{judged['metric']} {score_told(judged) if interval else value_told(judged['value'])}" if judged else "",
+        f"{judged['metric']} {format_score(judged) if interval else format_value(judged['value'])}" if judged else "",
     ]
 
 

@@ -13,7 +13,7 @@ import yaml
 from flows.cli.arguments import add_json_argument, need_writable
 from flows.cli.codes import COMPLETED
 from flows.reports.tables import aligned, terminal_width
-from tasks.tracking.reports import counted, score_told
+from tasks.tracking.reports import format_count, format_score
 from training.jobs.protocol import write_atomically
 
 LABEL = 14
@@ -94,7 +94,7 @@ def _made(record: Mapping[str, Any]) -> Facts:
     if verdict:
         yield "verdict", f"{verdict['decision']}: {verdict['reason']}"
     for split, figures in (record["metrics"] or {}).items():
-        yield split, ", ".join(f"{name} {score_told(figure)}" for name, figure in figures.items())
+        yield split, ", ".join(f"{name} {format_score(figure)}" for name, figure in figures.items())
     if publication := record["publication"]:
         yield "published", f"{publication['repo']} at {publication['revision']}, commit {publication['commit']}"
 
@@ -111,7 +111,7 @@ def _data(record: Mapping[str, Any]) -> Facts:
             yield from _file(split, file)
     if rows:
         counts = [f"{name.removesuffix('_rows')} {n:,}" for name, n in rows["figures"].items() if name[-5:] == "_rows"]
-        labels = f"; {counted(len(rows['labels']), 'label')}" if rows["labels"] else ""
+        labels = f"; {format_count(len(rows['labels']), 'label')}" if rows["labels"] else ""
         yield "rows", f"{', '.join(counts)}{labels}"
         yield "digest", rows["digest"]
 
@@ -142,7 +142,7 @@ def _training(record: Mapping[str, Any]) -> Facts:
     yield "processes", f"{processes}, {compute['strategy']}, mixed precision {compute['mixed_precision']}"
     if under:
         gpus = ", ".join(under["gpus"]) or "no GPU"
-        yield "machine", f"{under['processor']}, {counted(under['cores'], 'core')}, {gpus}; {under['system']}"
+        yield "machine", f"{under['processor']}, {format_count(under['cores'], 'core')}, {gpus}; {under['system']}"
         yield "threads", f"{under['threads']} a process"
 
 
@@ -150,7 +150,7 @@ def _code(record: Mapping[str, Any]) -> Facts:
     code = record["code"]
     if git := code["git"]:
         yield "git commit", git["commit"] + (", and changes that were not committed" if git["dirty"] else "")
-    yield "digest", f"{code['digest']} of {counted(len(code['files']), 'file')}"
+    yield "digest", f"{code['digest']} of {format_count(len(code['files']), 'file')}"
     libraries = {**record["project"], **{n: v for n, v in record["libraries"].items() if n != "python"}}
     yield "versions", ", ".join(f"{name} {version}" for name, version in libraries.items())
 
@@ -164,7 +164,7 @@ def _file(label: str, file: Mapping[str, Any]) -> Facts:
 def _stages(record: Mapping[str, Any]) -> list[list[str]]:
     table = [["stage", "key", "digest", "state", "inputs"]]
     for stage in record["stages"]:
-        counts = f"{len(stage['inputs'])} of its own, {counted(len(stage['code']), 'file')} of code"
+        counts = f"{len(stage['inputs'])} of its own, {format_count(len(stage['code']), 'file')} of code"
         key, digest = ((stage[part] or "")[:DIGITS] for part in ("key", "digest"))
         table.append([stage["name"], key, digest, stage["state"], counts if digest else ""])
     return table

@@ -12,7 +12,7 @@ from flows.reports.tables import aligned
 from tasks.cache import garbage_collection, settings
 from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
 from tasks.registry.retention import find_needs
-from tasks.tracking.reports import counted
+from tasks.tracking.reports import format_count
 from training.problems import Problem, UserError
 
 # What is not a stage's comes after them.
@@ -130,7 +130,7 @@ def _named(going: Sequence[Piece]) -> str:
     jobs, others = (sum(piece.sort in sorts for piece in going) for sorts in ((JOBS,), LAST[1:]))
     artifacts = len(going) - jobs - others
     named = ((artifacts, "artifact"), (jobs, "job"), (others, "leftover"))
-    return ", ".join(counted(number, noun) for number, noun in named if number)
+    return ", ".join(format_count(number, noun) for number, noun in named if number)
 
 
 def _mistake(where: str, message: str) -> UserError:

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 from flows.reports.tables import metric_lines
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Listener, Row
-from tasks.tracking.reports import worst_groups
-from tasks.tracking.stage_summary import Pace, evaluation, figure
+from tasks.tracking.reports import find_worst_groups
+from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_result
 from training.recipe import Recipe
 
 # On a terminal the line is drawn anew; into a file a line now and then is enough.
@@ -48,7 +48,7 @@ class Terminal(Listener):
         for event in events:
             if event["kind"] in ("warning", "note"):
                 self._note(f"  {stage}: {event['message']}")
-            elif event["kind"] == "metrics" and (figures := evaluation(event)):
+            elif event["kind"] == "metrics" and (figures := format_evaluation(event)):
                 self._note(f"  {stage}: {figures}")
         done = [event for event in events if event["kind"] == "progress" and event.get("total")]
         if done:
@@ -86,9 +86,9 @@ class Terminal(Listener):
 
     def _lines(self, row: Row, result: Any) -> list[str]:
         """The lines of a stage that ended."""
-        lines = [line(row.name, row.state, f"{row.seconds:7.1f} s", figure(row.name, result))]
+        lines = [line(row.name, row.state, f"{row.seconds:7.1f} s", summarize_result(row.name, result))]
         if row.name == "score" and isinstance(result, Ref) and self._recipe:
-            worst = worst_groups(self._recipe, result.path).values()
+            worst = find_worst_groups(self._recipe, result.path).values()
             lines += [line("", "", "", f"slices: worst {group}") for group in worst]
         return lines
 

@@ -9,7 +9,7 @@ from flows.pipeline import Finished
 from tasks.prefect.flow_runs import page_url
 from tasks.registry.model_card import figures
 from tasks.tracking.connection import version_page
-from tasks.tracking.reports import verdict_markdown
+from tasks.tracking.reports import describe_verdict
 from training.recipe import Recipe
 
 
@@ -32,7 +32,7 @@ def note(
     # MLflow shows some three lines of it at first.
     parts = [" · ".join(_elsewhere(run, finished))]
     if finished is not None:
-        parts += [verdict_markdown(finished.verdict), figures(recipe, finished.scores)]
+        parts += [describe_verdict(finished.verdict), figures(recipe, finished.scores)]
     parts += [f"**{problem['where']}**: {problem['message']}" for problem in problems]
     if why:
         parts.append("\n".join(["What changed:", "", *(f"- {line}" for line in why)]))

@@ -11,7 +11,7 @@ from tasks.cache.digests import Digests
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Row
 from tasks.jobs.launch import JobFailed
-from tasks.tracking.reports import score_told
+from tasks.tracking.reports import format_score
 from training.problems import UserError
 from training.recipe import Recipe
 
@@ -95,7 +95,7 @@ def verdict_event(recipe: Recipe, done: Mapping[str, Any], champion: str | None)
     decision = verdict["decision"] if verdict else "failed"
     promoted = "promoted" if model.get("alias") else "good enough to be promoted"
     words = {"promote": promoted, "keep": "kept as challenger", "reject": "rejected", "failed": "failed"}
-    figure = f", {metric} {score_told(score)} on {split}" if score else ""
+    figure = f", {metric} {format_score(score)} on {split}" if score else ""
     return {
         "decision": decision,
         "summary": words[decision] + figure,

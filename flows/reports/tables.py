@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.cache.refs import Verdict
-from tasks.tracking.reports import checks_table, comparison_table, counted, printable, score_told
+from tasks.tracking.reports import format_count, format_score, make_printable, tabulate_checks, tabulate_comparison
 
 WIDTH = 100  # characters, where no terminal says how wide it is
 MOST_CHECKS = 20  # bounds: those of all rows, then those of groups that are missed, then the others
@@ -55,7 +55,7 @@ def problem_lines(problems: Iterable[Mapping[str, Any]], width: int | None) -> l
 def summary(problems: Sequence[Mapping[str, Any]]) -> str:
     """The last line: how many there are."""
     number = {level: sum(problem["level"] == level for problem in problems) for level in ("error", "warning")}
-    said = [counted(count, level) for level, count in number.items() if count]
+    said = [format_count(count, level) for level, count in number.items() if count]
     return f"{', '.join(said)}." if said else "No problems."
 
 
@@ -87,7 +87,7 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
 def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """A line a split: each figure with its interval."""
     return [
-        f"{split}: {', '.join(f'{name} {score_told(score)}' for name, score in scores.items())}"
+        f"{split}: {', '.join(f'{name} {format_score(score)}' for name, score in scores.items())}"
         for split, scores in metrics.items()
     ]
 
@@ -95,12 +95,12 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 def verdict_lines(verdict: Verdict) -> list[str]:
     """The decision; below it its reason, each bound, the comparison with the champion, and warnings."""
     lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
-    for table in (checks_table(verdict), comparison_table(verdict)):
+    for table in (tabulate_checks(verdict), tabulate_comparison(verdict)):
         if table:
             shown = aligned([list(table[0]), *(list(row.values()) for row in table[:MOST_CHECKS])])
             shown += [f"… and {len(table) - MOST_CHECKS:,} more"] if len(table) > MOST_CHECKS else []
             lines += [f"  {line}" for line in shown]
-    return [printable(line) for line in (*lines, *(f"  warning: {warning}" for warning in verdict.warnings))]
+    return [make_printable(line) for line in (*lines, *(f"  warning: {warning}" for warning in verdict.warnings))]
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:
@@ -140,7 +140,7 @@ def _bar(share: float, width: int) -> str:
 
 def _shown(name: str) -> str:
     """A label as one cell: of the user's file, so it may hold anything."""
-    name = printable(name)
+    name = make_printable(name)
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 

@@ -17,7 +17,7 @@ import yaml
 from tasks.cache import store
 from tasks.cache.refs import Lock, Ref, Verdict
 from tasks.hub.client import page_of
-from tasks.tracking.reports import markdown_table, printable, scores_table, worst_groups
+from tasks.tracking.reports import find_worst_groups, format_markdown, make_printable, tabulate_scores
 from training import task_types
 from training.recipe import Recipe
 
@@ -87,9 +87,9 @@ def _introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref) -
 
 def figures(recipe: Recipe, scores: Ref) -> str:
     """The metrics of each split with their intervals, as a table."""
-    table = scores_table(scores.figures)
+    table = tabulate_scores(scores.figures)
     judged: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
-    return markdown_table([{**row, "split": judged.get(row["split"], row["split"])} for row in table])
+    return format_markdown([{**row, "split": judged.get(row["split"], row["split"])} for row in table])
 
 
 def _rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
@@ -113,8 +113,8 @@ def _rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
 
 def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict) -> str:
     said = [*_worst_label(recipe, predictions, labels)]
-    groups = worst_groups(recipe, scores.path)
-    said += [f"Worst by {_code(printable(name))} is {_code(group)}." for name, group in groups.items()]
+    groups = find_worst_groups(recipe, scores.path)
+    said += [f"Worst by {_code(make_printable(name))} is {_code(group)}." for name, group in groups.items()]
     said.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
     said.append("On rows unlike these, nothing was measured.")
     return "\n\n".join([" ".join(said), *(f"Warning: {warning}" for warning in verdict.own_warnings)])

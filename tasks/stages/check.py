@@ -17,7 +17,7 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.refs import Lock
 from tasks.hub.client import told
-from tasks.tracking.reports import need_report
+from tasks.tracking.reports import read_report
 from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of
 from training.problems import Problem, UserError, full_disk
@@ -102,7 +102,7 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
     tokenize(
         task_types.load(**recipe.task_and_options), rows, tokenizer, out, recipe.tokens.max_length, level, progress
     )
-    return need_report(out)
+    return read_report(out)
 
 
 def _with_template(tokenizer: Path, template: Path, out: Path) -> Path:

@@ -11,7 +11,7 @@ from tasks.cache.input_files import Progress, need_unchanged
 from tasks.cache.refs import Lock
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import told
-from tasks.tracking.reports import need_report, tell_warnings
+from tasks.tracking.reports import emit_warnings, read_report
 from training.data.sources import delimiter_of, split_names
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import code_for_rows, source_columns
@@ -64,8 +64,8 @@ def load_data(work: Work, recipe: Recipe, lock: Lock) -> Mapping[str, Any]:
     from training.evaluation.plots import draw_rows
 
     figures = load_rows(recipe, lock, work.out, work.progress)
-    report = need_report(work.out)
-    tell_warnings(work, report)
+    report = read_report(work.out)
+    emit_warnings(work, report)
     draw_rows(report, work.out / "log")
     return figures
 

@@ -11,7 +11,7 @@ from tasks.cache.refs import Ref, baseline_upstream
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
-from tasks.tracking.reports import need_report
+from tasks.tracking.reports import read_report
 from training import task_types
 from training.problems import Problem, UserError
 from training.recipe import Recipe
@@ -122,7 +122,7 @@ def _values(rows: Path, split: str, name: str) -> list[str]:
     from training.evaluation.slices import of_column
 
     if name == LABEL:
-        return [label for label, count in need_report(rows)["labels"].get(split, {}).items() if count]
+        return [label for label, count in read_report(rows)["labels"].get(split, {}).items() if count]
     return list(of_column(rows / f"{split}.slices.arrow", name))
 
 

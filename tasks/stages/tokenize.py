@@ -11,7 +11,7 @@ from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
-from tasks.tracking.reports import need_report, tell_warnings
+from tasks.tracking.reports import emit_warnings, read_report
 from training import task_types
 from training.models.repository_files import as_the_file_says, read_json
 from training.recipe import Level, Recipe
@@ -100,8 +100,8 @@ def _in_process(model: Ref) -> bool:
 def _show_report(work: Work, max_length: int) -> None:
     from training.evaluation.plots import draw_tokens
 
-    report = need_report(work.out)
-    tell_warnings(work, report)
+    report = read_report(work.out)
+    emit_warnings(work, report)
     draw_tokens(report, max_length, work.out / "log")
 
 

@@ -17,7 +17,7 @@ from tasks.cache.refs import Ref, Verdict, Version
 from tasks.cache.stage import Listener, Row
 from tasks.tracking.connection import connect, find_or_create_run, first_line, one_line, run_url
 from tasks.tracking.outbox import Outbox, undelivered
-from tasks.tracking.reports import slice_figures, tracked_figure
+from tasks.tracking.reports import format_check_name, read_slice_figures
 from training.jobs.protocol import EVENTS, read_events
 
 RETRY_S = 3.0
@@ -121,12 +121,12 @@ class Tracker(Listener):
         if isinstance(result, Ref):
             self.tags({f"{row.name}.digest": result.digest})
             figures |= dict(_numbers(result.figures))
-            figures |= slice_figures(result.path) if row.name == "score" else {}
+            figures |= read_slice_figures(result.path) if row.name == "score" else {}
             self._artifact(result, row)
         if isinstance(result, Verdict):
             self.tags({f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason})
             self.text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
-            figures |= {tracked_figure(check): check.value for check in result.checks}
+            figures |= {format_check_name(check): check.value for check in result.checks}
         if isinstance(result, Version):
             self.tags({VERSION_TAG: f"{result.name}/{result.version}"})
         now = int(time.time() * 1000)

@@ -1,4 +1,4 @@
-"""A stage in a few words, for terminal, log and Prefect: its key figure, its evaluations, and the time that is left."""
+"""A stage's result and progress in a few words, for terminal, log and Prefect."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.cache.refs import Champion, Promotion, Publication, Ref, Verdict, Version
-from tasks.tracking.reports import counted, score_told, value_told
+from tasks.tracking.reports import format_count, format_score, format_value
 
 
-def evaluation(event: Mapping[str, Any]) -> str | None:
-    """`step 280: loss 0.7535, accuracy 0.7745`; None if the event is no evaluation."""
+def format_evaluation(event: Mapping[str, Any]) -> str | None:
+    """`step 280: loss 0.7535, accuracy 0.7745`; None if the metrics are not of an evaluation."""
     found = {name: value for name, value in event["values"].items() if not name.endswith(("_second", "_runtime"))}
     if not any(name.startswith("eval_") for name in found):
         return None
@@ -19,17 +19,14 @@ def evaluation(event: Mapping[str, Any]) -> str | None:
     return f"step {event['step']}: {listed}"
 
 
-def figure(stage: str, result: Any) -> str:
-    """The most telling figure of a stage's result, in words."""
+def summarize_result(stage: str, result: Any) -> str:
+    """The main figures of a stage's result; empty if it has none."""
     if isinstance(result, Ref):
-        describe = _FIGURES.get(stage)
-        return describe(result.figures) if describe else ""
-    if isinstance(result, Champion):
+        return _SUMMARIES[stage](result.figures) if stage in _SUMMARIES else ""
+    if isinstance(result, Champion | Version):
         return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):
         return result.decision
-    if isinstance(result, Version):
-        return f"{result.name} version {result.version}"
     if isinstance(result, Publication):
         return f"{result.repo} at {result.revision}, commit {result.commit[:12]}"
     if isinstance(result, Promotion):
@@ -38,39 +35,34 @@ def figure(stage: str, result: Any) -> str:
     return ""
 
 
-def _rows(figures: Mapping[str, Any]) -> str:
+def _summarize_rows(figures: Mapping[str, Any]) -> str:
     splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
-    warned = f"; {counted(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
+    warnings = f"; {format_count(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
     labels = f"; {figures['labels']} labels" if figures["labels"] else ""
-    return f"rows: {', '.join(splits)}{labels}{warned}"
+    return f"rows: {', '.join(splits)}{labels}{warnings}"
 
 
-def _size(figures: Mapping[str, Any]) -> str:
-    return f"{figures['megabytes']:g} MB" if "megabytes" in figures else f"{figures['parameters']:,} parameters"
-
-
-def _scores(figures: Mapping[str, Any]) -> str:
-    """Each value, and the ends of its interval."""
+def _summarize_scores(figures: Mapping[str, Any]) -> str:
     return "; ".join(
-        f"{split} " + ", ".join(f"{name} {score_told(entry)}" for name, entry in metrics.items())
+        f"{split} " + ", ".join(f"{name} {format_score(entry)}" for name, entry in metrics.items())
         for split, metrics in figures.items()
     )
 
 
-def _rate(figures: Mapping[str, Any]) -> str:
+def _summarize_rate(figures: Mapping[str, Any]) -> str:
     return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
 
 
-_FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "load_data": _rows,
-    "load_model": _size,
+_SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "load_data": _summarize_rows,
+    "load_model": lambda f: f"{f['megabytes']:g} MB" if "megabytes" in f else f"{f['parameters']:,} parameters",
     "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
     "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
-    "predict": _rate,
-    "score": _scores,
-    "predict_champion": _rate,
+    "predict": _summarize_rate,
+    "score": _summarize_scores,
+    "predict_champion": _summarize_rate,
     "compare": lambda f: (
-        f"{f['metric']} {value_told(f['value'])} beside {value_told(f['champion_value'])} of {f['champion']}"
+        f"{f['metric']} {format_value(f['value'])} against {format_value(f['champion_value'])} of {f['champion']}"
     ),
 }
 
@@ -83,7 +75,7 @@ class Pace:
         self._first: tuple[float, int] | None = None
 
     def left_s(self, done: int, total: int) -> float | None:
-        """Seconds until all is done, at the speed so far; None before there is any."""
+        """Seconds until all is done, at the speed so far; None until there is a speed."""
         now = time.monotonic()
         if self._first is None or done < self._first[1]:  # another part of the stage has begun
             self._first = (now, done)

@@ -13,7 +13,7 @@ from flows.reports.tables import verdict_lines
 from tasks.cache.refs import Comparison, Ref, Verdict
 from tasks.cache.stage import Work
 from tasks.stages.gate import gate
-from tasks.tracking.reports import checks_table, tracked_figure
+from tasks.tracking.reports import format_check_name, tabulate_checks
 from tests.kept import group
 from tests.made import BESIDE
 from training.problems import UserError
@@ -170,7 +170,7 @@ def test_a_figure_without_a_value_reaches_no_bound_and_is_told_as_one_that_is_no
         "validation.precision has no value: docs/reference/metrics.md says when it has none; "
         "precision has no value where genre=war, on 300 rows of validation: set a floor of another metric there."
     )
-    assert [row["value"] for row in checks_table(verdict)] == ["-", "0.7000", "-"]
+    assert [row["value"] for row in tabulate_checks(verdict)] == ["-", "0.7000", "-"]
 
 
 def test_a_better_model_that_misses_a_bound_is_rejected_with_the_comparison_as_evidence() -> None:
@@ -207,7 +207,7 @@ def test_a_group_below_its_floor_rejects_and_the_reason_says_where_by_how_much_a
         "validation.genre=horror.accuracy": (0.5, 0.75, False),
         "validation.genre=noir.accuracy": (0.7, 0.75, False),
     }
-    shown = [(row["figure"].split("=")[-1], row["held"]) for row in checks_table(verdict)[1:]]
+    shown = [(row["figure"].split("=")[-1], row["held"]) for row in tabulate_checks(verdict)[1:]]
     assert shown == [("noir.accuracy", "no"), ("horror.accuracy", "no"), ("war.accuracy", "yes")]
     assert judge(floors(genre={"accuracy": 0.5})).decision == "promote"
 
@@ -220,7 +220,7 @@ def test_few_rows_are_judged_by_a_floor_of_their_own_alone_and_that_is_warned_of
     assert named.reason == "it is too poor where genre=a.b=c: f1 0.2 < 0.3 on 4 rows of validation."
     assert len(named.warnings) == 1
     (check,) = named.checks
-    assert tracked_figure(check) == "validation/genre:a.b_c_7128f345/f1"
+    assert format_check_name(check) == "validation/genre:a.b_c_7128f345/f1"
 
 
 def test_a_floor_of_one_group_stands_in_place_of_that_for_each() -> None:

@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 
 from tasks.cache.refs import Publication, Ref, Version
 from tasks.cache.stage import Row
-from tasks.prefect import progress
+from tasks.prefect import artifacts, progress
 from tasks.prefect.progress import PrefectProgress
 from tasks.tracking.connection import run_url
 from training.problems import Problem
@@ -31,7 +31,7 @@ UP_TO = [{"kind": "progress", "done": done, "total": 4} for done in range(1, 4)]
 @pytest.fixture(autouse=True)
 def quick(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(progress, "UPDATE_S", 0.0)
-    monkeypatch.setattr(progress, "END_WAIT_S", 60.0)  # what is shown is tested here, not how fast the server is
+    monkeypatch.setattr(artifacts, "END_WAIT_S", 60.0)  # what is shown is tested here, not how fast the server is
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
 
@@ -145,8 +145,8 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
 ) -> None:
     wrong = [{"split": "test", "text": "good", "label": "pos", "prediction": "neg", "probability": "0.9"}]
     groups = [{"split": "test", "slice": "genre", "group": "war", "rows": "12", "accuracy": "0.5000"}]
-    monkeypatch.setattr(progress, "worst_errors", lambda scores: wrong)
-    monkeypatch.setattr(progress, "slices_table", lambda scores: groups)
+    monkeypatch.setattr(artifacts, "find_worst_errors", lambda scores: wrong)
+    monkeypatch.setattr(artifacts, "tabulate_slices", lambda scores: groups)
 
     @flow(name="scored")
     def body() -> str:
@@ -215,7 +215,7 @@ def test_evaluations_warnings_and_a_line_a_stage_are_logged(caplog: pytest.LogCa
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_a_server_that_is_down_delays_no_stage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "END_WAIT_S", 5.0)
+    monkeypatch.setattr(artifacts, "END_WAIT_S", 5.0)
     monkeypatch.setattr(progress, "get_run_logger", lambda: logging.getLogger("no-run"))
     shown = PrefectProgress()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):

@@ -13,16 +13,15 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from tasks.cache.code import code_digests
 from tasks.cache.stage import Work
 from tasks.tracking.reports import (
-    as_markdown,
-    problems_table,
-    read_report,
-    score_told,
-    slice_figures,
-    slices_table,
-    tell_warnings,
-    tracked_name,
-    worst_errors,
-    worst_groups,
+    describe_rows,
+    emit_warnings,
+    find_worst_errors,
+    find_worst_groups,
+    format_group_name,
+    format_score,
+    read_slice_figures,
+    tabulate_problems,
+    tabulate_slices,
 )
 from tests.kept import group
 from tests.tasks.watching import Heard
@@ -40,7 +39,7 @@ def warnings(number: int) -> list[dict[str, Any]]:
 
 def told(tmp_path: Path, number: int) -> list[str]:
     seen = Heard()
-    tell_warnings(Work("key", tmp_path, "run", [seen], "load_data"), {"problems": warnings(number)})
+    emit_warnings(Work("key", tmp_path, "run", [seen], "load_data"), {"problems": warnings(number)})
     assert {event["kind"] for event in seen.events} <= {"warning"}
     return [event["message"] for event in seen.events]
 
@@ -56,17 +55,13 @@ def test_of_many_warnings_the_first_are_told_and_where_the_others_are(tmp_path: 
 
 
 def test_a_table_of_many_problems_ends_and_one_of_none_says_so() -> None:
-    assert [row["message"] for row in problems_table([])] == ["No problems."]
-    table = problems_table(warnings(300))
+    assert [row["message"] for row in tabulate_problems([])] == ["No problems."]
+    table = tabulate_problems(warnings(300))
     assert len(table) == 201 and table[-1]["message"] == "… and 100 more: see the report."
 
 
 def test_rows_that_were_never_read_have_no_description() -> None:
-    assert as_markdown(None, None) == ""
-
-
-def test_an_artifact_without_a_report_has_none(tmp_path: Path) -> None:
-    assert read_report(tmp_path) is None
+    assert describe_rows(None, None) == ""
 
 
 def test_how_a_report_is_drawn_is_no_ingredient_of_rows_and_tokens() -> None:
@@ -82,21 +77,21 @@ def test_the_worst_errors_are_the_wrong_rows_with_most_confidence_of_all_splits(
         [dict(zip(("split", "row", "text", "label", "prediction", "probability"), row, strict=True)) for row in rows],
         tmp_path / "log" / "predictions_sample.csv",
     )
-    table = worst_errors(tmp_path)
+    table = find_worst_errors(tmp_path)
     assert [row["row"] for row in table[:6]] == ["49", "47", "45", "43", "41", "0"] and len(table) == 20
     assert table[5] == {**table[5], "split": "validation", "text": "short", "probability": "0.4"}
     assert table[0]["text"] == "x" * 499 + "…"
 
 
 def test_a_score_is_told_with_its_interval_and_without_one_where_there_is_none() -> None:
-    assert score_told({"value": 0.83125, "low": 0.81331, "high": 0.84844}) == "0.8313 (0.813 to 0.848)"
-    assert score_told({"value": 0.5, "low": None, "high": None}) == "0.5000"
-    assert score_told({"value": None, "low": None, "high": None}) == "-"
+    assert format_score({"value": 0.83125, "low": 0.81331, "high": 0.84844}) == "0.8313 (0.813 to 0.848)"
+    assert format_score({"value": 0.5, "low": None, "high": None}) == "0.5000"
+    assert format_score({"value": None, "low": None, "high": None}) == "-"
     assert (
-        score_told({"value": 0.5, "low": 0.4, "high": 0.6, "baseline": 0.45})
+        format_score({"value": 0.5, "low": 0.4, "high": 0.6, "baseline": 0.45})
         == "0.5000 (0.400 to 0.600; baseline 0.450)"
     )
-    assert score_told({"value": 0.5, "low": None, "high": None, "baseline": 0.45}) == "0.5000 (baseline 0.450)"
+    assert format_score({"value": 0.5, "low": None, "high": None, "baseline": 0.45}) == "0.5000 (baseline 0.450)"
 
 
 GROUPS = [
@@ -125,44 +120,48 @@ def judged_by(metric: str, metrics: Sequence[str] = ("accuracy", "f1", "log_loss
 
 
 def test_the_worst_group_of_each_slice_is_told_by_what_models_are_compared_by(tmp_path: Path) -> None:
-    assert worst_groups(judged_by("accuracy"), tmp_path) == {}
+    assert find_worst_groups(judged_by("accuracy"), tmp_path) == {}
     found = scores(tmp_path, GROUPS)
     told = "genre=horror� accuracy 0.5000 (0.450 to 0.550), 120 rows"
-    assert worst_groups(judged_by("accuracy"), found) == {"genre": told}
+    assert find_worst_groups(judged_by("accuracy"), found) == {"genre": told}
     told = "genre=war log_loss 0.9000 (0.850 to 0.950), 300 rows"
-    assert worst_groups(judged_by("log_loss"), found) == {"genre": told}
+    assert find_worst_groups(judged_by("log_loss"), found) == {"genre": told}
     few = [group("essay", 9, accuracy=0.1), group("poem", 3, accuracy=0.2)]
-    assert worst_groups(judged_by("log_loss"), scores(tmp_path, few))["genre"].startswith("genre=essay accuracy 0.1000")
+    assert find_worst_groups(judged_by("log_loss"), scores(tmp_path, few))["genre"].startswith(
+        "genre=essay accuracy 0.1000"
+    )
 
 
 def test_the_worst_label_is_told_by_a_metric_that_means_something_on_its_rows_or_not_at_all(tmp_path: Path) -> None:
     labels = [group("no", 90, f1=0.0, roc_auc=None, accuracy=0.9), group("yes", 30, f1=0.9, roc_auc=None, accuracy=0.6)]
     found = scores(tmp_path, labels, "label")
     told = "label=yes accuracy 0.6000 (0.550 to 0.650), 30 rows"
-    assert worst_groups(judged_by("f1", metrics=["f1", "accuracy"]), found) == {"label": told}
+    assert find_worst_groups(judged_by("f1", metrics=["f1", "accuracy"]), found) == {"label": told}
     mine = [{**group, "metrics": {"mine": group["metrics"]["f1"]}} for group in labels]
-    assert worst_groups(judged_by("f1"), scores(tmp_path, mine, "label"))["label"].startswith("label=no mine 0.0000")
-    assert worst_groups(judged_by("f1"), scores(tmp_path, [group("no", 90, f1=0.0)], "label")) == {}
+    assert find_worst_groups(judged_by("f1"), scores(tmp_path, mine, "label"))["label"].startswith(
+        "label=no mine 0.0000"
+    )
+    assert find_worst_groups(judged_by("f1"), scores(tmp_path, [group("no", 90, f1=0.0)], "label")) == {}
 
 
 def test_groups_are_a_table_that_ends(tmp_path: Path) -> None:
-    first, *_, last = slices_table(scores(tmp_path, GROUPS))
+    first, *_, last = tabulate_slices(scores(tmp_path, GROUPS))
     assert first == {"split": "validation", "slice": "genre", "group": "war", "rows": "300"} | {
         "accuracy": "0.7500 (0.700 to 0.800)",
         "log_loss": "0.9000 (0.850 to 0.950)",
     }
     assert (last["split"], last["group"]) == ("test", "war")
-    table = slices_table(scores(tmp_path, GROUPS * 100))
+    table = tabulate_slices(scores(tmp_path, GROUPS * 100))
     assert len(table) == 201 and table[-1] == {"group": "… and 101 more: see score/slices.json."}
 
 
 def test_mlflow_takes_the_names_of_all_groups_and_gets_the_largest(tmp_path: Path) -> None:
     odd = ["1-12 tokens", "日本", "", ".", "a/../b", "a/b", "a=b", "x" * 300, "a|b", "a\nb"]
-    found = slice_figures(scores(tmp_path, [group(name, 5, accuracy=0.5) for name in odd], "$/"))
+    found = read_slice_figures(scores(tmp_path, [group(name, 5, accuracy=0.5) for name in odd], "$/"))
     assert len(found) == len(odd) + 1
     for name in found:
         _validate_metric_name(f"score/{name}")
         assert len(name) < MAX_ENTITY_KEY_LENGTH - len("score/")
-    assert tracked_name("x=a:b") == "x:a:b" and re.fullmatch("x:a_b_[0-9a-f]{8}", tracked_name("x=a=b"))
-    plain = slice_figures(scores(tmp_path, [group(f"g{n}", n, accuracy=n / 30, f1=None) for n in range(30)]))
+    assert format_group_name("x=a:b") == "x:a:b" and re.fullmatch("x:a_b_[0-9a-f]{8}", format_group_name("x=a=b"))
+    plain = read_slice_figures(scores(tmp_path, [group(f"g{n}", n, accuracy=n / 30, f1=None) for n in range(30)]))
     assert list(plain)[:2] == ["validation/genre:g29/accuracy", "validation/genre:g28/accuracy"] and len(plain) == 21

@@ -1,0 +1,176 @@
+"""Prefect artifacts of a run: progress bars, the tables of the data report, the scores and the verdict, and links.
+
+They are sent by a thread, so that a slow or dead server delays no stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_link_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+
+from tasks.cache.refs import Publication, Ref, Verdict, Version
+from tasks.cache.stage import Row
+from tasks.tracking.connection import version_url
+from tasks.tracking.reports import (
+    describe_rows,
+    describe_verdict,
+    find_worst_errors,
+    limit_rows,
+    tabulate_checks,
+    tabulate_problems,
+    tabulate_scores,
+    tabulate_slices,
+)
+
+END_WAIT_S = 5.0
+"""How long the end of a run waits for a slow server."""
+# A busy server sometimes refuses a request, and no later update makes up for a stage's last one.
+TRIES = 3
+RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stage's progress."""
+
+    percent: float
+    description: str
+
+    def create(self, key: str) -> Any:
+        return create_progress_artifact(self.percent, key=key, description=self.description)
+
+    def update(self, artifact: UUID) -> None:
+        update_progress_artifact(artifact_id=artifact, progress=self.percent, description=self.description)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below a description in Markdown."""
+
+    rows: list[dict[str, str]]
+    description: str
+
+    def create(self, key: str) -> Any:
+        return create_table_artifact(self.rows, key=key, description=self.description)
+
+    def update(self, artifact: UUID) -> None:
+        # A second table of the same key would appear next to the first one on the run's page.
+        update = ArtifactUpdate(data=json.dumps(self.rows), description=self.description)
+        with get_client(sync_client=True) as client:
+            client.update_artifact(artifact, update)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to another server; it never changes."""
+
+    url: str
+    text: str
+    description: str
+
+    def create(self, key: str) -> Any:
+        return create_link_artifact(self.url, self.text, key=key, description=self.description)
+
+    def update(self, artifact: UUID) -> None:
+        pass
+
+
+Artifact = Bar | Table | Link
+
+
+class ArtifactSender:
+    """Sends artifacts from a thread: it creates an artifact at its first appearance, and updates it afterwards."""
+
+    def __init__(self) -> None:
+        # Updates pile up behind a slow server: only the newest of each artifact is sent.
+        self._newest: dict[str, Artifact] = {}
+        # An artifact belongs to the task run or the flow run in which it first appeared.
+        self._contexts: dict[str, contextvars.Context] = {}
+        self._changed, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._send_until_ended, name="prefect-artifacts", daemon=True)
+        self._thread.start()
+
+    def put(self, name: str, artifact: Artifact) -> None:
+        """Sends the artifact soon; `name` identifies it within the run."""
+        self._contexts.setdefault(name, contextvars.copy_context())
+        self._newest[name] = artifact
+        self._changed.set()
+
+    def end(self) -> None:
+        """Sends the remaining artifacts, for at most END_WAIT_S. Call it inside the flow, which has the connection to
+        the server."""
+        self._ended = True
+        self._changed.set()
+        self._thread.join(END_WAIT_S)
+
+    def _send_until_ended(self) -> None:
+        ids: dict[str, UUID] = {}
+        last = False
+        while not last:
+            self._changed.wait()
+            self._changed.clear()
+            last = self._ended
+            for name in list(self._newest):
+                self._send(name, self._newest.pop(name), ids)
+
+    def _send(self, name: str, artifact: Artifact, ids: dict[str, UUID]) -> None:
+        # The context has the server's address: without it, Prefect would start another server.
+        context = self._contexts[name]
+        for _ in range(TRIES):
+            with contextlib.suppress(Exception):
+                if name in ids:
+                    context.run(artifact.update, ids[name])
+                else:
+                    ids[name] = context.run(artifact.create, f"finetune-{name.replace('_', '-')}")
+                return
+            time.sleep(RETRY_S)
+
+
+def link_mlflow_run(url: str) -> Link:
+    """The link to the MLflow run."""
+    return Link(url, "The MLflow run", "Curves, files, complete logs and the load of the machine.")
+
+
+def tabulate_data_report(reports: Mapping[str, Mapping[str, Any]], refused: Sequence[Mapping[str, Any]]) -> Table:
+    """The problems of the rows below a description of the splits, from the reports of `load_data` and `tokenize` as far
+    as they exist. Problems that stopped the run come first."""
+    problems = [*refused, *(problem for report in reports.values() for problem in report["problems"])]
+    splits = describe_rows(reports.get("load_data"), reports.get("tokenize"))
+    return Table(tabulate_problems(problems), f"The rows of each split, and the problems that were found.\n\n{splits}")
+
+
+def build_result_artifacts(row: Row, result: Any) -> dict[str, Artifact]:
+    """The artifacts that show a stage's result, by name; empty for most stages."""
+    found: dict[str, Artifact] = {}
+    if row.name == "score" and isinstance(result, Ref):
+        tables = {
+            "figures": (tabulate_scores(result.figures), "Metrics of each split, with 95 % intervals."),
+            "worst-errors": (find_worst_errors(result.path), "The wrong predictions with the highest confidence."),
+            "slices": (tabulate_slices(result.path), "Metrics of each group, with 95 % intervals."),
+        }
+        found |= {name: Table(rows, description) for name, (rows, description) in tables.items() if rows}
+    if isinstance(result, Verdict):
+        checks = limit_rows(tabulate_checks(result), "figure", "gate/verdict.json")
+        found["verdict"] = Table(checks, describe_verdict(result))
+    if isinstance(result, Version) and (url := version_url(result.name, result.version)):
+        text = f"{result.name} version {result.version}"
+        found["registered-version"] = Link(url, text, "The model in MLflow's registry.")
+    if isinstance(result, Publication):
+        found["hub"] = Link(result.url, result.repo, "The model on the Hugging Face Hub.")
+    return found
