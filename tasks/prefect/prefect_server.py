@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 HOSTS = ["127.0.0.1", "localhost"]
+IN_PROCESS_HOST = "prefect-in-memory"
+"""The host of calls that Prefect's services make to the API inside the server, such as actions of automations."""
 
 
 def main() -> None:
@@ -84,7 +86,7 @@ def _app() -> FastAPI:
     (api,) = (route.app for route in app.routes if isinstance(route, Mount) and route.name == "api")
     assert isinstance(api, FastAPI)
     # Innermost: the password is checked first, so that every response without it is 401.
-    api.user_middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS))
+    api.user_middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS, IN_PROCESS_HOST]))
     return app
 
 

@@ -8,8 +8,10 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -120,6 +122,22 @@ def test_with_the_password_foreign_hosts_and_web_pages_are_refused_all_the_same(
     own = {"Origin": prefect.removesuffix("/api")}
     allowed = httpx2.get(f"{prefect}/version", auth=login, headers=own).headers["access-control-allow-origin"]
     assert allowed == own["Origin"]
+
+
+def test_an_action_of_an_automation_reaches_the_server_from_inside(machine: Machine) -> None:
+    flow = machine.api("flows/", name="watched")["id"]
+    run = machine.api("flow_runs/", flow_id=flow, state={"type": "RUNNING"})["id"]
+    machine.api(
+        "automations/",
+        name="crash",
+        trigger={"type": "event", "posture": "Reactive", "threshold": 1, "within": 0, "expect": ["silent"]},
+        actions=[{"type": "change-flow-run-state", "state": "CRASHED", "name": "Crashed"}],
+    )
+    resource = {"prefect.resource.id": f"prefect.flow-run.{run}"}
+    event = {"event": "silent", "resource": resource, "occurred": datetime.now(UTC).isoformat(), "id": str(uuid4())}
+    login = ("finetune", password(machine))
+    assert httpx2.post(f"{addresses(machine)[0]}/events", json=[event], auth=login).status_code == 204
+    wait_until(lambda: machine.state_of(run) == "Crashed", 30)
 
 
 def test_the_password_is_in_one_file_that_only_the_user_can_read(machine: Machine) -> None:
