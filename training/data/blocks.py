@@ -2,8 +2,8 @@
 
 A reader is a function `(wanted, split, pinned, slices) -> Iterator[Block]`; training/recipe/tables/formats.py has all.
 It raises UserError if the source as a whole is unreadable (no such column, not a Parquet file). Single rows that it
-cannot read are left out, each with a Fault. Of the columns that the recipe does not name it reads those that `slices`
-requests; a problem with these leaves out the column, never a row.
+cannot read are left out, each with a Fault. It also reads the columns that
+`slices` requests; a value that cannot group rows leaves out its column, never a row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Block:
     """Rows that were left out."""
     share: float = 0.0
     """The share of the file that has been read with this block, 0 to 1."""
-    slices: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    slices: Mapping[str, pa.Array] = field(default_factory=dict)
     """The values of the columns for slices, under the recipe's names."""
     spelt: bool = False
     """Whether lists and objects are JSON texts rather than Arrow values."""

@@ -114,11 +114,7 @@ class _CsvFile:
         for start in range(0, rows.num_rows, BLOCK_ROWS):
             part, at = rows.slice(start, BLOCK_ROWS), numbers[start : start + BLOCK_ROWS]
             named = pa.RecordBatch.from_pydict({ours: part.column(theirs) for ours, theirs in self._named.items()})
-            others = {
-                ours: pa.chunked_array([part.column(theirs)])
-                for ours, theirs in self._others.items()
-                if self._slices.reads(ours)
-            }
+            others = {ours: part.column(theirs) for ours, theirs in self._others.items() if self._slices.reads(ours)}
             block = Block(self._where, named, at, share=share, slices=others, spelt=True)
             empty = _empty(named)
             if empty.any():

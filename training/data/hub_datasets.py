@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
-from training.data.plain_types import with_label_names
-from training.data.slice_columns import with_slices
+from training.data.plain_types import plain, with_label_names
 from training.data.sources import split_names
 from training.problems import Problem, UserError
 
@@ -102,42 +101,52 @@ def _stored_builder(path: str, config: str | None, commit: str) -> DatasetBuilde
 
 def from_dataset(dataset: Dataset, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     """The rows of a `datasets.Dataset`, from its Arrow tables."""
-    named = match_columns(wanted, dataset.column_names, where)
-    names = _names(dataset, named[wanted.labels.source_name]) if wanted.labels else ()
-    tables = dataset.select_columns(list(dict.fromkeys(named.values()))).with_format("arrow")
-    blocks = _blocks(tables.iter(BLOCK_ROWS), named, where, names, dataset.num_rows)
     schema = dataset.features.arrow_schema
-    others = slices.of_file(dataset.column_names, [schema.field(name).type for name in dataset.column_names])
-    yield from with_slices(blocks, {ours: _column(dataset, theirs) for ours, theirs in others.items()}, slices)
+    table_of = dataset.with_format("arrow")
 
+    def read(columns: list[str]) -> Iterator[pa.Table]:
+        yield from table_of.select_columns(columns).iter(BLOCK_ROWS)
 
-def _names(dataset: Dataset, column: str) -> tuple[str, ...]:
-    feature = dataset.features[column]
-    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
+    def label_names(column: str) -> tuple[str, ...]:
+        feature = dataset.features[column]
+        return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
-
-def _column(dataset: Dataset, name: str) -> Iterator[pa.Array]:
-    names = _names(dataset, name)
-    for table in dataset.select_columns([name]).with_format("arrow").iter(BLOCK_ROWS):
-        for values in table.column(name).chunks:
-            yield with_label_names(values, names)
+    names = dataset.column_names
+    kinds = [schema.field(name).type for name in names]
+    yield from _blocks(read, names, kinds, label_names, wanted, where, slices, dataset.num_rows)
 
 
 def from_table(table: pa.Table, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     """The rows of an Arrow table."""
-    named = match_columns(wanted, table.column_names, where)
-    parts = (table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS))
-    blocks = _blocks(parts, named, where, (), table.num_rows)
-    others = slices.of_file(table.column_names, table.schema.types)
-    yield from with_slices(blocks, {ours: iter(table.column(theirs).chunks) for ours, theirs in others.items()}, slices)
+
+    def read(columns: list[str]) -> Iterator[pa.Table]:
+        yield from (table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS))
+
+    names, kinds = table.column_names, table.schema.types
+    yield from _blocks(read, names, kinds, lambda column: (), wanted, where, slices, table.num_rows)
 
 
 def _blocks(
-    tables: Iterable[pa.Table], named: Mapping[str, str], where: str, names: tuple[str, ...], total: int
+    read: Callable[[list[str]], Iterator[pa.Table]],
+    names: Sequence[str],
+    kinds: Sequence[pa.DataType],
+    label_names: Callable[[str], tuple[str, ...]],
+    wanted: SourceColumns,
+    where: str,
+    slices: SliceColumns,
+    total: int,
 ) -> Iterator[Block]:
+    named = match_columns(wanted, names, where)
+    others = slices.of_file(names, kinds)
+    known = label_names(named[wanted.labels.source_name]) if wanted.labels else ()
     done = 0
-    for table in tables:
+    for table in read(list(dict.fromkeys([*named.values(), *others.values()]))):
         arrays = {ours: table.column(theirs).combine_chunks() for ours, theirs in named.items()}
+        values = {
+            ours: with_label_names(plain(table.column(theirs).combine_chunks()), label_names(theirs))
+            for ours, theirs in others.items()
+            if slices.reads(ours)
+        }
         numbers = np.arange(done + 1, done + 1 + table.num_rows, dtype=np.int64)
         done += table.num_rows
-        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, names, (), done / total)
+        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, known, (), done / total, values)

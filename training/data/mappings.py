@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
-from itertools import islice, repeat
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,9 @@ from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
 from training.data.faults import Fault, shortened
 from training.data.lists import NESTED, as_json
-from training.data.slice_columns import MAX_BYTES, MAX_VALUES, MIXED, NOT_READ, SliceColumns, Unfit
+from training.data.slice_columns import MAX_BYTES, MIXED, SliceColumns, Unfit, need_type
 
 if TYPE_CHECKING:
-    from training.recipe import Data
     from training.recipe.source_columns import SourceColumns
 
 # The sorts of values. The first value of a column decides its sort.
@@ -34,22 +33,18 @@ def from_mappings(
     where: str,
     slices: SliceColumns,
     total: int | None = None,
-    there: Sequence[str] = (),
 ) -> Iterator[Block]:
-    """Yields numbered mappings as blocks. The first must have all columns; in a later one, a missing key is a missing
-    value. `there` names the columns if they are known."""
+    """Yields numbered mappings as blocks. The columns are the keys of the first block; a missing key is a missing
+    value."""
     rows = iter(rows)
     named: dict[str, str] = {}
     others: dict[str, str] = {}
-    known: set[Any] = set()
     sorts: dict[str, str] = {}
     done = 0
     while held := list(islice(rows, BLOCK_ROWS)):
-        first = next((row for _, row in held if isinstance(row, Mapping)), None)
-        if not named and first is not None:
-            there = there or list(map(str, first))
+        if not named and (there := list(dict.fromkeys(str(key) for _, row in held for key in _keys(row)))):
             named = match_columns(wanted, there, where)
-            others, known = slices.of_file(there), set(first)
+            others = slices.of_file(there)
         names = named or {name: name for name in wanted.names}
         read = [_values(number, row, wanted, names, sorts) for number, row in held]
         faults = tuple(found for found in read if isinstance(found, Fault))
@@ -57,100 +52,44 @@ def from_mappings(
         done += len(held)
         by_column = list(zip(*(read[place] for place in good), strict=True)) or [()] * len(names)
         arrays = {name: _array(column, name, wanted) for name, column in zip(names, by_column, strict=True)}
-        batch = pa.RecordBatch.from_pydict(arrays)
-        share = done / total if total else 0.0
-        slice_values = _slice_values([held[place][1] for place in good], others, known, wanted.data, slices)
+        slice_values: dict[str, pa.Array] = {}
+        for ours in filter(slices.reads, others):
+            try:
+                slice_values[ours] = _slice_values([held[place][1].get(others[ours]) for place in good])
+            except Unfit as unfit:
+                slices.leave_out(ours, str(unfit))
         numbers = np.array([held[place][0] for place in good], np.int64)
-        yield Block(where, batch, numbers, (), faults, share, slice_values, spelt=True)
+        share = done / total if total else 0.0
+        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, (), faults, share, slice_values, spelt=True)
+
+
+def _keys(row: Any) -> Iterable[Any]:
+    return row if isinstance(row, Mapping) else ()
 
 
 def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
     """Yields a mapping of columns, which have equal lengths, as blocks."""
-    named = match_columns(wanted, list(table), where)
-    lengths = {name: len(table[name]) if isinstance(table[name], Sized) else None for name in named.values()}
+    lengths = {name: len(column) if isinstance(column, Sized) else None for name, column in table.items()}
     if len(set(lengths.values())) > 1 or None in lengths.values():
         lengths_in_words = ", ".join(f"{name} {'no list' if n is None else n}" for name, n in lengths.items())
         raise source_error(
             where, f"has columns of unequal length ({lengths_in_words}): give each row a value in every column"
         )
-    columns = [table[name] for name in named.values()]
-    there = [name for name in table if isinstance(name, str)]
-    others = [name for name in there if slices.reading and name not in named.values()]
-    count = next(iter(lengths.values()))
-    slice_values = [_guarded(table, name, count, wanted.data, slices) for name in others]
-    rows = (
-        dict(zip([*named.values(), *others], [*row, *more], strict=True))
-        for row, *more in zip(zip(*columns, strict=True), *slice_values, strict=False)
-    )
-    yield from from_mappings(enumerate(rows, 1), wanted, where, slices, count, there)
+    rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
+    yield from from_mappings(enumerate(rows, 1), wanted, where, slices, next(iter(lengths.values()), 0))
 
 
-def _guarded(table: Mapping[str, Any], name: str, rows: int | None, data: Data, slices: SliceColumns) -> Iterator[Any]:
-    """Yields the values of a column for slices as long as they are wanted, then None."""
-    ours = data.rename.get(name, name)
+def _slice_values(values: list[Any]) -> pa.Array:
+    """Returns the values of a column for slices. Raises Unfit if they are not all texts, whole numbers or truths."""
     try:
-        column = table[name]
-        _need_in_order(column, rows)
-        for value in column:
-            if not slices.reads(ours):
-                break
-            yield value
-    except Unfit as unfit:
-        slices.leave_out(ours, str(unfit))
-    except Exception:  # whatever the column's own code raises
-        slices.leave_out(ours, NOT_READ)
-    slices.leave_out(ours, NOT_READ)
-    yield from repeat(None)
-
-
-def _need_in_order(column: Any, rows: int | None) -> None:
-    """Raises Unfit if the column is no sequence or array with a value for each row."""
-    none = (str, bytes, bytearray, Mapping, Set)
-    if isinstance(column, none) or not isinstance(column, Sized) or not hasattr(column, "__getitem__"):
-        raise Unfit(f"is of type {type(column).__name__}")
-    if (held := len(column)) != rows:
-        raise Unfit(f"holds {held:,} value{'' if held == 1 else 's'} for {rows:,} row{'' if rows == 1 else 's'}")
-
-
-def _slice_values(
-    rows: Sequence[Mapping[Any, Any]], others: Mapping[str, str], known: set[Any], data: Data, slices: SliceColumns
-) -> dict[str, pa.ChunkedArray]:
-    """Returns the rows' values in columns for slices; `known` are the columns of the first row."""
-    for row in rows if slices.reading else ():
-        if not known.issuperset(row) and len(known) < MAX_VALUES:
-            for name in [name for name in row if name not in known and isinstance(name, str)]:
-                slices.leave_out(data.rename.get(name, name), "is not in the first row")
-            known.update(row)
-    found: dict[str, pa.ChunkedArray] = {}
-    for ours in filter(slices.reads, others):
-        try:
-            found[ours] = pa.chunked_array([_array_of([row.get(others[ours]) for row in rows])])
-        except Unfit as unfit:
-            slices.leave_out(ours, str(unfit))
-    return found
-
-
-def _array_of(values: list[Any]) -> pa.Array:
-    """Returns values of one sort as a column. Raises Unfit if they are not all texts, whole numbers or truths."""
-    held = [value if value is None or type(value) in (bool, str, int) else _of_other_library(value) for value in values]
-    if len({type(value) for value in held if value is not None}) > 1:
-        raise Unfit(MIXED)
-    try:
-        # Only as much of a long text as shows that it is too long.
-        return pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in held])
+        # A prefix shows that a long text is too long.
+        found = pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in values])
     except UnicodeEncodeError as error:
         raise Unfit("holds what is not UTF-8 text") from error
     except (OverflowError, pa.ArrowException) as error:
-        raise Unfit("holds numbers of more than 64 bits") from error
-
-
-def _of_other_library(value: Any) -> str | int:
-    try:
-        if isinstance(value, np.bool_):
-            return bool(value)
-        return str.__str__(value) if isinstance(value, str) else index(value)
-    except TypeError as error:
-        raise Unfit(f"is of type {type(value).__name__}") from error
+        raise Unfit(MIXED) from error
+    need_type(found.type)
+    return found
 
 
 def _values(

@@ -1,4 +1,4 @@
-"""Arrow columns of any type as plain ones: no dictionaries, views or extensions; and the sizes of their rows."""
+"""Arrow columns of any type as plain ones: no dictionaries, views or extensions."""
 
 from __future__ import annotations
 
@@ -90,24 +90,11 @@ def with_label_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
     return pc.coalesce(pa.array(names, pa.string()).take(pc.index_in(spelt, value_set=places)), spelt)
 
 
-def row_sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Returns the bytes of each row once it is decoded, with some for its offset."""
-    sizes = np.full(len(column), 8.0)
-    if types.is_dictionary(column.type):
-        if len(column.dictionary):
-            of_values = pa.array(row_sizes(as_bytes(column.dictionary)))
-            sizes += of_values.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False)
-    elif types.is_binary(column.type) or types.is_large_binary(column.type):
-        sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    elif types.is_binary_view(column.type) and len(column):
-        # The first four of the sixteen bytes of a view are the length.
-        lengths = np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset : column.offset + len(column)]
-        sizes += np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    elif types.is_struct(column.type):
-        sizes += sum(map(row_sizes, column.flatten()))
-    elif is_list(column.type):
-        of_values, rows = row_sizes(pc.list_flatten(column)), pc.list_parent_indices(column)
-        sizes += np.bincount(rows.to_numpy(), of_values, len(column))
-    elif len(column):
-        sizes += column.nbytes / len(column)
-    return sizes
+def text_sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """Returns the bytes of each row's texts; zeros for a column without texts."""
+    values = pc.list_flatten(column) if is_list(column.type) else column
+    if not types.is_string(values.type):
+        return np.zeros(len(column))
+    sizes = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+    rows = pc.list_parent_indices(column).to_numpy() if is_list(column.type) else np.arange(len(column))
+    return np.bincount(rows, sizes, len(column))

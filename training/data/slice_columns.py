@@ -1,8 +1,7 @@
 """Columns for slices: values that group the rows of validation and test, besides the task type's columns.
 
 Every column of text, whole numbers or truths with few distinct values is kept, whether the recipe names it or not, so a
-slice that is named later needs no new reading of rows. Every other column is left out, with the reason. A problem with
-such a column never fails the rows.
+slice that is named later needs no new reading of rows. Every other column is left out, with the reason.
 
 Memory: the distinct values of each column. The rows' values are on disk, as indices of these.
 """
@@ -10,20 +9,20 @@ Memory: the distinct values of each column. The rows' values are on disk, as ind
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
 from training.data.arrow_files import BLOCK_ROWS, in_blocks, ipc_writer
 from training.data.blocks import Block, Numbers
-from training.data.plain_types import as_bytes, decoded, row_sizes
-from training.problems import NETWORK, UserError
+from training.data.plain_types import plain
 
 if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
@@ -37,8 +36,7 @@ Places = np.ndarray[Any, np.dtype[np.int32]]
 
 _FIT = (types.is_string, types.is_large_string, types.is_string_view, types.is_integer, types.is_boolean, types.is_null)
 _SORTS = {"truth": types.is_boolean, "number": types.is_integer}
-MIXED = "holds values of more than one type"
-NOT_READ = "cannot be read"
+MIXED = "does not hold values of one type"
 
 
 class Unfit(Exception):
@@ -46,7 +44,7 @@ class Unfit(Exception):
 
 
 class SliceColumns:
-    """The columns for slices of one load: readers get the columns to read, and report those that are unreadable.
+    """The columns for slices of one load.
 
     A column that is left out of one split is left out of all.
     """
@@ -81,8 +79,10 @@ class SliceColumns:
         found = {ours: theirs for ours, theirs in zip(renamed, there, strict=True) if ours not in own}
         self._seen |= dict.fromkeys(found)
         for ours, kind in zip(renamed, types_there, strict=False):
-            if not _can_be(kind):
-                self.leave_out(ours, f"is of type {str(kind).partition('<')[0]}")
+            try:
+                need_type(kind)
+            except Unfit as error:
+                self.leave_out(ours, str(error))
         times = Counter(renamed)
         for ours in found:
             if times[ours] > 1:
@@ -116,11 +116,9 @@ class SliceColumns:
         for name in filter(self.reads, self._of_files or ()):
             column = self._found[split].get(name) or _Column(self._folder / f"slice-{next(self._files)}")
             try:
-                places = column.places_of(block.slices[name].chunks if name in block.slices else [])
-                if len(places) < block.rows.num_rows:
-                    raise Unfit(NOT_READ)
-            except (Unfit, pa.ArrowException) as error:
-                self.leave_out(name, str(error) if isinstance(error, Unfit) else NOT_READ)
+                places = column.places_of(block.slices[name])
+            except Unfit as error:
+                self.leave_out(name, str(error))
                 continue
             self._found[split][name] = column
             with column.file.open("ab") as file:
@@ -165,17 +163,15 @@ class _Column:
     places: dict[str, int] = field(default_factory=dict)
     sort: str = ""
 
-    def places_of(self, chunks: Iterable[pa.Array]) -> Places:
-        """Returns the indices of values, and adds new ones. Raises Unfit or ArrowException for unsuitable values."""
-        return np.concatenate([np.zeros(0, np.int32), *map(self._places_of, chunks)])
-
-    def _places_of(self, chunk: pa.Array) -> Places:
-        column = as_bytes(chunk)
-        _need_short(column)
-        coded = decoded(column).dictionary_encode()
-        task_type = coded.type.value_type
-        if not types.is_null(task_type):
-            sort = next((sort for sort, check in _SORTS.items() if check(task_type)), "text")
+    def places_of(self, values: pa.Array) -> Places:
+        """Returns the indices of values, and adds new ones. Raises Unfit for unsuitable values."""
+        coded = plain(values).dictionary_encode()
+        kind = coded.type.value_type
+        is_text = types.is_binary(kind) or types.is_large_binary(kind)
+        if is_text and (pc.max(pc.binary_length(coded.dictionary)).as_py() or 0) > MAX_BYTES:
+            raise Unfit(f"has values of more than {MAX_BYTES} bytes")
+        if not types.is_null(kind):
+            sort = next((sort for sort, check in _SORTS.items() if check(kind)), "text")
             self.sort = self.sort or sort
             if sort != self.sort:
                 raise Unfit(MIXED)
@@ -207,61 +203,12 @@ class _Column:
                 yield np.delete(places, removed[first:last] - start)
 
 
-def with_slices(
-    blocks: Iterable[Block], columns: Mapping[str, Iterator[pa.Array]], slices: SliceColumns
-) -> Iterator[Block]:
-    """Adds the values of each column to the blocks. A column is read while it is wanted, and left out if it fails."""
-    held = {name: _Held(values) for name, values in columns.items()}
-    for block in blocks:
-        found: dict[str, pa.ChunkedArray] = {}
-        for name in filter(slices.reads, held) if block.rows.num_rows else ():
-            try:
-                found[name] = held[name].take(block.rows.num_rows)
-            except Exception as error:  # the libraries that read raise many types
-                if isinstance(error, UserError) and error.problems[0].kind == NETWORK:
-                    raise
-                slices.leave_out(name, str(error) if isinstance(error, Unfit) else NOT_READ)
-        yield replace(block, slices=found)
-
-
-class _Held:
-    """Values that come in chunks of any size, and are taken in others."""
-
-    def __init__(self, chunks: Iterator[pa.Array]) -> None:
-        self._chunks, self._rest = chunks, pa.nulls(0)
-
-    def take(self, rows: int) -> pa.ChunkedArray:
-        """Returns the next values. Raises StopIteration if there are fewer."""
-        taken = []
-        while rows:
-            chunk = self._rest if len(self._rest) else _filterable(next(self._chunks))
-            taken.append(chunk[:rows])
-            self._rest = chunk[rows:]
-            rows -= len(taken[-1])
-        return pa.chunked_array(taken)
-
-
-def _filterable(values: pa.Array) -> pa.Array:
-    """Returns the values in a type that Arrow can slice and filter, which views are not."""
-    column = as_bytes(values)
-    if types.is_binary_view(column.type):
-        _need_short(column)
-        return decoded(column)
-    return column
-
-
-def _need_short(column: pa.Array) -> None:
-    """Raises Unfit if a value is too long, before dictionaries are unpacked."""
-    if len(column) and row_sizes(column).max() > MAX_BYTES + 8:
-        raise Unfit(f"has values of more than {MAX_BYTES} bytes")
-
-
-def _can_be(task_type: pa.DataType) -> bool:
-    if isinstance(task_type, pa.BaseExtensionType):
-        task_type = task_type.storage_type
-    if types.is_dictionary(task_type):
-        task_type = task_type.value_type
-    return any(check(task_type) for check in _FIT)
+def need_type(kind: pa.DataType) -> None:
+    """Raises Unfit if values of an Arrow type cannot group rows."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if not any(check(kind.value_type if types.is_dictionary(kind) else kind) for check in _FIT):
+        raise Unfit(f"is of type {str(kind).partition('<')[0]}")
 
 
 def _is_name(name: str) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS, ipc_reader, ipc_writer
-from training.data.plain_types import as_bytes, row_sizes
+from training.data.plain_types import text_sizes
 from training.problems import Problem, UserError, mistakes_told
 from training.tokenization.encoder import Encoder, load_encoder
 from training.tokenization.token_statistics import TokenStatistics, truncation_problems, write_report
@@ -130,7 +130,7 @@ def _tokens(
 
 def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     """Ranges of rows, start and end, of about BYTES_AT_ONCE of text."""
-    sizes = sum(row_sizes(as_bytes(column)) for column in block.columns)
+    sizes = sum(text_sizes(column) for column in block.columns)
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1
     bounds = [0, *ends.tolist(), block.num_rows]
     return pairwise(bounds)

@@ -188,21 +188,6 @@ def test_bytes_in_a_list_that_are_no_text_are_told_with_the_row(tmp_path: Path) 
     assert (problem.check, problem.where) == ("encoding", f"{tmp_path / 't.arrow'} row 2")
 
 
-@pytest.mark.parametrize("source", ["parquet", "arrow"])
-def test_a_few_bytes_that_stand_for_a_row_of_gigabytes_are_refused_unpacked(tmp_path: Path, source: str) -> None:
-    words = pa.DictionaryArray.from_arrays(pa.array([0] * 4000, pa.int32()), ["x" * 900_000])
-    table = pa.table({"words": pa.ListArray.from_arrays([0, 2000, 4000], words), "tags": [["O"] * 2000] * 2})
-    file = tmp_path / f"t.{source}"
-    if source == "parquet":
-        pq.write_table(table, file)
-    else:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-    with pytest.raises(UserError, match=r"holds 1,800,0\d\d,\d{3} bytes in row 1 alone"):
-        run(Tags(), str(file), tmp_path, source)
-    assert file.stat().st_size < 2_000_000
-
-
 def test_a_row_with_an_unknown_label_among_others_is_left_out_and_no_longer_counted(tmp_path: Path) -> None:
     rows = [*TAGS, {"words": ["x", "y", "z"], "tags": ["B", "I", "C"]}]
     checks = {"unknown_label": "warning"}

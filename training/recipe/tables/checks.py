@@ -10,7 +10,7 @@ LEVELS: dict[str, Level] = {
     # Found by the readers, row by row:
     "encoding": "error",  # bytes that are no text
     "ragged": "error",  # more or fewer fields than the header
-    "malformed": "error",  # no JSON, no mapping, one key twice, half a character
+    "malformed": "error",  # no JSON, no mapping, half a character
     "type": "error",  # a value of another type than its column's, or that cannot be cast
     "header_row": "warning",  # a header of CSV that looks like data, or a row that looks like the header
     "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
@@ -33,7 +33,7 @@ LEVELS: dict[str, Level] = {
     # Found when texts become tokens:
     "truncated": "warning",  # texts of more tokens than tokens.max_length, which are cut
 }
-"""What becomes of what a check finds, unless `data.checks` says else: error ends the run, warning is told."""
+"""The level of each check unless `data.checks` sets another: an error ends the run, a warning is reported."""
 
 ALWAYS_ERRORS = ("no_rows", "single_label")
-"""The checks without which nothing can be trained or judged: the recipe cannot change their level."""
+"""Checks that the recipe cannot change: without them nothing can be trained or evaluated."""
