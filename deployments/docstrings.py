@@ -49,7 +49,7 @@ def rows(split: str) -> Iterable[dict[str, str]]:
 
 
 def fingerprint() -> str:
-    """What the rows depend on beside this file: the versions of the libraries, none of which is read."""
+    """Other inputs of the rows: the versions of the libraries; none of them is imported."""
     return ", ".join(f"{name} {version(name)}" for name in LIBRARIES.values())
 
 

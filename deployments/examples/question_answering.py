@@ -197,8 +197,8 @@ class ExtractiveQA(TaskType):
         return found.add_column(0, "label", windows["reference"]) if "reference" in windows.column_names else found
 
     def metric_inputs(self, answers: pa.Table, labels: Sequence[str]) -> Answered:
-        told = [json.loads(value)["text"] for value in answers["label"].to_pylist()]
-        return Answered(np.fromiter(told, object, len(told)), answers["answer"].to_numpy())
+        references = [json.loads(value)["text"] for value in answers["label"].to_pylist()]
+        return Answered(np.fromiter(references, object, len(references)), answers["answer"].to_numpy())
 
     def empty_predictions(self, labels: Sequence[str]) -> Answered:
         return Answered(np.empty(0, object), np.empty(0, object))
