@@ -43,8 +43,8 @@ def play(name: str, folder: Path) -> str:
             SCENES[name](machine)
         finally:
             machine.finetune("down")
-            for name in [name for name in os.environ if name.startswith(MLFLOW_LOGIN)]:
-                del os.environ[name]  # or the next machine used this one's MLflow
+            for variable in [one for one in os.environ if one.startswith(MLFLOW_LOGIN)]:
+                del os.environ[variable]  # or the next machine used this one's MLflow
         require(not of_home(machine.home), f"down leaves {of_home(machine.home)}")
         told = "as promised"
     except Exception as error:
