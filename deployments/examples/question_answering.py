@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadToLongest, TokenRows
@@ -78,10 +78,6 @@ class ExtractiveQA(TaskType):
         """An output for where an answer begins, and one for where it ends."""
         return {"num_labels": 2}
 
-    def labels_of(self, config: PreTrainedConfig) -> list[str]:
-        """None."""
-        return []
-
     # Rows and their checks
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, npt.NDArray[np.bool_], str]]:
@@ -105,27 +101,27 @@ class ExtractiveQA(TaskType):
         begins. Where rows have answers, also `label`, and the answers as they are written: `reference`."""
         import pyarrow as pa
 
-        from training.tokenization.features import Features, of_lengths
-        from training.tokenization.windows import windows
+        from training.tokenization.features import Features, list_column
+        from training.tokenization.windows import encode_windows
 
         contexts = rows.column("context").to_pylist()
-        cut = windows(encoder, rows.column("question").to_pylist(), contexts, self.options.stride)
-        bounds = [(places[places >= 0].min(initial=2**31 - 1), places.max()) for places in cut.of_each()]
+        cut = encode_windows(encoder, rows.column("question").to_pylist(), contexts, self.options.stride)
+        bounds = [(places[places >= 0].min(initial=2**31 - 1), places.max()) for places in cut.iterate_offsets()]
         columns: dict[str, Any] = {
-            "input_ids": of_lengths(cut.ids, cut.lengths),
-            "token_type_ids": of_lengths(cut.types, cut.lengths),
+            "input_ids": list_column(cut.ids, cut.lengths),
+            "token_type_ids": list_column(cut.types, cut.lengths),
             "length": cut.lengths,
             "row": cut.pair,
-            "context": of_lengths(cut.second.astype(np.int8), cut.lengths),
-            "starts": of_lengths(cut.offsets[:, 0], cut.lengths),
-            "ends": of_lengths(cut.offsets[:, 1], cut.lengths),
+            "context": list_column(cut.second.astype(np.int8), cut.lengths),
+            "starts": list_column(cut.offsets[:, 0], cut.lengths),
+            "ends": list_column(cut.offsets[:, 1], cut.lengths),
             "passage": [contexts[pair][slice(*both)] for pair, both in zip(cut.pair, bounds, strict=True)],
             "passage_start": np.array([start for start, _ in bounds], np.int32),
         }
         if "answers" in rows.schema.names:
             answers = rows.column("answers").take(pa.array(cut.pair))
             spans = map(_first_answer, answers.to_pylist())
-            label = [_tokens_of(*window) for window in zip(cut.of_each(), spans, strict=True)]
+            label = [_tokens_of(*window) for window in zip(cut.iterate_offsets(), spans, strict=True)]
             columns |= {"label": pa.array(label, pa.list_(pa.int64())), "reference": answers}
         return Features(pa.RecordBatch.from_pydict(columns), np.zeros(len(cut.pair), np.int64))
 

@@ -23,7 +23,7 @@ from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, par
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
-from training.tokenization.chat_templates import need_template
+from training.tokenization.chat_templates import require_template
 
 PREFIX = ".check-"
 JUST_MADE_S = 60.0  # nobody holds a folder in the instant after it was made
@@ -85,11 +85,11 @@ def tokenizer_of(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
 def counts_as_a_run(recipe: Recipe, tokenizer: Path) -> bool:
     """Whether a run surely counts the same tokens: it takes a champion's tokenizer where it starts from one, and lets
     the tokenizer's class in transformers speak, where it has a say."""
-    from training.models.repository_files import as_the_file_says
+    from training.models.repository_files import uses_tokenizer_json
 
     if recipe.model.start_from == "champion":
         return False
-    return recipe.model.source == "scratch" or as_the_file_says(tokenizer, tokenizer)
+    return recipe.model.source == "scratch" or uses_tokenizer_json(tokenizer, tokenizer)
 
 
 def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progress: Progress) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
 def _with_template(tokenizer: Path, template: Path, out: Path) -> Path:
     """The folder `out`, filled with the tokenizer's files and this chat template. Raises UserError for one that is
     none."""
-    need_template(template)
+    require_template(template)
     out.mkdir()
     for file in tokenizer.iterdir():
         if part_of(file.name) == "tokenizer":

@@ -33,7 +33,7 @@ from training.problems import Problem, UserError
 from training.recipe import Compute, Recipe
 from training.recipe.lora import Lora, packages_of
 from training.recipe.rules.release_rules import absent_splits
-from training.tokenization.chat_templates import need_template
+from training.tokenization.chat_templates import require_template
 
 
 def lock_file(run: str) -> Path:
@@ -145,7 +145,7 @@ def _chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
     if recipe.model.chat_template is None:
         return {}
     file = Path(recipe.model.chat_template).expanduser().absolute()
-    need_template(file)
+    require_template(file)
     return {CHAT_TEMPLATE: _pinned([file])[0]}
 
 

@@ -13,7 +13,7 @@ from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.tracking.reports import emit_warnings, read_report
 from training import task_types
-from training.models.repository_files import as_the_file_says, read_json
+from training.models.repository_files import read_json, uses_tokenizer_json
 from training.recipe import Level, Recipe
 from training.recipe.program_settings import TokenizeSettings
 
@@ -94,7 +94,7 @@ def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str,
 
 
 def _in_process(model: Ref) -> bool:
-    return as_the_file_says(model.path / "tokenizer", model.path / "model")
+    return uses_tokenizer_json(model.path / "tokenizer", model.path / "model")
 
 
 def _show_report(work: Work, max_length: int) -> None:

@@ -333,8 +333,8 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (None, "cannot be read (No such file or directory): name a file of Jinja."),
-        (b"\xff", "is not UTF-8 text: name a file of Jinja."),
+        (None, "cannot be read (No such file or directory): name a Jinja file."),
+        (b"\xff", "is not UTF-8 text: name a Jinja file."),
         (b"{{ 1\n{% if %}", "is no Jinja: line 2: "),
         (b"{% generation %}", "is no Jinja: line 1: "),
     ],

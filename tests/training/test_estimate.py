@@ -44,7 +44,7 @@ class Rows(list[int]):
 
 
 def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_back() -> None:
-    from training.batching.random_states import Numbered
+    from training.batching.random_states import SeededBatch
 
     model = Normed().eval()
     task = Task(
@@ -60,14 +60,14 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
     )
     kept = [tensor.clone() for tensor in model.state_dict().values()]
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    trial = estimation._trial(task, Numbered(range(9), [0]))
+    trial = estimation._trial(task, SeededBatch(range(9), [0]))
     assert trial is not None and trial.rows == 2
     assert all(torch.equal(*pair) for pair in zip(kept, model.state_dict().values(), strict=True))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
     assert not model.training and all(weight.grad is None for weight in model.parameters())
     model.fits = 0
-    assert estimation._trial(task, Numbered(range(9), [0])) is None
+    assert estimation._trial(task, SeededBatch(range(9), [0])) is None
 
 
 def test_too_little_memory_names_the_rows_that_would_fit() -> None:

@@ -14,7 +14,7 @@ from tests.training import vocabularies
 from tests.training.test_tokens import save_rows
 from tests.training.vocabularies import CHAT, PAIRS, ROBERTA, TEXTS, save_repository, snapshot
 from training.models import repository_files as parts
-from training.models.repository_files import as_the_file_says
+from training.models.repository_files import uses_tokenizer_json
 from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
 from training.tokenization import transformers_encoder
@@ -83,7 +83,7 @@ def check_ids(repository: Path, data: Path, pairs: bool, out: Path) -> None:
     texts: tuple[Any, ...] = (TEXTS, PAIRS) if pairs else (TEXTS,)
     whole = [len(ids) for ids in reference(*texts, verbose=False)["input_ids"]]
     for max_length in (12, 40, 1000):
-        if as_the_file_says(tokenizer, model):
+        if uses_tokenizer_json(tokenizer, model):
             encoder = load_encoder(tokenizer, max_length)
         else:
             encoder = transformers_encoder.load_encoder(tokenizer, model, max_length)
@@ -114,13 +114,13 @@ def test_tokenizers_that_are_what_their_file_says(
     model_type, make, settings = vocabularies.AS_THE_FILE_SAYS[kind]
     repository = save_repository(tmp_path / "it", model_type, make(), {**settings, "truncation_side": side})
     check_ids(repository, *rows, tmp_path / "out")
-    assert as_the_file_says(tmp_path / "tokenizer", tmp_path / "model")
+    assert uses_tokenizer_json(tmp_path / "tokenizer", tmp_path / "model")
 
 
 @pytest.mark.parametrize("kind", ITS_CLASS_HAS_A_SAY)
 def test_tokenizers_whose_class_has_a_say(tmp_path: Path, rows: tuple[Path, bool], kind: str) -> None:
     check_ids(ITS_CLASS_HAS_A_SAY[kind](tmp_path / "it"), *rows, tmp_path / "out")
-    assert not as_the_file_says(tmp_path / "tokenizer", tmp_path / "model")
+    assert not uses_tokenizer_json(tmp_path / "tokenizer", tmp_path / "model")
 
 
 def test_a_tokenizer_that_its_class_cannot_load_is_refused(tmp_path: Path) -> None:

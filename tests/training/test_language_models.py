@@ -30,7 +30,7 @@ from tests.training.forks import assert_same, checkpoints_written, curve, finish
 from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import task_types
 from training.batching.batches import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
-from training.batching.random_states import Numbered
+from training.batching.random_states import SeededBatch
 from training.engine.serving import Predictor
 from training.evaluation.metrics import compute
 from training.evaluation.predictions import Likelihoods
@@ -366,7 +366,7 @@ def test_whole_words_are_hidden_whole_and_no_more_than_fit(tmp_path: Path) -> No
     alone = tokenizer(TEXTS, truncation=True, max_length=40)
     collate, parts = task.collator(tokenizer, 1), 0
     for epoch in range(20):
-        batch = collate(Numbered([rows[row] for row in range(5)], (1, epoch, 0, 0), range(5)))
+        batch = collate(SeededBatch([rows[row] for row in range(5)], (1, epoch, 0, 0), range(5)))
         for row, labels in enumerate(batch["labels"].tolist()):
             chosen = {place for place, label in enumerate(labels) if label != IGNORED}
             words = {alone.word_ids(row)[place] for place in chosen}

@@ -10,7 +10,7 @@ import torch
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, events, finish, kill_when, weights
-from training.batching.random_states import Numbered
+from training.batching.random_states import SeededBatch
 from training.engine.collation import TrainingCollator
 from training.jobs.protocol import Outcome
 
@@ -83,7 +83,7 @@ def test_each_of_them_acts(world: Path, undisturbed: Path, tmp_path: Path) -> No
 def test_what_is_evaluated_while_training_is_batched_as_it_will_be_for_predictions() -> None:
     collate = TrainingCollator(lambda features: {"labels": torch.ones(2)}, lambda features: {"labels": torch.zeros(2)})
     assert collate([{}, {}])["labels"].tolist() == [0, 0]
-    assert collate(Numbered([{}, {}], (1, 2)))["labels"].tolist() == [1, 1]
+    assert collate(SeededBatch([{}, {}], (1, 2)))["labels"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

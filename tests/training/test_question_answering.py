@@ -32,7 +32,7 @@ from training.recipe import Data
 from training.tokenization import transformers_encoder
 from training.tokenization.encoder import load_encoder
 from training.tokenization.token_files import tokenize
-from training.tokenization.windows import windows
+from training.tokenization.windows import encode_windows
 
 KIND = "deployments.examples.question_answering:ExtractiveQA"
 OPTIONS = {"stride": 4, "max_answer_tokens": 6}
@@ -275,12 +275,12 @@ def test_a_question_that_leaves_no_room_is_refused_and_so_is_a_tokenizer_without
     with pytest.raises(
         UserError, match=r"tokens\.max_length: 12 leaves no room .* 'It rained all day long\.', and the 4"
     ):
-        windows(encoder, ["Who?", RAIN.strip()], ["x", "x"], 4)
+        encode_windows(encoder, ["Who?", RAIN.strip()], ["x", "x"], 4)
     assert encoder.encode([RAIN * 3], None).lengths.tolist() == [12]  # it cuts as before
     ByT5Tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    with pytest.raises(UserError, match="does not tell which characters a token is of"):
-        windows(transformers_encoder.load_encoder(tmp_path, tmp_path, 8), ["a"], ["b"], 1)
+    with pytest.raises(UserError, match="does not map tokens to characters"):
+        encode_windows(transformers_encoder.load_encoder(tmp_path, tmp_path, 8), ["a"], ["b"], 1)
 
 
 def test_batches_count_tokens_from_the_left_whatever_the_tokenizers_side(world: Path) -> None:

@@ -98,7 +98,7 @@ def test_targets_that_are_cut_are_counted_and_told_of_by_the_option_that_cuts_th
     assert report["truncated"]["train"] == 0
     assert {problem["where"] for problem in report["problems"]} == {"options.max_target_length"}
     assert f"5 cuts {len(lost)} of 120 targets of train" in report["problems"][0]["message"]
-    with pytest.raises(UserError, match=r"options\.max_target_length: 2 leaves no room beside the 2 special tokens"):
+    with pytest.raises(UserError, match=r"options\.max_target_length: 2 leaves no room for a target"):
         tokenize(Seq2Seq({"max_target_length": 2}), world / "data", world / "base/output/tokenizer", tmp_path, 32)
 
 

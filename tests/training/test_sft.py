@@ -31,8 +31,8 @@ from training.recipe import Training
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization import encoder as encoder_module
 from training.tokenization import token_files, transformers_encoder
-from training.tokenization.chat_templates import ChatTemplate, fault_of
-from training.tokenization.packing import packed_whole
+from training.tokenization.chat_templates import ChatTemplate, find_fault
+from training.tokenization.packing import pack_whole_documents
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "deployments/examples/chat.jinja").read_text()
@@ -144,10 +144,10 @@ def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, templat
 
 def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_the_answers(tmp_path: Path) -> None:
     spoken = [USER, BOT, AGAIN, LAST]
-    with pytest.raises(UserError, match=r"writes message 2 of the conversation 'b c' otherwise .* {% generation %}"):
+    with pytest.raises(UserError, match=r"changes message 2 of the conversation 'b c' .* {% generation %}"):
         learnt(words(tmp_path / "rewrites", REWRITES), {"messages": [spoken]})
     marked = ChatTemplate(MARKED.replace("{{ m.role }}", "{{ m.role }}{% if loop.last %} now{% endif %}"), {})
-    text, spans = marked.answered(spoken)
+    text, spans = marked.render_answers(spoken)
     assert [text[start:end] for start, end in spans] == ["d<|im_end|>", "f g<|im_end|>"]
 
 
@@ -162,18 +162,18 @@ def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_the_a
 )
 def test_what_a_template_cannot_write_is_told_with_the_conversation(template: str, why: str) -> None:
     with pytest.raises(UserError, match=rf"model\.chat_template: cannot write the conversation 'b c': .*{why}"):
-        ChatTemplate(template, {}).answered([USER, BOT])
+        ChatTemplate(template, {}).render_answers([USER, BOT])
 
 
 def test_a_template_that_asks_for_the_day_gets_its_own(tmp_path: Path) -> None:
     dated = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul 2024{% endif %}"
-    assert ChatTemplate(dated, {}).asked([USER]) == "26 Jul 2024"
+    assert ChatTemplate(dated, {}).render_prompt([USER]) == "26 Jul 2024"
 
 
 def test_a_conversation_is_written_without_torch() -> None:
     code = (
         "import sys; from training.tokenization.chat_templates import ChatTemplate; "
-        "print(ChatTemplate('{{ messages[0].content }}', {}).asked([{'content': 'b'}]), 'torch' in sys.modules)"
+        "print(ChatTemplate('{{ messages[0].content }}', {}).render_prompt([{'content': 'b'}]), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "b False\n", done.stderr
@@ -184,7 +184,7 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
     turn = {"role": "assistant", "content": " "}
     wrong: list[Any] = ["b", [], [USER], [{"role": "bot", "content": "d"}], [USER, {"role": "assistant"}], [*good, 1]]
     wrong += [[USER, turn], [USER, turn], [USER, turn | {"content": [1]}], {"from": "human"}]
-    faults = [fault_of(row, answered=True) for row in wrong]
+    faults = [find_fault(row, answered=True) for row in wrong]
     assert faults == [
         "it is a text, and must be a list of messages",
         "it has no message",
@@ -192,11 +192,11 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
         "message 1 is by 'bot', and roles are system, user, assistant",
         "message 2 has no content: it has role",
         "message 3 is a number, and must have role and content",
-        *["message 2, by 'assistant', says nothing"] * 2,
+        *["message 2, by 'assistant', is empty"] * 2,
         "content of message 2 is a list, and must be a text",
         "it is an object, and must be a list of messages",
     ]
-    assert fault_of([{"role": "system", "content": ""}, *good], answered=True) is None  # many data sets have such
+    assert find_fault([{"role": "system", "content": ""}, *good], answered=True) is None  # many data sets have such
     rows = [{"messages": row} for row in (good, [USER, BOT, AGAIN, LAST], *wrong)]
     found = [f"messages row 9: has no conversation in column 'messages' ({faults[6]}) (2 rows like this: 9, 10)"]
     for row, fault in zip((3, 4, 5, 6, 7, 8, 11), [*faults[:6], faults[8]], strict=True):
@@ -211,14 +211,14 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
     "text", ["{% for m in messages %}{{ m.text }}{% endfor %}", "a{% generation %}{% endgeneration %}"]
 )
 def test_a_template_that_writes_no_answer_is_told_as_what_it_is(text: str) -> None:
-    with pytest.raises(UserError, match=r"^model\.chat_template: writes nothing of what the assistant says"):
-        ChatTemplate(text, {}).answered([USER, BOT])
+    with pytest.raises(UserError, match=r"^model\.chat_template: writes no answer"):
+        ChatTemplate(text, {}).render_answers([USER, BOT])
 
 
 def test_a_tokenizer_that_does_not_tell_where_tokens_begin_is_refused(tmp_path: Path) -> None:
     settings = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>", "chat_template": CHATML}
     folder = save_repository(tmp_path / "it", "bert", None, settings)
-    with pytest.raises(UserError, match="ByT5Tokenizer encodes in Python and does not tell where"):
+    with pytest.raises(UserError, match="ByT5Tokenizer encodes in Python and does not map tokens to characters"):
         KIND.features(transformers_encoder.load_encoder(folder, folder, 64), pa.record_batch({"prompt": ["b"]}))
 
 
@@ -254,7 +254,7 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
 def test_conversations_are_packed_whole_into_the_fullest_row_that_has_room() -> None:
     lists = [[1, 1], [2, 2, 2, 2], [3, 3, 3], [4], [5, 5, 5, 5, 5], [6, 6]]
     lengths = np.array(list(map(len, lists)), np.int32)
-    made = packed_whole(
+    made = pack_whole_documents(
         pa.RecordBatch.from_pydict(
             {
                 "input_ids": pa.array(lists, pa.list_(pa.int32())),
@@ -387,7 +387,7 @@ def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_ha
     assert written[:2] == written[2:] and all(written)
     assert task.lines(told[2]) == [written[2]] and len(task.lines(told[0])) == 4
     unasked = {name: value for name, value in told[2].items() if name != "generated_text"}
-    assert task.lines(unasked) == ["no answer is written: options.max_new_tokens is 0"]
+    assert task.lines(unasked) == ["no answer is generated: options.max_new_tokens is 0"]
     assert task.same_prediction(told[2], told[2], 1e-3)
     cut = {"loss": None, "targets": 0, "perplexity": None}  # as an evaluation stores a row that has no answer left
     assert task.same_prediction(told[2], cut, 1e-3)

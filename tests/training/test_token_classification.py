@@ -175,7 +175,7 @@ def test_ids_and_tags_are_those_of_the_librarys_recipe(tmp_path: Path, name: str
 def test_a_tokenizer_that_does_not_tell_words_apart_is_refused(tmp_path: Path) -> None:
     folder = python_pieces(tmp_path / "python")
     encoder = transformers_encoder.load_encoder(folder, folder, 16)
-    with pytest.raises(UserError, match="CTRLTokenizer encodes in Python and does not tell which word a token is of"):
+    with pytest.raises(UserError, match="CTRLTokenizer encodes in Python and does not map tokens to words"):
         token_files.write_tokens(
             KIND, save_rows(tmp_path / "data"), encoder, tmp_path / "out", "ignore", lambda done, total: None
         )

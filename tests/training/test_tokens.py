@@ -128,13 +128,6 @@ def test_the_same_rows_give_the_same_bytes_however_they_are_batched(
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "vocab.txt").touch()
-    with pytest.raises(UserError, match=r"no tokenizer\.json: there is vocab\.txt"):
-        tokenize(SequenceClassification(), save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
-
-
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
@@ -144,5 +137,5 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_a_length_without_room_for_text_is_refused(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer")
-    with pytest.raises(UserError, match=r"^tokens\.max_length: 3 leaves no room beside the 3 special tokens"):
+    with pytest.raises(UserError, match=r"^tokens\.max_length: 3 leaves no room for a text and its 3 special tokens"):
         tokenize(SequenceClassification(), save_rows(tmp_path / "data", pairs=PAIRS), folder, tmp_path / "out", 3)

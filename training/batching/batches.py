@@ -1,10 +1,10 @@
-"""Token rows from a memory map, batches grouped by length, and the padding of a batch.
+"""Token rows in a memory map, batches grouped by length, and their padding.
 
-The order of the rows is a pure function of (lengths, seed, epoch, rows an optimizer step): it needs no state
-in a checkpoint, every rank computes the same one, and halving the micro-batch while doubling the accumulation
-leaves each optimizer step its rows.
+The order of the rows is a pure function of (lengths, seed, epoch, global batch size): checkpoints need no state of it,
+every rank computes the same one, and halving the micro-batch while doubling the accumulation keeps the rows of each
+optimizer step.
 
-N rows, E rows an optimizer step over all ranks, B rows of one micro-batch on one rank, T tokens.
+N rows, E rows of an optimizer step over all ranks (global batch), B rows of a micro-batch on one rank, T tokens.
 """
 
 from __future__ import annotations
@@ -21,61 +21,61 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
-from training.batching.random_states import Numbered
+from training.batching.random_states import SeededBatch
 from training.problems import Problem, UserError
 
 Batch = dict[str, torch.Tensor]
-"""Tensors by name, with the rows in the first dimension."""
+"""Tensors by name; the first dimension is the rows."""
 IGNORED = -100
-"""The label of a token that is no target; cross entropy ignores it."""
+"""The label of tokens that are no targets; cross entropy ignores it."""
 MEGABATCH = 50
-"""Optimizer steps' worth of random rows that are sorted together. More pads less and mixes lengths less."""
+"""The optimizer steps whose rows are sorted together. More steps need less padding and mix lengths less."""
 
 
 class TokenRows(Dataset[dict[str, Any]]):
-    """Token features by row: of one split's Arrow file, read where they lie in the memory map, or of a table.
+    """Token features by row, from a table or from a split's Arrow file, which is memory-mapped.
 
-    `lengths` is (N,) int32, the column `length`. A row has the others: {"input_ids": (length,) int32, "label": int},
-    for pairs also {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to. Texts
-    stay in the file; of these `reference` is what the label says in words, for metrics.
-    Raises pyarrow.ArrowInvalid where the file is not an Arrow file.
+    A row has all columns but `length` and texts: {"input_ids": (length,) int32, "label": int}, for pairs also
+    {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to.
     """
 
     def __init__(self, rows: Path | pa.Table) -> None:
         table = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
         self.table: pa.Table = table
-        """The rows as the file has them."""
         chunks = table.to_batches()
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
-        listed = [field.name for field in table.schema if pa.types.is_list(field.type)]
-        self._lists = {name: [_flat(chunk.column(name)) for chunk in chunks] for name in listed}
-        texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
-        single = [name for name in table.column_names if name not in ("length", *texts, *listed)]
-        self._values: dict[str, npt.NDArray[Any]] = {name: table[name].to_numpy() for name in single}
+        self._lists: dict[str, list[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]] = {}
+        """The offsets and values of each chunk, by column."""
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        for name, kind in zip(table.column_names, table.schema.types, strict=True):
+            if pa.types.is_list(kind):
+                columns = [chunk.column(name) for chunk in chunks]
+                self._lists[name] = [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]
+            elif name != "length" and not pa.types.is_string(kind):
+                self._values[name] = table[name].to_numpy()
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def count_targets(self) -> bool:
-        """Whether rows have a column `targets`."""
         return "targets" in self._values
 
     @property
     def targets(self) -> npt.NDArray[np.int32]:
-        """(N,) the number of targets of each row, the column `targets`; 1 for each row without the column."""
+        """(N,) the number of targets of each row; 1 if there is no column `targets`."""
         return self._values.get("targets", np.ones(len(self), np.int32))
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """The number of tokens of each row of the data, which may have several feature rows."""
+        """(N,) the number of tokens of each row of the data, which may have several feature rows."""
         row = self._values.get("row")
         return self.lengths if row is None else np.bincount(row, weights=self.lengths).astype(np.int32)
 
     @property
     def labels(self) -> npt.NDArray[Any]:
-        """(N,) the label of each row, for rows with one label or number."""
+        """(N,) the label or number of each row."""
         return self._values["label"]
 
     def __getitem__(self, row: int) -> dict[str, Any]:
@@ -87,44 +87,37 @@ class TokenRows(Dataset[dict[str, Any]]):
             features[name] = values[offsets[within] : offsets[within + 1]]
         return features
 
-    def labelled(self, predictions: pa.Table) -> pa.Table:
-        """The predictions of all rows, in order, with `label` as the first column if rows have one: the column
-        `reference` (a text), or else `label`."""
+    def with_labels(self, predictions: pa.Table) -> pa.Table:
+        """The predictions of all rows, with `label` as the first column if rows have one: their `reference`, a text for
+        metrics, or else their `label`."""
         name = next((name for name in ("reference", "label") if name in self.table.column_names), None)
         return predictions if name is None else predictions.add_column(0, "label", self.table[name])
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
-        """The rows of a batch, Numbered where their numbers are."""
         features = [self[row] for row in rows]
-        return Numbered(features, rows.draws_from, rows) if isinstance(rows, Numbered) else features
-
-
-def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    """A list column as the offsets of its rows in one array of values, nothing copied."""
-    return column.offsets.to_numpy(), column.values.to_numpy()
+        return SeededBatch(features, rows.seeds, rows) if isinstance(rows, SeededBatch) else features
 
 
 class PadToLongest:
     """Token features of B rows to tensors (B, T) int64, T the longest row rounded up to a multiple.
 
-    On a GPU a multiple of 8 fills its tensor cores and keeps shapes few; a CPU is fastest with no padding.
-    Pads with the tokenizer's pad token on the tokenizer's side. Gives input_ids, attention_mask (1 where
-    there is a token), and, where the features have them, token_type_ids and labels: (B,) int64, or float32 where
-    they are numbers, or (B, P) int64 where rows have lists of up to P of them, -1 where one has fewer. Raises
-    UserError where the tokenizer has no pad token.
+    A multiple of 8 uses a GPU's tensor cores and limits the number of shapes; a CPU is fastest with no padding. Pads
+    with the tokenizer's pad token on the tokenizer's side. Returns input_ids, attention_mask (1 for tokens), and, if
+    the features have them, token_type_ids and labels: (B,) int64; or (B,) float32 for numbers; or (B, P) int64 for
+    lists of up to P labels, padded with -1. Raises UserError if the tokenizer has no pad token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
         if tokenizer.pad_token_id is None:
             message = (
                 "pad_token=null in tokenizer_config.json, but rows of unequal length share a batch: "
-                "name a token to fill up with, such as the tokenizer's eos_token."
+                "name a token for padding, such as the tokenizer's eos_token."
             )
             raise UserError([Problem(kind="model", where="tokenizer", message=message)])
         self.multiple = multiple
         self.left = tokenizer.padding_side == "left"
         self.fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-        """The columns with a value for each token, and their padding values. A task type may add columns."""
+        """The columns with a value for each token, with their padding. A task type may add columns."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         lengths = [len(row["input_ids"]) for row in rows]
@@ -141,8 +134,15 @@ class PadToLongest:
         return batch
 
     def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[Any] | None:
-        """The labels of a batch of this width, one for each row; None for rows without labels."""
-        return _labels([row["label"] for row in rows]) if "label" in rows[0] else None
+        """The labels of a batch of this width; None for rows without labels."""
+        if "label" not in rows[0]:
+            return None
+        labels = [row["label"] for row in rows]
+        if isinstance(labels[0], np.ndarray):
+            width = max(map(len, labels))
+            return np.stack([np.pad(row, (0, width - len(row)), constant_values=-1) for row in labels])
+        values = np.array(labels)
+        return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
     def padded(self, rows: Sequence[npt.NDArray[Any]], width: int, fill: int) -> npt.NDArray[np.int64]:
         """(B, T) the values of each row's tokens, padded to the width of the batch."""
@@ -156,35 +156,24 @@ class PadToLongest:
 
 
 class PadTags(PadToLongest):
-    """The same, for rows of words: labels are (B, T), the tag of a word at its first token, IGNORED at all others.
+    """PadToLongest for rows of words. Labels are (B, T): the tag of each word at its first token, IGNORED at others.
 
-    Rows without tags get the label 0 there, which marks the tokens that have predictions.
+    Rows without tags get the label 0, so that labels mark the tokens with predictions.
     """
 
     def labels(self, rows: Sequence[dict[str, Any]], width: int) -> npt.NDArray[np.int64]:
-        return self.padded([self._of_tokens(row) for row in rows], width, IGNORED)
-
-    def _of_tokens(self, row: dict[str, Any]) -> npt.NDArray[np.int64]:
-        labels = np.full(len(row["input_ids"]), IGNORED, dtype=np.int64)
-        seen = row["first"] >= 0
-        labels[row["first"][seen]] = row["label"][seen] if "label" in row else 0
-        return labels
-
-
-def _labels(labels: list[Any]) -> npt.NDArray[Any]:
-    """As PadToLongest gives them."""
-    if not isinstance(labels[0], np.ndarray):
-        values = np.array(labels)
-        return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
-    places = np.full((len(labels), max(map(len, labels))), -1, dtype=np.int64)
-    for line, row in zip(places, labels, strict=True):
-        line[: len(row)] = row
-    return places
+        by_token = []
+        for row in rows:
+            labels = np.full(len(row["input_ids"]), IGNORED, dtype=np.int64)
+            has_token = row["first"] >= 0
+            labels[row["first"][has_token]] = row["label"][has_token] if "label" in row else 0
+            by_token.append(labels)
+        return self.padded(by_token, width, IGNORED)
 
 
 class PadSourceAndTarget(PadToLongest):
-    """The same, for rows whose label is a text: labels (B, S) int64, S the longest target rounded up to the multiple,
-    filled up on the right with IGNORED, whatever the side of the tokenizer: a decoder begins at the left."""
+    """PadToLongest for rows whose labels are texts: labels (B, S) int64, S the longest target rounded up to the
+    multiple, padded on the right with IGNORED, because decoders start on the left."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = super().__call__([{name: row[name] for name in row if name != "label"} for row in rows])
@@ -198,16 +187,15 @@ class PadSourceAndTarget(PadToLongest):
 
 
 class LengthGroupedBatches(BatchRebalanceSampler):
-    """This rank's batches of row numbers: like lengths together, each row once an epoch over all ranks.
+    """This rank's batches of row numbers, of similar lengths; each row once an epoch over all ranks.
 
-    A random order is cut into stretches of MEGABATCH optimizer steps, each stretch sorted by length and cut
-    into steps of E rows; the steps come in random order, the one with the longest row first (what does not
-    fit into memory fails at once) and what is left over last. A step's rows are cut into micro-batches, and
-    each of these is dealt out to the ranks one by one, so that all ranks pad to about the same width.
-    Left-over rows that are fewer than the ranks join the step before.
+    A random order is cut into parts of MEGABATCH optimizer steps; each part is sorted by length and cut into steps of E
+    rows. The steps are shuffled; the one with the longest row is first, so that too little memory fails at once, and
+    the remaining rows are the last step, or join the step before if they are fewer than the ranks. A step is cut into
+    micro-batches, whose rows are dealt to the ranks one by one, so that all ranks pad to a similar width.
 
-    A BatchRebalanceSampler by name, for the Trainer passes that class through to the DataLoader unsharded.
-    Raises UserError where there are fewer rows than ranks.
+    A subclass of BatchRebalanceSampler, because the Trainer passes that class to the DataLoader unsharded. Raises
+    UserError if there are fewer rows than ranks.
     """
 
     def __init__(
@@ -221,51 +209,51 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         seed: int = 0,
         targets: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        require_a_row_each(len(lengths), world)
+        require_row_per_rank(len(lengths), world)
         super().__init__(lengths.tolist(), global_batch_size, world, accumulation, seed=seed, rank=rank)
         self._lengths = lengths
         self._targets = np.ones(len(lengths), np.int32) if targets is None else targets
         self._targets_of_epoch: tuple[int, list[int]] = (-1, [])
-        self._micro = -(-global_batch_size // accumulation)  # the most rows of a micro-batch on all ranks together
+        self._micro = -(-global_batch_size // accumulation)  # rows of a micro-batch over all ranks
         self.steps = steps_per_epoch(len(lengths), global_batch_size, world)
-        """Optimizer steps an epoch."""
+        """Optimizer steps of an epoch."""
         self._last = len(lengths) - (self.steps - 1) * global_batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         micros = (micro for step in self._steps(self.epoch) for micro in np.array_split(step, self._pieces(len(step))))
         for number, micro in enumerate(micros):
-            yield Numbered(micro[self.rank :: self.dp_size].tolist(), (self.seed, self.epoch, self.rank, number))
+            yield SeededBatch(micro[self.rank :: self.dp_size].tolist(), (self.seed, self.epoch, self.rank, number))
 
     def __len__(self) -> int:
-        """Micro-batches an epoch on this rank, the same on every rank."""
+        """Micro-batches of an epoch, the same number on every rank."""
         return (self.steps - 1) * self.grad_accum + self._pieces(self._last)
 
     def rows_of_step(self, step: int) -> int:
-        """The rows of an optimizer step, counted from 0 and on through the epochs, over all ranks."""
+        """The rows of an optimizer step over all ranks; `step` counts from 0 through all epochs."""
         return self._last if (step + 1) % self.steps == 0 else self.effective_batch_size
 
     def targets_of_step(self, step: int) -> int:
-        """The targets of the loss in such a step; 1 where it has none, for means are divided by it."""
+        """The targets of such a step over all ranks, at least 1, because means are divided by it."""
         epoch, place = divmod(step, self.steps)
         if self._targets_of_epoch[0] != epoch:
             self._targets_of_epoch = epoch, [max(1, int(self._targets[rows].sum())) for rows in self._steps(epoch)]
         return self._targets_of_epoch[1][place]
 
     def tokens_of_steps(self, epoch: int) -> tuple[list[int], list[int]]:
-        """The tokens of each of an epoch's optimizer steps over all ranks, and the pairs of tokens within its rows."""
+        """The tokens of each optimizer step of an epoch over all ranks, and the pairs of tokens within its rows."""
         lengths = [self._lengths[rows].astype(np.int64) for rows in self._steps(epoch)]
         return [int(step.sum()) for step in lengths], [int((step * step).sum()) for step in lengths]
 
     def _pieces(self, rows: int) -> int:
-        """The micro-batches of a step: no more than needed, and a row for every rank in each."""
+        """The micro-batches of a step: as few as possible, each with a row for every rank."""
         return min(self.grad_accum, -(-rows // self._micro), rows // self.dp_size)
 
     def _steps(self, epoch: int) -> list[npt.NDArray[np.int64]]:
-        """An epoch's optimizer steps, each the numbers of its rows, longest row first."""
+        """The row numbers of each optimizer step of an epoch, the longest row first."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self._lengths))
-        for stretch in _cut(order, MEGABATCH * self.effective_batch_size):
-            stretch[:] = stretch[np.argsort(-self._lengths[stretch], kind="stable")]
+        for part in _cut(order, MEGABATCH * self.effective_batch_size):
+            part[:] = part[np.argsort(-self._lengths[part], kind="stable")]
         *full, last = _cut(order, self.effective_batch_size, least=self.dp_size)
         shuffled = [full[i] for i in random.permutation(len(full))]
         if shuffled:
@@ -274,17 +262,17 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         return [*shuffled, last]
 
 
-def require_a_row_each(rows: int, world: int) -> None:
-    """Raises UserError where there are fewer rows than ranks."""
+def require_row_per_rank(rows: int, world: int) -> None:
+    """Raises UserError if there are fewer rows than ranks."""
     if rows < world:
         message = f"{rows} rows cannot be shared by {world} processes: give more rows, or fewer processes."
         raise UserError([Problem(kind="compute", where="compute.num_processes", message=message)])
 
 
 def steps_per_epoch(rows: int, global_batch_size: int, world: int) -> int:
-    """Optimizer steps; a tail with fewer rows than ranks joins the step before it."""
-    full, tail = divmod(rows, global_batch_size)
-    return full + (tail >= world or not full)
+    """Optimizer steps of an epoch. Remaining rows that are fewer than the ranks join the last step."""
+    full, rest = divmod(rows, global_batch_size)
+    return full + (rest >= world or not full)
 
 
 def _cut(rows: npt.NDArray[np.int64], size: int, least: int = 1) -> list[npt.NDArray[np.int64]]:
@@ -296,24 +284,23 @@ def _cut(rows: npt.NDArray[np.int64], size: int, least: int = 1) -> list[npt.NDA
 
 
 class EvaluationBatches(BatchRebalanceSampler):
-    """This rank's batches of row numbers for an evaluation: each row once over all ranks, by falling length, so that
-    what does not fit into memory fails at once.
+    """This rank's batches of row numbers for an evaluation: each row once over all ranks, the longest first, so that
+    too little memory fails at once.
 
-    The batches are dealt out to the ranks one by one. Where they do not come out even, the ranks without one take the
-    first batch again, for all must compute together: these come last, beyond `own`. A BatchRebalanceSampler by name, as
-    above.
+    The batches are dealt to the ranks one by one. Ranks without a last batch repeat the first one after their `own`,
+    because all ranks must compute together. For BatchRebalanceSampler see above.
     """
 
     def __init__(self, lengths: npt.NDArray[np.int32], rows_a_batch: int, *, world: int = 1, rank: int = 0) -> None:
         super().__init__(lengths.tolist(), rows_a_batch * world, world, 1, rank=rank)
         self._batches = _cut(np.argsort(-lengths, kind="stable"), rows_a_batch)
         self.batches = len(self._batches)
-        """Those of all ranks together."""
+        """The batches of all ranks together."""
         self.sizes = [len(rows) for rows in self._batches]
         """The rows of each of them."""
         self._done = np.cumsum([0, *self.sizes])
         self.own = len(self._batches[rank::world])
-        """How many are this rank's own."""
+        """The number of this rank's batches, without the repeated one."""
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in range(self.rank, len(self) * self.dp_size, self.dp_size):
@@ -323,9 +310,9 @@ class EvaluationBatches(BatchRebalanceSampler):
         return -(-self.batches // self.dp_size)
 
     def done(self, number: int) -> int:
-        """The rows of all ranks that are done when each has done so many batches."""
+        """The rows of all ranks that are done after so many batches on each rank."""
         return int(self._done[min(number * self.dp_size, self.batches)])
 
     def order_of_shares(self) -> npt.NDArray[np.int64]:
-        """The row numbers as the ranks' own batches have them, one rank after the other."""
+        """The row numbers of the ranks' own batches, one rank after another."""
         return np.concatenate([rows for rank in range(self.dp_size) for rows in self._batches[rank :: self.dp_size]])

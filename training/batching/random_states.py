@@ -1,11 +1,9 @@
-"""Collators that draw random numbers, made a pure function of the batch: a resumed run draws what it would have drawn.
+"""Random generators whose state depends only on the batch: a resumed run draws the same numbers as an unbroken one.
 
-The Trainer draws batches ahead of the steps that they are for, and restores the generators' states after that. So the
-numbers for a batch are not taken from where the generators happen to be, but drawn from (seed, epoch, rank, number of
-the batch), in the main process or in a worker alike, and the generators are put back afterwards.
-
-A collator draws from torch's, numpy's or Python's own global generator. One that keeps a generator of its own, or any
-other state from batch to batch, is beyond this.
+The Trainer draws batches ahead of their steps, and restores the generators' states after that. So the generators are
+seeded with (seed, epoch, rank, number of the batch) for each batch, in the main process and in workers, and restored
+afterwards. This covers the global generators of torch, numpy and Python. A collator with its own generator, or with
+other state between batches, is not reproducible.
 """
 
 from __future__ import annotations
@@ -19,26 +17,25 @@ import numpy as np
 import torch
 
 
-class Numbered(list[Any]):
-    """The row numbers of a training batch, or its rows' features with these, and what its random numbers are drawn
-    from."""
+class SeededBatch(list[Any]):
+    """The row numbers of a training batch, or its rows' features, with the seeds of its random numbers."""
 
-    def __init__(self, items: Iterable[Any], draws_from: Sequence[int], rows: Sequence[int] = ()) -> None:
+    def __init__(self, items: Iterable[Any], seeds: Sequence[int], rows: Sequence[int] = ()) -> None:
         super().__init__(items)
-        self.draws_from = tuple(draws_from)
+        self.seeds = tuple(seeds)
         self.rows = list(rows)
 
-    def __reduce__(self) -> tuple[type[Numbered], tuple[list[Any], tuple[int, ...]]]:
-        return type(self), (list(self), self.draws_from)  # on its way to a worker
+    def __reduce__(self) -> tuple[type[SeededBatch], tuple[list[Any], tuple[int, ...]]]:
+        return type(self), (list(self), self.seeds)  # row numbers on their way to a worker
 
 
 @contextmanager
-def generators_from(numbers: Sequence[int]) -> Iterator[None]:
-    """Inside, the global generators of torch (CPU), numpy and Python begin at these numbers; afterwards they are put
-    back to where they were."""
+def seed_generators(seeds: Sequence[int]) -> Iterator[None]:
+    """Inside, the global generators of torch (CPU), numpy and Python start from these seeds; afterwards their states
+    are restored."""
     before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    words = np.random.SeedSequence(list(numbers)).generate_state(3, np.uint32).tolist()
-    torch.default_generator.manual_seed(words[0])  # not torch.manual_seed, which takes the GPUs' along
+    words = np.random.SeedSequence(list(seeds)).generate_state(3, np.uint32).tolist()
+    torch.default_generator.manual_seed(words[0])  # torch.manual_seed would also seed GPUs
     np.random.seed(words[1])
     random.seed(words[2])
     try:
@@ -50,7 +47,7 @@ def generators_from(numbers: Sequence[int]) -> Iterator[None]:
 
 
 def random_states() -> dict[str, Any]:
-    """Where all generators of this process are, in types that torch loads without running code."""
+    """The states of all generators of this process, in types that torch loads without running code."""
     drawn: Any = np.random.get_state()
     name, keys, *rest = drawn
     states = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
@@ -58,7 +55,6 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Put them back to where they were."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])

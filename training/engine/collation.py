@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from training.batching.random_states import Numbered, generators_from
+from training.batching.random_states import SeededBatch, seed_generators
 from training.jobs.user_code import Place
 from training.task_types.task_type import TaskType
 
@@ -25,9 +25,9 @@ class TrainingCollator:
         self._users, self._task_types = users, task_types
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        if not isinstance(features, Numbered):
+        if not isinstance(features, SeededBatch):
             return self._task_types(features)
-        with generators_from(features.draws_from):
+        with seed_generators(features.seeds):
             batch = self._users(list(features))
         try:
             rows = len(batch["labels"])

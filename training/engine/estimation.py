@@ -255,12 +255,12 @@ class Trial:
 
 def _trial(task: Task, first: list[int]) -> Trial | None:
     """A trial on a batch; if that does not fit into memory, on half of it, and so on."""
-    from training.batching.random_states import Numbered
+    from training.batching.random_states import SeededBatch
 
-    assert isinstance(first, Numbered)
+    assert isinstance(first, SeededBatch)
     rows = len(first)
     while rows:
-        some = Numbered(first[:rows], first.draws_from)
+        some = SeededBatch(first[:rows], first.seeds)
         try:
             with _restored_afterwards(task):
                 return _run_passes(task, task.collate(task.train.__getitems__(some)))
@@ -314,7 +314,7 @@ def _restored_afterwards(task: Task) -> Iterator[None]:
     """Puts the model into training mode on its training device; on leaving, restores it and the random states."""
     import torch
 
-    from training.batching.random_states import generators_from
+    from training.batching.random_states import seed_generators
 
     model, extra = task.model, task.training.extra
     gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -322,7 +322,7 @@ def _restored_afterwards(task: Task) -> Iterator[None]:
     training, device = model.training, model.device
     checkpointing = extra.get("activation_checkpointing", extra.get("gradient_checkpointing", False))
     kwargs = extra.get("activation_checkpointing_kwargs", extra.get("gradient_checkpointing_kwargs"))
-    with generators_from([0]), torch.random.fork_rng(gpus):
+    with seed_generators([0]), torch.random.fork_rng(gpus):
         try:
             model.to(torch.device("cuda", gpus[0]) if gpus else device).train()
             if checkpointing:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from training.batching.batches import LengthGroupedBatches
-from training.batching.random_states import Numbered
+from training.batching.random_states import SeededBatch
 from training.engine.collation import Collate
 from training.jobs.protocol import LOGS, rank
 
@@ -76,7 +76,7 @@ class _Marked:
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = self._collate(features)
-        return {**batch, ROWS: torch.tensor(features.rows)} if isinstance(features, Numbered) else batch
+        return {**batch, ROWS: torch.tensor(features.rows)} if isinstance(features, SeededBatch) else batch
 
 
 class StateCheck:

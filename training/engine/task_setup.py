@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training import task_types
-from training.batching.batches import TokenRows, require_a_row_each
+from training.batching.batches import TokenRows, require_row_per_rank
 from training.engine import collation
 from training.engine.training_task import Task
 from training.evaluation import metrics
@@ -42,7 +42,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     compute_metrics = _metrics(settings, task_type, tokenizer, validation)
     if task_type.loss_only_reason and rank() == 0:
         events.warning(task_type.loss_only_reason)
-    require_a_row_each(len(train), compute.num_processes)  # on every rank, before any of them waits for the others
+    require_row_per_rank(len(train), compute.num_processes)  # on every rank, before any of them waits for the others
     return Task(
         model=model,
         train=train,

@@ -127,7 +127,7 @@ def _is_vocabulary(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in VOCABULARY_FILES)
 
 
-def as_the_file_says(tokenizer: Path, model: Path) -> bool:
+def uses_tokenizer_json(tokenizer: Path, model: Path) -> bool:
     """Whether tokenizer.json alone, with the few settings that `training.tokenization.encoder` reads, gives
     AutoTokenizer's ids.
 

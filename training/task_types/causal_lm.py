@@ -1,18 +1,18 @@
 """Causal language models: each token of a text is predicted from the tokens before it.
 
 A row of the data set        {"text": "Now is the winter"}
-becomes a document           [14, 7, 3, 98, 0], the tokens as the tokenizer makes them, and its eos token
-and for training, packed     {"input_ids": [51, 0, 14, 7, 3, 98, 0, 22], "starts": [0, 2, 7], "length": 8, "targets": 5}
-of which a batch has         {"input_ids": (B, T), "position_ids": [0, 1, 0, 1, 2, 3, 4, 0],
+its document                 [14, 7, 3, 98, 0]: the tokenizer's tokens and its eos token
+a packed row for training    {"input_ids": [51, 0, 14, 7, 3, 98, 0, 22], "starts": [0, 2, 7], "length": 8, "targets": 5}
+a padded batch               {"input_ids": (B, T), "position_ids": [0, 1, 0, 1, 2, 3, 4, 0],
                               "labels": [-100, 0, -100, 7, 3, 98, 0, -100]}
-for evaluation, windows      {"input_ids": [14, 7, 3, 98], "row": 0, "length": 4, "targets": 3}
+windows for evaluation       {"input_ids": [14, 7, 3, 98], "row": 0, "length": 4, "targets": 3}
                              {"input_ids": [0], "row": 0, "length": 1, "targets": 0}
-the model outputs            logits (B, T, V), summed up to a loss a row.
+the model's output           logits (B, T, V), summed up to a loss for each row
 
 Packed rows are concatenated documents, cut into rows of tokens.max_length (training/tokenization/packing.py).
 Attention does not cross documents, positions restart with each document, and the first token of a document is no
-target. Special tokens are the ones that the tokenizer adds by itself, as in transformers' run_clm.py:
-`<s>` for Llama, none for GPT-2, [CLS] and [SEP] for the tokenizer of a model from scratch.
+target. Special tokens are those that the tokenizer adds by default, as in transformers' run_clm.py: `<s>` for Llama,
+none for GPT-2, [CLS] and [SEP] for the tokenizer of a model from scratch.
 
 B rows of a batch, T tokens, V vocabulary.
 """
@@ -48,7 +48,6 @@ class CausalLM(LanguageModeling):
 
         max_new_tokens: int = Field(default=64, ge=0)
         """The most tokens that `finetune predict` generates after a text; 0 generates nothing."""
-
         packing: bool = True
         """Whether training rows are filled with documents up to tokens.max_length, without padding. If not, each
         document is a row, or several rows if it is longer."""
@@ -69,11 +68,11 @@ class CausalLM(LanguageModeling):
     causal = True
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The tokens of whole documents."""
+        """The tokens of documents, without truncation."""
         import numpy as np
         import pyarrow as pa
 
-        from training.tokenization.features import Features, of_lengths
+        from training.tokenization.features import Features, list_column
 
         encoded = encoder.encode_whole(rows.column("text").to_pylist())
         ids, lengths = encoded.ids, encoded.lengths
@@ -83,22 +82,22 @@ class CausalLM(LanguageModeling):
             unended = (lengths == 0) | (last != encoder.eos)
             ids = np.insert(ids, ends[unended], encoder.eos)
             lengths = lengths + unended.astype(np.int32)
-        documents = pa.RecordBatch.from_pydict({"input_ids": of_lengths(ids, lengths), "length": lengths})
+        documents = pa.RecordBatch.from_pydict({"input_ids": list_column(ids, lengths), "length": lengths})
         return Features(documents, encoded.lost)
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packed documents for training; windows of each document for splits that are predicted row by row."""
+        """Packed documents for training; windows of each document for other splits."""
         import numpy as np
         import pyarrow.compute as pc
 
-        from training.tokenization.packing import STARTS, packed, windows
+        from training.tokenization.packing import STARTS, pack_documents, split_documents
 
         if split == "train" and self.options.packing:
-            for rows in packed(features, max_length):
+            for rows in pack_documents(features, max_length):
                 targets = rows.column("length").to_numpy() - pc.list_value_length(rows.column(STARTS)).to_numpy()
                 yield rows.append_column("targets", targets.astype(np.int32))
         else:
-            for rows in windows(features, max_length):
+            for rows in split_documents(features, max_length):
                 yield rows.append_column("targets", np.maximum(rows.column("length").to_numpy() - 1, 0))
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
@@ -111,25 +110,27 @@ class CausalLM(LanguageModeling):
         return pa.table(sums).cast(predictions.schema)
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-        """All tokens but the first of each document or window; only the answers' tokens if there are such."""
+        """All tokens but the first of each document or window; of conversations only those of answers."""
         import numpy as np
 
         from training.data.arrow_files import ipc_reader
-        from training.tokenization.packing import OF_ANSWER, STARTS, flat
+        from training.tokenization.packing import OF_ANSWER, STARTS, flatten
 
-        before = 0
+        rows_before = 0
         with ipc_reader(file) as reader:
-            for block in (reader.get_batch(number) for number in range(reader.num_record_batches)):
-                lengths = block.column("length").to_numpy().astype(np.int64)
-                first, named = np.cumsum(lengths) - lengths, block.schema.names
-                asked = flat(block.column(OF_ANSWER)) == 1 if OF_ANSWER in named else np.ones(lengths.sum(), np.bool_)
-                if STARTS in named:
+            for block in map(reader.get_batch, range(reader.num_record_batches)):
+                lengths, names = block.column("length").to_numpy().astype(np.int64), block.schema.names
+                first = np.cumsum(lengths) - lengths
+                is_target = np.ones(lengths.sum(), np.bool_)
+                if OF_ANSWER in names:
+                    is_target = flatten(block.column(OF_ANSWER)) == 1
+                if STARTS in names:
                     starts = block.column(STARTS)
-                    first = np.repeat(first, starts.value_lengths().to_numpy()) + flat(starts)
-                asked[first[first < len(asked)]] = False
-                rows = block.column("row").to_numpy() if "row" in named else before + np.arange(len(lengths))
-                yield flat(block.column("input_ids"))[asked], np.repeat(rows, lengths)[asked]
-                before += len(lengths)
+                    first = np.repeat(first, starts.value_lengths().to_numpy()) + flatten(starts)
+                is_target[first[first < len(is_target)]] = False
+                rows = block.column("row").to_numpy() if "row" in names else rows_before + np.arange(len(lengths))
+                yield flatten(block.column("input_ids"))[is_target], np.repeat(rows, lengths)[is_target]
+                rows_before += len(lengths)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadDocuments:
         from training.batching.causal_batches import PadDocuments
@@ -139,20 +140,19 @@ class CausalLM(LanguageModeling):
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Sets the special tokens and turns the cache off. Raises UserError for a model that is not causal, or whose
         attention crosses packed documents."""
-        from training.batching.causal_batches import make_no_cache, require_apart, require_causal
+        from training.batching.causal_batches import disable_cache, require_causal, require_separate_documents
         from training.task_types.generation import set_special_tokens
 
         set_special_tokens(model, tokenizer)
-        make_no_cache(model)
+        disable_cache(model)
         require_causal(model)
         if self.options.packing:
-            require_apart(model)
+            require_separate_documents(model)
 
     def train_only_reason(self, split: str) -> str | None:
-        packed = (
-            "holds packed rows, which have no predictions of their own: leave it out, or set options.packing to false"
-        )
-        return packed if split == "train" and self.options.packing else None
+        if split != "train" or not self.options.packing:
+            return None
+        return "holds packed rows, which have no separate predictions: leave it out, or set options.packing to false"
 
     def predictions_on_request(
         self,
@@ -163,20 +163,20 @@ class CausalLM(LanguageModeling):
         encoder: Encoder,
     ) -> pa.Table:
         """Adds the continuation of each row."""
-        import pyarrow as pa
-
         if not self.options.max_new_tokens:
             return predictions
-        from training.task_types.generation import continuations
+        import pyarrow as pa
+
+        from training.task_types.generation import generate_texts
 
         settings = self.options.settings_for(model)
-        written = continuations(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
-        return predictions.append_column(self.generated_column, pa.array(written, pa.string()))
+        texts = generate_texts(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
+        return predictions.append_column(self.generated_column, pa.array(texts, pa.string()))
 
     def prompts(
         self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
     ) -> Sequence[npt.NDArray[np.int32]]:
-        """The tokens of each row that the model continues, given its generation settings."""
+        """The tokens of each row that the model continues."""
         import numpy as np
 
         from training.task_types.generation import without_end_tokens
@@ -189,5 +189,4 @@ class CausalLM(LanguageModeling):
         return "generated_text" if self.options.max_new_tokens else ""
 
     def published_files(self, folder: Path) -> dict[str, str]:
-        """The generation settings."""
         return self.options.published_files(folder) if self.options.max_new_tokens else {}

@@ -1,4 +1,4 @@
-"""Text generation: the options of the recipe, the settings of a model, and continuations of prompts.
+"""Text generation: the recipe's options, a model's settings, and the continuations of prompts.
 
 N prompts, T tokens of the longest, S tokens of the longest continuation.
 """
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 FILE = "generation_config.json"
 BATCH_PROMPTS = 16
-# transformers refuses to save these settings if the others make them ineffective.
+# transformers refuses to save these settings if others make them ineffective.
 _OF_SAMPLING = ("temperature", "top_p", "min_p", "top_h", "typical_p", "top_k", "epsilon_cutoff", "eta_cutoff")
 _OF_BEAMS = ("early_stopping", "length_penalty")
 
 
 class Generation(ClosedModel):
-    """The options. Nothing is sampled, so the same text always gets the same continuation."""
+    """The options of text generation, which is deterministic: nothing is sampled."""
 
     num_beams: int = Field(default=1, ge=1)
-    """The number of beams; with 1, the likeliest token is always taken (greedy search)."""
+    """The number of beams; 1 always takes the likeliest token (greedy search)."""
     max_new_tokens: int = Field(default=128, ge=1)
     """The most tokens that are generated."""
     min_new_tokens: int | None = Field(default=None, ge=0)
     """The fewest tokens that are generated. Null, here and below, keeps the model's own setting."""
     length_penalty: float | None = None
-    """With beams: above 0 favours long texts, below 0 short texts."""
+    """With beams: values above 0 favour long texts, below 0 short texts."""
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
-    """No sequence of this many tokens is generated twice; 0 for no limit."""
+    """The length of token sequences that are not generated twice; 0 for no limit."""
 
     @field_validator("min_new_tokens")
     @classmethod
@@ -73,7 +73,7 @@ class Generation(ClosedModel):
         return settings
 
     def published_files(self, folder: Path) -> dict[str, str]:
-        """generation_config.json of the exported model in `folder`, with the options."""
+        """generation_config.json of the exported model, with the options."""
         settings = {**read_json(folder / FILE), **self.settings()}
         ineffective = _ineffective(settings)
         kept = {name: value for name, value in settings.items() if value is not None and name not in ineffective}
@@ -81,8 +81,7 @@ class Generation(ClosedModel):
 
 
 def unset_ineffective(settings: GenerationConfig) -> None:
-    """Unsets the settings that have no effect with the others. Many models have some, and transformers refuses to save
-    them."""
+    """Unsets settings without effect. Many models have some, and transformers refuses to save them."""
     settings.update(**dict.fromkeys(_ineffective(settings.to_dict())))
 
 
@@ -92,11 +91,8 @@ def _ineffective(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def set_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Sets bos, eos and pad in the model's config and generation settings to those of the tokenizer.
-
-    For a tokenizer without bos or eos, such as BERT's, they are cls and sep. Other tokens that end the model's texts
-    are kept.
-    """
+    """Sets bos, eos and pad in the model's config and generation settings to those of the tokenizer; if it has no bos
+    or eos, as BERT's, to cls and sep. Other tokens that end the model's texts are kept."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     begin, end = tokenizer.cls_token_id if bos is None else bos, tokenizer.sep_token_id if eos is None else eos
     vocabulary = model.config.get_text_config().vocab_size
@@ -112,7 +108,7 @@ def set_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 
 def add_end_token(model: PreTrainedModel, token: int) -> None:
-    """Adds a token to those that end the model's texts."""
+    """Adds a token to those that end the model's texts, if there are any."""
     for settings in (model.config, model.generation_config):
         if token not in (known := _listed(settings.eos_token_id)):
             settings.eos_token_id = [*known, token] if known else token
@@ -120,13 +116,13 @@ def add_end_token(model: PreTrainedModel, token: int) -> None:
 
 def without_end_tokens(text: Ids, settings: GenerationConfig) -> Ids:
     """The tokens of a text without trailing end tokens, so that it can be continued."""
-    last = len(text)
-    while last and text[last - 1] in _listed(settings.eos_token_id):
-        last -= 1
-    return text[:last]
+    ends = _listed(settings.eos_token_id)
+    while len(text) and text[-1] in ends:
+        text = text[:-1]
+    return text
 
 
-def continuations(
+def generate_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Ids],
@@ -136,7 +132,7 @@ def continuations(
     """The text that a causal model generates after each prompt, without special tokens.
 
     A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation. An
-    empty prompt becomes the bos token, or else an eos token, of the settings: see `set_special_tokens`.
+    empty prompt becomes the bos token, or else an eos token.
     """
     import numpy as np
     import torch

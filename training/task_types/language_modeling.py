@@ -1,6 +1,6 @@
 """Language modeling: rows are texts, predictions are sums over each text's target tokens.
 
-Logits of the vocabulary are summed up batch by batch and never stored. B rows of a batch, T tokens.
+Logits (B, T, V) are never stored. B rows of a batch, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
@@ -44,24 +44,19 @@ class LanguageModeling(TaskType):
     def generated_column(self) -> str:
         """The column of generated text in `predictions_on_request`; empty if nothing is generated."""
 
-    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """No fields: there are no labels."""
-        return {}
-
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy, outside of the model: the loss inside of models is NaN for a batch without targets."""
+        """Cross entropy outside of the model: the loss inside is NaN for a batch without targets."""
         from training.task_types.losses.token_likelihood import TokenLoss
 
         return TokenLoss(self.causal, training.label_smoothing_factor)
 
     def target_count(self, batch: Batch) -> int:
-        """The number of target tokens of the batch."""
         from training.batching.batches import IGNORED
 
         return int((self._labels(batch) != IGNORED).sum())
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`loss`, `targets` and `hits`: see losses.token_likelihood.sums_by_row."""
+        """The columns of losses.token_likelihood.sums_by_row."""
         from training.task_types.losses.token_likelihood import sums_by_row
 
         return sums_by_row(outputs["logits"], self._labels(batch))
@@ -80,19 +75,19 @@ class LanguageModeling(TaskType):
         return Likelihoods(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """The unigram distribution of the training targets, with one added to the count of each token of the
-        vocabulary (Laplace smoothing). It ignores the context."""
+        """The unigram distribution of the training targets, with Laplace smoothing over the vocabulary."""
         import numpy as np
 
         from training.evaluation.constant_predictions import Baseline, Constant, smoothed
         from training.evaluation.predictions import Likelihoods
 
-        counts = np.zeros(_vocabulary(read_json(model / "config.json")), np.int64)
+        config = read_json(model / "config.json")
+        counts = np.zeros((config if "vocab_size" in config else config["text_config"])["vocab_size"], np.int64)
         for ids, _ in self.target_tokens(tokens / "train.arrow", model):
             counts += np.bincount(ids, minlength=len(counts))
         losses, likeliest = -np.log(smoothed(counts)), int(counts.argmax())
 
-        def answered(rows: Likelihoods, split: str) -> Likelihoods:
+        def predict(rows: Likelihoods, split: str) -> Likelihoods:
             loss, targets, hits = np.zeros((3, len(rows)))
             for ids, row in self.target_tokens(tokens / f"{split}.arrow", model):
                 loss += np.bincount(row, losses[ids], len(rows))
@@ -100,19 +95,16 @@ class LanguageModeling(TaskType):
                 hits += np.bincount(row, ids == likeliest, len(rows))
             return Likelihoods(loss, targets.astype(np.int64), hits.astype(np.int64), rows.tokens)
 
-        return Baseline([Constant("of the training tokens' frequencies", answered)])
+        return Baseline([Constant("of the training tokens' frequencies", predict)])
 
     @abstractmethod
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
         """The (T,) ids of a split's target tokens and the (T,) row of each, block by block. `model` is the folder of a
         model with its tokenizer."""
 
-    def labels_of(self, config: PreTrainedConfig) -> list[str]:
-        return []
-
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """`loss`, the mean cross entropy of `targets` tokens, and `perplexity`, its exponential; both null without
-        targets. And the generated text."""
+        """`loss`, the mean cross entropy of `targets` tokens, and `perplexity`, its exponential, both null without
+        targets; and the generated text."""
         import pyarrow as pa
 
         types = {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64()}
@@ -122,27 +114,21 @@ class LanguageModeling(TaskType):
         records = []
         for row in predictions.select(["loss", "targets"]).to_pylist():
             mean = row["loss"] / row["targets"] if row["targets"] else None
-            perplexity = None if mean is None else math.exp(min(mean, 700.0))  # more is no float
+            perplexity = None if mean is None else math.exp(min(mean, 700.0))  # exp of more overflows
             records.append({"loss": mean, "targets": row["targets"], "perplexity": perplexity})
         if self.generated_column in predictions.column_names:  # an evaluation generates no text
-            for row, text in zip(records, predictions[self.generated_column].to_pylist(), strict=True):
-                row[self.generated_column] = text
+            for record, text in zip(records, predictions[self.generated_column].to_pylist(), strict=True):
+                record[self.generated_column] = text
         return records
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the mean loss alone, because the perplexity multiplies its rounding. The tolerance is larger for few
-        tokens: bf16 rounds large logits coarsely, such as those of GPT-2 near -100 to halves."""
+        """Compares only the mean loss, because the perplexity multiplies its rounding. The tolerance is larger for few
+        tokens: bf16 rounds large logits coarsely, such as GPT-2's near -100 to multiples of 0.5."""
         each = 20 * tolerance / math.sqrt(max(stored["targets"], 1))
         return super().same_prediction({"loss": given["loss"]}, {"loss": stored["loss"]}, tolerance + each)
 
     def _labels(self, batch: Batch) -> Any:
-        """(B, T) the targets of the logits."""
+        """(B, T) the targets of the logits, or IGNORED."""
         from training.task_types.losses.token_likelihood import shift_labels
 
         return shift_labels(batch["labels"]) if self.causal else batch["labels"]
-
-
-def _vocabulary(config: Mapping[str, Any]) -> int:
-    """The size of the vocabulary of a model with this config."""
-    size: int = config["vocab_size"] if "vocab_size" in config else config["text_config"]["vocab_size"]
-    return size

@@ -1,10 +1,10 @@
 """Masked language models: some tokens of a text are masked and predicted from the others.
 
 A row of the data set        {"text": "Now is the winter"}
-becomes token features       {"input_ids": [2, 14, 7, 3, 98, 3], "length": 6, "targets": 1}
-and, in a batch of training, {"input_ids": [2, 14, 7, 4, 98, 3], "attention_mask": (B, T),
+token features               {"input_ids": [2, 14, 7, 3, 98, 3], "length": 6, "targets": 1}
+a training batch             {"input_ids": [2, 14, 7, 4, 98, 3], "attention_mask": (B, T),
                               "labels": [-100, -100, -100, 3, -100, -100]}
-the model outputs            logits (B, T, V), summed up to a loss a row.
+the model's output           logits (B, T, V), summed up to a loss for each row
 
 training/batching/masked_tokens.py chooses the masked tokens. A text longer than tokens.max_length is truncated.
 
@@ -41,15 +41,15 @@ class MaskedLM(LanguageModeling):
         mlm_probability: float = Field(default=0.15, gt=0, lt=1)
         """The share of a text's tokens that are masked, rounded, at least one token a text."""
         whole_words: bool = False
-        """Whether whole words are masked, as many as fit into the share; this is harder than parts of words. If none
-        fits exactly, the number of masked tokens differs a little from the number by which a training step is
-        weighted; in texts of thirty words that evens out."""
+        """Whether whole words are masked, which is harder than parts of words, as many as fit into the share. If they
+        do not fit exactly, the number of masked tokens differs a little from the one that a training step is weighted
+        by; in texts of thirty words that evens out."""
 
     options: Options
     option_stages: ClassVar = {"score": (), "compare": ()}
     auto_class = "AutoModelForMaskedLM"
     hub_task = "fill-mask"
-    pipeline = False  # that of transformers takes only texts with mask tokens in them
+    pipeline = False  # the pipeline of transformers accepts only texts with mask tokens
     card_sentence = "Predicts the masked tokens of a {text}"
     causal = False
 
@@ -58,28 +58,27 @@ class MaskedLM(LanguageModeling):
         return "filled_text"
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The tokens of the texts and `targets`, the number of masked tokens, which is approximate for texts that spell
-        special tokens."""
-        from training.batching.masked_tokens import WORDS, chosen_of
-        from training.tokenization.features import Features, of_lengths, of_texts
+        """The tokens and `targets`, the number of masked tokens, approximate for texts that spell special tokens."""
+        from training.batching.masked_tokens import WORDS, count_masked
+        from training.tokenization.features import Features, encode_texts, list_column
 
-        found = of_texts(encoder, rows)
+        found = encode_texts(encoder, rows)
         features, lengths = found.rows, found.rows.column("length").to_numpy()
         if self.options.whole_words:
             words = encoder.words_of(rows.column("text").to_pylist())
-            features = features.append_column(WORDS, of_lengths(words, lengths))
+            features = features.append_column(WORDS, list_column(words, lengths))
         maskable = (lengths - encoder.special_tokens(pairs=False)).clip(min=0)
         return Features(
-            features.append_column("targets", chosen_of(maskable, self.options.mlm_probability)), found.lost
+            features.append_column("targets", count_masked(maskable, self.options.mlm_probability)), found.lost
         )
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-        """The tokens that an evaluation masks, in training rows too."""
+        """The tokens that an evaluation masks, also for training rows."""
         from training.batching.batches import TokenRows
-        from training.batching.masked_tokens import hidden
+        from training.batching.masked_tokens import evaluation_targets
         from training.models.loading import load_tokenizer
 
-        yield from hidden(TokenRows(file), self.collator(load_tokenizer(model), 1))
+        yield from evaluation_targets(TokenRows(file), self.collator(load_tokenizer(model), 1))
 
     def predictions_on_request(
         self,
@@ -92,9 +91,9 @@ class MaskedLM(LanguageModeling):
         """Adds `filled_text`, for texts that contain the mask token."""
         import pyarrow as pa
 
-        from training.batching.masked_tokens import filled
+        from training.batching.masked_tokens import fill_masks
 
-        texts = filled(model, tokenizer, encoder, rows.column("text").to_pylist())
+        texts = fill_masks(model, tokenizer, encoder, rows.column("text").to_pylist())
         return predictions.append_column(self.generated_column, pa.array(texts, pa.string()))
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> MaskedTokens:

@@ -1,16 +1,15 @@
 """Multi-label classification: any number of labels, or none, for a text or a pair of texts.
 
 A row of the data set        {"text": "A gripping war film.", "label": ["war", "thriller"]}
-becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 8, "label": [4, 2]}
-and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, P)}, -1 where a row has fewer
-the model outputs            logits (B, L), and the prediction is every label whose probability, the sigmoid of its
-                             logit, is at least the label's threshold.
+token features               {"input_ids": [101, 1037, ..., 102], "length": 8, "label": [4, 2]}
+a padded batch               {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, P)}, padded with -1
+the model's output           logits (B, L); the prediction is every label whose probability, the sigmoid of its logit,
+                             is at least the label's threshold
 
-The loss is the mean binary cross entropy of all labels. The thresholds are in the model's config.json as `thresholds`,
-in the order of the labels: 0.5 while it trains, then those with which the exported weights have the best F1 of each
-label on the validation split.
+The loss is the mean binary cross entropy of all labels. The model's config.json has the `thresholds` in the order of
+the labels: 0.5 during training, then those with the best F1 of each label on the validation split.
 
-B rows of a batch, N rows of a split, P labels of the row that has most, L labels, T tokens.
+B rows of a batch, N rows of a split, P the most labels of a row, L labels, T tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.recipe.tables.metrics import MANY_LABELS, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
-    SequenceLevelTask,
-    as_lists,
-    label_names_config,
+    LabelProbabilities,
+    logits_column,
     logits_of,
-    replaced,
+    probability_type,
+    replace_columns,
 )
 from training.task_types.task_type import Column
 
@@ -48,32 +47,29 @@ if TYPE_CHECKING:
 
 THRESHOLDS = "thresholds"
 """The name of the thresholds in the model's config and in the schema metadata of predictions (as JSON)."""
-USUAL = 0.5
+DEFAULT_THRESHOLD = 0.5
 FREQUENT_SETS = 5
 """The number of frequent label sets that are tried as constant predictions."""
 
 
-class MultiLabelClassification(SequenceLevelTask):
+class MultiLabelClassification(LabelProbabilities):
     """Any number of labels for each row."""
 
+    problem_type = "multi_label_classification"
     pipeline = False  # the text-classification pipeline returns one label and has no thresholds
     card_sentence = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", may_be_empty=True)}
     prediction_type: ClassVar = MANY_LABELS
     metrics: ClassVar = metrics_for(MANY_LABELS)
 
-    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """The labels' names, and any number of labels for each row."""
-        return {**label_names_config(labels), "problem_type": "multi_label_classification"}
-
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
-        """The loss that models compute inside, but from indices of labels, padded with -1."""
+        """The loss of models with this problem type, but from indices of labels."""
         return binary_cross_entropy
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the indices of the labels above the model's thresholds, and `logits`, a list of L."""
         logits = outputs["logits"].float().cpu().numpy()
-        return _table(logits, getattr(model.config, THRESHOLDS, None) or [USUAL] * logits.shape[1])
+        return _table(logits, getattr(model.config, THRESHOLDS, None) or [DEFAULT_THRESHOLD] * logits.shape[1])
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> ManyLabels:
         import numpy as np
@@ -92,8 +88,8 @@ class MultiLabelClassification(SequenceLevelTask):
 
         from training.evaluation.predictions import ManyLabels
 
-        none = np.empty((0, len(labels)))
-        return ManyLabels(none.astype(np.bool_), none, np.full(len(labels), USUAL), labels)
+        empty = np.empty((0, len(labels)))
+        return ManyLabels(empty.astype(np.bool_), empty, np.full(len(labels), DEFAULT_THRESHOLD), labels)
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The same labels for every row, with the frequencies of the training labels as probabilities.
@@ -115,49 +111,44 @@ class MultiLabelClassification(SequenceLevelTask):
         for has, places in zip(references, sets, strict=True):
             has[list(places)] = True
         of_label = counts @ references
-        given = (of_label + 1) / (counts.sum() + 2)  # smoothed, with two outcomes for each label
+        frequencies = (of_label + 1) / (counts.sum() + 2)  # Laplace smoothing with two outcomes for each label
 
-        def answered(chosen: tuple[int, ...], rows: ManyLabels, split: str) -> ManyLabels:
+        def predict(chosen: tuple[int, ...], rows: ManyLabels, split: str) -> ManyLabels:
             thresholds = np.where(np.isin(np.arange(len(labels)), chosen), 0.0, 2.0)  # 2.0 is above every probability
-            return replace(rows, probabilities=np.broadcast_to(given, (len(rows), len(labels))), thresholds=thresholds)
+            probabilities = np.broadcast_to(frequencies, (len(rows), len(labels)))
+            return replace(rows, probabilities=probabilities, thresholds=thresholds)
+
+        def describe(chosen: tuple[int, ...]) -> str:
+            if not chosen:
+                return "no label"
+            if len(chosen) == len(labels):
+                return f"all {len(labels)} labels"
+            return quoted([labels[index] for index in sorted(chosen, key=order.index)])
 
         order = np.argsort(-of_label, kind="stable").tolist()
         sizes = [*range(min(MOST_CONSTANTS, len(labels))), int((of_label > counts.sum() / 2).sum()), len(labels)]
-        frequent = [labels_of_rows for labels_of_rows, _ in sets.most_common(FREQUENT_SETS)]
-        tried = dict.fromkeys([*frequent, *(tuple(sorted(order[:size])) for size in sizes)])
-        named = {
-            one: "no label"
-            if not one
-            else f"all {len(one)} labels"
-            if len(one) == len(labels)
-            else quoted([labels[place] for place in sorted(one, key=order.index)])
-            for one in tried
-        }
-        train = ManyLabels(references, references.astype(np.float64), np.full(len(labels), USUAL), labels)
-        return Baseline([Constant(name, partial(answered, one)) for one, name in named.items()], train, counts)
+        frequent = [chosen for chosen, _ in sets.most_common(FREQUENT_SETS)]
+        candidates = dict.fromkeys([*frequent, *(tuple(sorted(order[:size])) for size in sizes)])
+        train = ManyLabels(references, references.astype(np.float64), np.full(len(labels), DEFAULT_THRESHOLD), labels)
+        return Baseline([Constant(describe(one), partial(predict, one)) for one in candidates], train, counts)
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """`labels`, the predicted ones; and `probabilities`, one for each label, independent of each other."""
+        """`labels`, the predicted ones; and `probabilities`, by label, which are independent of each other."""
         import pyarrow as pa
 
-        every = pa.struct([(label, pa.float64()) for label in labels])
-        return {"labels": pa.list_(pa.string()), "probabilities": every}
+        return {"labels": pa.list_(pa.string()), "probabilities": probability_type(labels)}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         rows = probabilities(logits_of(predictions, len(labels))).tolist()
         return [
-            {"labels": [labels[place] for place in places], "probabilities": dict(zip(labels, row, strict=True))}
-            for places, row in zip(predictions["prediction"].to_pylist(), rows, strict=True)
+            {"labels": [labels[index] for index in indices], "probabilities": dict(zip(labels, row, strict=True))}
+            for indices, row in zip(predictions["prediction"].to_pylist(), rows, strict=True)
         ]
-
-    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the probabilities alone: one may be on either side of its threshold."""
-        return super().same_prediction(given["probabilities"], stored["probabilities"], tolerance)
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The labels with their probabilities, the likeliest first, predicted ones marked with an asterisk."""
-        every = sorted(record["probabilities"].items(), key=lambda one: -one[1])
-        return [f"{p:6.1%}  {label}{' *' * (label in record['labels'])}" for label, p in every]
+        ordered = sorted(record["probabilities"].items(), key=lambda item: -item[1])
+        return [f"{p:6.1%}  {label}{' *' * (label in record['labels'])}" for label, p in ordered]
 
     def calibrate(self, predicted: Predictions) -> dict[str, Any]:
         """The thresholds."""
@@ -176,17 +167,19 @@ class MultiLabelClassification(SequenceLevelTask):
         sources = {place: theirs.index(name) for place, name in enumerate(labels) if name in theirs}
         ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
         ordered[:, list(sources)] = logits[:, list(sources.values())]
-        own = [thresholds[sources[place]] if place in sources else USUAL for place in range(len(labels))]
-        remapped = _table(ordered, own)
-        return replaced(predictions, remapped).replace_schema_metadata(remapped.schema.metadata)
+        remapped = _table(
+            ordered,
+            [thresholds[sources[place]] if place in sources else DEFAULT_THRESHOLD for place in range(len(labels))],
+        )
+        return replace_columns(predictions, remapped).replace_schema_metadata(remapped.schema.metadata)
 
 
-def binary_cross_entropy(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """() the mean over all rows and labels; logits (B, L), places (B, P) the indices of each row's labels, or -1."""
+def binary_cross_entropy(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """() the mean over all rows and labels; logits (B, L), indices (B, P) of each row's labels, padded with -1."""
     import torch
 
-    every = torch.arange(logits.shape[1], device=places.device)
-    truths = (places[:, :, None] == every).any(dim=1)
+    labels = torch.arange(logits.shape[1], device=indices.device)
+    truths = (indices[:, :, None] == labels).any(dim=1)  # (B, L)
     return torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), truths.float())
 
 
@@ -194,38 +187,39 @@ def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float
     """(N, L) the sigmoid of (N, L) logits."""
     import numpy as np
 
-    with np.errstate(over="ignore"):  # overflow gives the right result, 0
+    with np.errstate(over="ignore"):  # the result, 0, is right
         return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
 
 def best_threshold(given: npt.NDArray[np.float64], has: npt.NDArray[np.bool_]) -> float:
-    """The threshold of a label with the best F1 on rows with these probabilities, (N,), some of which have the label.
+    """The threshold with the best F1 of a label, given the (N,) rows' probabilities and whether they have the label.
 
-    It lies midway between two neighbouring probabilities, or between the lowest and 0. Of equally good thresholds the
-    one nearest to 0.5 is returned; 0.5 if no row has the label.
+    It is midway between two neighbouring probabilities, or between the lowest and 0; of equally good ones the nearest
+    to 0.5. 0.5 if no row has the label.
     """
     import numpy as np
 
     if not has.any():
-        return USUAL
+        return DEFAULT_THRESHOLD
     rising, places = np.unique(given, return_inverse=True)
     taken, hits = (np.cumsum(np.bincount(places, weights)[::-1])[::-1] for weights in (None, has))
-    f1 = 2 * hits / (taken + has.sum())  # where each of the probabilities is the least that is taken
+    f1 = 2 * hits / (taken + has.sum())  # by the smallest probability that is predicted
     below = np.concatenate([[0.0], rising[:-1]])
     middles = (below + rising) / 2
-    middles = np.where(middles > below, middles, rising)  # there is none between a number and the next
+    middles = np.where(middles > below, middles, rising)  # adjacent floats have no number between them
     best = np.flatnonzero(f1 == f1.max())
-    return float(middles[best[np.argmin(np.abs(middles[best] - USUAL))]])
+    return float(middles[best[np.argmin(np.abs(middles[best] - DEFAULT_THRESHOLD))]])
 
 
 def _table(logits: npt.NDArray[np.float32], thresholds: Sequence[float]) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 
-    said = probabilities(logits) >= np.array(thresholds)
-    ends = np.concatenate([[0], np.cumsum(said.sum(axis=1))]).astype(np.int32)
-    predictions = pa.ListArray.from_arrays(ends, np.nonzero(said)[1])
-    found = pa.RecordBatch.from_pydict({"prediction": predictions, "logits": as_lists(logits)})
+    from training.tokenization.features import list_column
+
+    predicted = probabilities(logits) >= np.array(thresholds)
+    predictions = list_column(np.nonzero(predicted)[1], predicted.sum(axis=1))
+    found = pa.RecordBatch.from_pydict({"prediction": predictions, "logits": logits_column(logits)})
     return found.replace_schema_metadata({THRESHOLDS: json.dumps(list(thresholds))})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -13,30 +13,31 @@ if TYPE_CHECKING:
 
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Predictions
-    from training.recipe.column_types import Mask
+    from training.recipe.column_types import Column, Mask
     from training.tokenization.encoder import Encoder
 
 
 class OptionalHooks:
-    """The defaults, in the order of the steps."""
+    """The hooks, in the order of the steps."""
+
+    columns: ClassVar[Mapping[str, Column]]
 
     # Training
 
     libraries: ClassVar[Sequence[str]] = ()
-    """Distributions that shape the token features, besides tokenizers and pyarrow."""
+    """Distributions whose versions change the token features, besides tokenizers and pyarrow."""
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The stored form of a split's token features, block by block, at least one block. The default stores them
-        unchanged.
+        """The stored form of a split's token features, at least one block. The default stores them unchanged.
 
-        There may be several stored rows for a row: a column `row` (int64) then numbers their rows from 0, in order. Or
-        one stored row holds several rows (packing): such a split can only be trained on.
+        A row may have several stored rows: a column `row` (int64) then has its number from 0, in order. Or one stored
+        row holds several rows (packing): such a split can only be trained on.
         """
         return features
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Makes a loaded model ready for training: sets the config's fields that depend on the tokenizer, and tries the
-        model. Raises UserError if the model cannot be trained for this task."""
+        """Prepares a loaded model for training, such as config fields that depend on the tokenizer. Raises UserError if
+        the model cannot be trained for this task."""
 
     # Evaluation
 
@@ -45,40 +46,41 @@ class OptionalHooks:
         return predictions
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline | None:
-        """Constant predictions, learned from the training rows; a first model must beat the best of them.
+        """Constant predictions, learned from the training rows; a first model must beat the best of them. None, the
+        default, if there are none.
 
         `data` and `tokens` hold SPLIT.arrow as load_data and tokenize store it; `model` is the trained model's folder,
-        for its vocabulary and tokenizer alone. With None, the default, a first model has no rival.
+        used for its vocabulary and tokenizer.
         """
         return None
 
     def calibrate(self, predictions: Predictions) -> dict[str, Any]:
-        """Fields of the model's config that are fitted to predictions, such as thresholds.
+        """Fields of the model's config that are fitted to predictions, such as thresholds; by default none.
 
-        The exported weights' predictions of the validation split are given; while the model trains, empty predictions
-        are. The default has no such fields, and then nothing is predicted for them.
+        `predictions` are those of the exported weights for the validation split; before training they are empty.
         """
         return {}
 
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
-        """The predictions, with their column `label`, of a model with the labels `theirs`, as those of a model with
-        `labels`."""
+        """The predictions (with the column `label`) of a model with the labels `theirs`, for the labels `labels`."""
         return predictions
 
     learned_options: ClassVar[Sequence[str]] = ()
-    """Options that a model has learned, such as a prefix of its inputs: a champion is evaluated with its own."""
+    """Options that a model is trained with, such as a prefix of its inputs: a champion is evaluated with its own."""
 
     def labels_of(self, config: PreTrainedConfig) -> list[str]:
-        """The names of a trained model's labels in the order of its outputs; empty for a task type without labels."""
+        """The names of a trained model's labels in the order of its outputs; empty without a column of labels."""
+        if not any(column.form in ("label", "labels") for column in self.columns.values()):
+            return []
         return [config.id2label[place] for place in range(config.num_labels)]
 
     # Requests: `finetune predict` and MLflow's server
 
     def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """The problems of rows to predict, which need no targets; called before a model is loaded.
+        """The problems of rows to predict, found before a model is loaded.
 
         Each is one of `columns`; words that follow "row 7", such as "has no conversation"; a mask of the rows; and
-        words on the first such row, which follow the others.
+        words on the first of them, which follow the others.
         """
         return iter(())
 
@@ -90,10 +92,10 @@ class OptionalHooks:
         tokenizer: PreTrainedTokenizerBase,
         encoder: Encoder,
     ) -> pa.Table:
-        """The predictions for rows outside of an evaluation, which may have more columns, such as generated text."""
+        """The predictions for rows outside of an evaluation, perhaps with more columns, such as generated text."""
         return predictions
 
     def published_files(self, folder: Path) -> dict[str, str]:
-        """Text files, by name, that are published with the exported model in `folder` or in place of its own. They hold
-        settings of its use, never what was learned."""
+        """Text files, by name, that are published with the exported model in `folder` or replace its files. They hold
+        settings of its use, not learned values."""
         return {}

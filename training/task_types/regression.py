@@ -1,9 +1,9 @@
 """Regression: a number for a text or a pair of texts, such as a rating or a similarity.
 
 A row of the data set        {"text": "A gripping film.", "label": 4.5}
-becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 4.5}
-and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}, float32
-the model outputs            logits (B, 1), which are the predictions.
+token features               {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 4.5}
+a padded batch               {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}, float32
+the model's output           logits (B, 1), which are the predictions
 
 The loss is the mean squared error. Training is slow for labels far from 1 in size: scale them in the rows.
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
@@ -44,11 +44,10 @@ class Regression(SequenceLevelTask):
     metrics: ClassVar = metrics_for(NUMBERS)
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """One output, a number."""
         return {"num_labels": 1, "problem_type": "regression"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """The loss inside of the model, or the same computed by `squared_error`."""
+        """Mean squared error, inside of the model or outside."""
         return squared_error if outside else None
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
@@ -57,12 +56,7 @@ class Regression(SequenceLevelTask):
 
         return pa.RecordBatch.from_pydict({"prediction": outputs["logits"].double().cpu().numpy()[:, 0]})
 
-    def labels_of(self, config: PreTrainedConfig) -> list[str]:
-        """No labels."""
-        return []
-
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """`prediction`."""
         import pyarrow as pa
 
         return {"prediction": pa.float64()}
@@ -71,12 +65,12 @@ class Regression(SequenceLevelTask):
         return [{"prediction": value} for value in predictions["prediction"].to_pylist()]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares with a tolerance relative to the stored number."""
+        """The tolerance is relative to the stored number."""
         return super().same_prediction(given, stored, tolerance * max(1.0, abs(stored["prediction"])))
 
     def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
         pairs = zip(served["score"], stored, strict=True)
-        return all(self.same_prediction({"prediction": float(score)}, answer, tolerance) for score, answer in pairs)
+        return all(self.same_prediction({"prediction": float(score)}, record, tolerance) for score, record in pairs)
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Numbers:
         from training.evaluation.predictions import Numbers
@@ -101,17 +95,17 @@ class Regression(SequenceLevelTask):
 
         numbers = column(data / "train.arrow", "label").to_numpy()
 
-        def answered(number: float, rows: Numbers, split: str) -> Numbers:
+        def predict(number: float, rows: Numbers, split: str) -> Numbers:
             return Numbers(rows.references, np.full(len(rows), number))
 
         middles = {"mean": float(numbers.mean()), "median": float(np.median(numbers))}
-        constants = [Constant(f"{value:.4g} (the {name})", partial(answered, value)) for name, value in middles.items()]
+        constants = [Constant(f"{value:.4g} (the {name})", partial(predict, value)) for name, value in middles.items()]
         distinct, counts = np.unique(numbers, return_counts=True)
         return Baseline(constants, Numbers(distinct, distinct), counts)
 
 
 def squared_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(): the mean over the rows; logits (B, 1), labels (B,)."""
+    """() the mean over the rows; logits (B, 1), labels (B,)."""
     import torch
 
     return torch.nn.functional.mse_loss(logits.float()[:, 0], labels)

@@ -1,17 +1,16 @@
 """Sequence to sequence: a text becomes another text, such as its translation or summary.
 
 A row of the data set        {"source": "A dog runs.", "target": "Ein Hund rennt."}
-becomes token features       {"input_ids": [71, 1782, ..., 1], "length": 5, "label": [1193, ..., 1], "targets": 6}
+token features               {"input_ids": [71, 1782, ..., 1], "length": 5, "label": [1193, ..., 1], "targets": 6}
                              and `reference`, the target as a text, for metrics
-and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, S), -100 where there is none}
-from which the model makes   decoder_input_ids (B, S), the labels moved right behind its decoder's first token,
-and outputs                  logits (B, S, V); the prediction is generated token by token.
+a padded batch               {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, S)}, labels padded with -100
+the decoder's input          decoder_input_ids (B, S), made by the model: its start token, then the labels
+the model's output           logits (B, S, V); the prediction is generated token by token
 
-B rows of a batch, T tokens of the longest source, S of the longest target, V tokens of the vocabulary.
+B rows of a batch, T tokens of the longest source, S of the longest target, V vocabulary.
 
-A target ends with the token that ends the tokenizer's texts: its eos token, or where it has none its sep token, as
-BERT's have and those of models from scratch. The decoder begins with the token that the model's config names, or where
-that names none, as T5 does, with the one that fills up.
+A target ends with the tokenizer's eos token, or else its sep token, as for BERT's and those of models from scratch. The
+decoder starts with the token that the model's config names, or else, as in T5, with the pad token.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from training.task_types.task_type import Column, TaskType
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadToLongest, TokenRows
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 _SHARDED = ("fsdp", "deepspeed-zero3")
-"""The strategies that shard weights. A forward pass then needs all processes, but they generate texts of different
-lengths."""
+"""Strategies that shard weights. All processes must take part in each forward pass, but the lengths of their generated
+texts differ."""
 
 FREQUENT_TARGETS = 5
 """The number of frequent training targets that are tried as constant predictions."""
 CHOOSING_ROWS = 200
-"""The number of training rows that choose the best of them: metrics of texts are slow."""
+"""The number of training rows that choose the best of them; metrics of texts are slow."""
 
 EXACT = 1e-2
-"""The largest tolerance that expects the same arithmetic."""
+"""The largest tolerance between runs with the same precision."""
 
 
 class Seq2Seq(TaskType):
@@ -60,11 +59,11 @@ class Seq2Seq(TaskType):
 
     class Options(Generation, TaskType.Options):
         prefix: str = ""
-        """The text before each source, such as `translate English to German: ` for T5."""
+        """A text before each source, such as `translate English to German: ` for T5."""
         max_target_length: int = Field(default=128, ge=1)
         """The most tokens of a target, special tokens included; longer targets are truncated."""
         generate_while_training: bool = True
-        """Whether evaluations during training generate texts, which is slow. If not, they give only the loss."""
+        """Whether evaluations during training generate texts, which is slow. If not, they compute only the loss."""
 
     options: Options
     option_stages: ClassVar = {
@@ -86,11 +85,10 @@ class Seq2Seq(TaskType):
     loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")
 
     def position_limits(self) -> dict[str, int]:
-        """The limits of targets and of generated texts."""
         return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
 
     def while_training(self, strategy: str) -> Self:
-        """Leaves only the loss where generate_while_training is false or the weights are sharded."""
+        """Computes only the loss if generate_while_training is false or the weights are sharded."""
         sharded = strategy in _SHARDED
         if self.options.generate_while_training and not sharded:
             return self
@@ -103,28 +101,21 @@ class Seq2Seq(TaskType):
             )
         return loss_only
 
-    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """No fields: there are no labels."""
-        return {}
-
-    def labels_of(self, config: PreTrainedConfig) -> list[str]:
-        return []
-
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """What a decoder begins with, and what a target begins and ends with, as this tokenizer encodes it: a model of
-        many languages may bring another one's. Raises UserError where a target ends with nothing: the model would never
-        learn to end; and where the model has no places for as many tokens as the options ask for."""
+        """Sets the decoder's start token, and the first and last token of a target, to those of this tokenizer: a
+        multilingual model may have those of another language. Raises UserError if targets have no end token, because
+        the model would not learn to stop, and if the model lacks positions for the tokens that the options allow."""
         import torch
 
-        from training.models.loading import require_places
+        from training.models.loading import require_positions
 
         config, generation = model.config, model.generation_config
-        require_places(model, **self.position_limits())
-        written = tokenizer(text_target="")["input_ids"]
-        ends = [tokenizer.eos_token_id, tokenizer.sep_token_id]
-        end = next((token for token in ends if token is not None and token in written), None)
+        require_positions(model, **self.position_limits())
+        empty_target = tokenizer(text_target="")["input_ids"]
+        ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+        end = next((token for token in ends if token is not None and token in empty_target), None)
         if end is None:
-            message = "puts no eos_token behind a target: choose a tokenizer that does, such as that of a T5 or a BART."
+            message = "adds no eos_token to a target: choose a tokenizer that does, such as that of a T5 or a BART."
             raise UserError([Problem(kind="model", where="tokenizer", message=message)])
         if end not in (own if isinstance(own := config.eos_token_id, list) else [own]):
             config.eos_token_id = end
@@ -132,38 +123,37 @@ class Seq2Seq(TaskType):
             config.decoder_start_token_id = config.pad_token_id
         start = config.decoder_start_token_id
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([written]))[0, 0])
+            start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([empty_target]))[0, 0])
         generation.update(
             pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id, decoder_start_token_id=start
         )
         unset_ineffective(generation)
-        for forced, token in {"forced_bos_token_id": written[0], "forced_eos_token_id": end}.items():
+        for forced, token in {"forced_bos_token_id": empty_target[0], "forced_eos_token_id": end}.items():
             if getattr(generation, forced, None) is not None:
                 setattr(generation, forced, token)
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """Of the prefix with `source`: input_ids and length. Of `target`, where rows have one: `label`, its token ids
-        (list<int64>); `targets` (int32), how many; and `reference`, the target itself."""
+        """input_ids and length, of the prefix and `source`; and, if rows have targets, `label`, the token ids
+        (list<int64>) of `target`, `targets` (int32), their number, and `reference`, its text."""
         import numpy as np
         import pyarrow as pa
 
-        from training.tokenization.features import Features, lists
+        from training.tokenization.features import Features, list_column
 
         sources = encoder.encode([self.options.prefix + text for text in rows.column("source").to_pylist()], None)
-        columns: dict[str, Any] = {"input_ids": lists(sources, sources.ids), "length": sources.lengths}
+        columns: dict[str, Any] = {"input_ids": list_column(sources.ids, sources.lengths), "length": sources.lengths}
         if "target" not in rows.schema.names:
             return Features(pa.RecordBatch.from_pydict(columns), sources.lost)
         most = self.options.max_target_length
         if most <= (special := encoder.special_tokens(pairs=False)):
-            message = f"{most} leaves no room beside the {special} special tokens of each target: choose more."
+            message = f"{most} leaves no room for a target and its {special} special tokens: choose more."
             raise UserError([Problem(kind="tokens", where="options.max_target_length", message=message)])
         targets = encoder.encode_targets(rows.column("target").to_pylist(), most)
-        columns |= {"label": lists(targets, targets.ids.astype(np.int64)), "targets": targets.lengths}
+        columns |= {"label": list_column(targets.ids.astype(np.int64), targets.lengths), "targets": targets.lengths}
         columns |= {"reference": rows.column("target")}
         return Features(pa.RecordBatch.from_pydict(columns), sources.lost, targets.lost)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
-        """Pads sources and targets to the longest of each."""
         from training.batching.batches import PadSourceAndTarget
 
         return PadSourceAndTarget(tokenizer, multiple)
@@ -174,36 +164,34 @@ class Seq2Seq(TaskType):
 
         from training.task_types.losses import classification as losses
 
-        outside = outside or training.label_smoothing_factor > 0  # the Trainer gives the model no labels then
+        outside = outside or training.label_smoothing_factor > 0  # then the Trainer passes no labels to the model
         unweighted = training.model_copy(update={"class_weights": None})
         of_tokens = losses.make_loss(unweighted, (), np.empty(0, np.int64), outside=outside)
-        return of_tokens and partial(_of_targets, of_tokens)
+        return of_tokens and partial(_apply_to_targets, of_tokens)
 
     def target_count(self, batch: Batch) -> int:
-        """The number of target tokens."""
         from training.batching.batches import IGNORED
 
         return int((batch["labels"] != IGNORED).sum())
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
-        """The logits of each target token given those before it; nothing without targets. The model gets the labels,
-        because it makes its decoder's input of them."""
+        """The logits (B, S, V); nothing without targets. The model makes its decoder's input from the labels."""
         from transformers.utils import ModelOutput
 
         return model(**batch) if "labels" in batch else ModelOutput()
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`prediction`, the generated tokens (list<int32>), unless there is a `loss_only_reason`; and, with
-        targets, `loss`, the sum of their cross entropies, and `targets`, their number."""
+        """`prediction`, the generated tokens (list<int32>), unless there is a `loss_only_reason`; and, with targets,
+        `loss`, the sum of their cross entropies, and `targets`, their number."""
         import pyarrow as pa
 
         columns: dict[str, Any] = {}
         if self.loss_only_reason is None:
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-            written = model.generate(**inputs, generation_config=self.options.settings_for(model)).cpu().numpy()
-            columns["prediction"] = pa.array(list(written), pa.list_(pa.int32()))
+            generated = model.generate(**inputs, generation_config=self.options.settings_for(model)).cpu().numpy()
+            columns["prediction"] = pa.array(list(generated), pa.list_(pa.int32()))
         if "labels" in batch:
-            columns |= _losses(outputs["logits"], batch["labels"])
+            columns |= _sums_by_row(outputs["logits"], batch["labels"])
         return pa.RecordBatch.from_pydict(columns)
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
@@ -227,9 +215,8 @@ class Seq2Seq(TaskType):
         return Generated(np.empty(0, np.object_), np.empty(0, np.object_))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """One text for every row: one of the most frequent training targets, chosen on CHOOSING_ROWS rows at most."""
+        """One of the most frequent training targets for every row, chosen on CHOOSING_ROWS rows at most."""
         from collections import Counter
-        from functools import partial
 
         import numpy as np
 
@@ -239,45 +226,42 @@ class Seq2Seq(TaskType):
         targets = column(data / "train.arrow", "target")
         texts = [text for text, _ in Counter(targets.to_pylist()).most_common(FREQUENT_TARGETS)]
 
-        def answered(text: str, rows: Generated, split: str) -> Generated:
+        def predict(text: str, rows: Generated, split: str) -> Generated:
             return Generated(rows.references, np.full(len(rows), text, np.object_))
 
         some = np.array(targets.take(evenly(len(targets), CHOOSING_ROWS)).to_pylist(), np.object_)
-        return Baseline([Constant(shortened(text), partial(answered, text)) for text in texts], Generated(some, some))
+        return Baseline([Constant(shortened(text), partial(predict, text)) for text in texts], Generated(some, some))
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """`prediction`."""
         import pyarrow as pa
 
         return {"prediction": pa.string()}
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the texts; with a tolerance for lower precision, any two texts are equal, because one near tie
-        of two tokens changes the rest of a text."""
+        """Compares the texts. In a lower precision all texts count as equal, because one near tie of two tokens changes
+        the rest of a text."""
         return tolerance > EXACT or super().same_prediction(given, stored, tolerance)
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         return [{"prediction": text} for text in predictions["prediction"].to_pylist()]
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
-        """The text alone."""
         return [record["prediction"]]
 
     def published_files(self, folder: Path) -> dict[str, str]:
-        """The generation settings."""
         return self.options.published_files(folder)
 
 
-def _of_targets(of_tokens: Loss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """() a loss of tokens, applied to the targets of (B, S, V) logits and (B, S) labels."""
+def _apply_to_targets(of_tokens: Loss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """() the loss `of_tokens` of the targets, given (B, S, V) logits and (B, S) labels."""
     from training.batching.batches import IGNORED
 
-    there = labels != IGNORED
-    return of_tokens(logits[there], labels[there])
+    is_target = labels != IGNORED
+    return of_tokens(logits[is_target], labels[is_target])
 
 
-def _losses(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-    """`loss` and `targets` of each row, (B,) each, of (B, S, V) logits and (B, S) labels."""
+def _sums_by_row(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    """`loss` and `targets`, (B,) each, from (B, S, V) logits and (B, S) labels."""
     from torch.nn import functional
 
     from training.batching.batches import IGNORED

@@ -1,11 +1,11 @@
 """Sequence classification: one label for a text or a pair of texts.
 
 A row of the data set        {"text": "A gripping film.", "label": 1}
-becomes token features       {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 1}
-and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}
-the model outputs            logits (B, L), and the prediction is the label of the largest one.
+token features               {"input_ids": [101, 1037, ..., 102], "length": 7, "label": 1}
+a padded batch               {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}
+the model's output           logits (B, L); the prediction is the label of the largest one
 
-B rows of a batch, N rows of a split, T tokens (those of the longest row, or a few more), L labels.
+B rows of a batch, N rows of a split, T tokens of the batch's longest row, L labels.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.recipe.tables.metrics import ONE_LABEL, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
-    SequenceLevelTask,
-    as_lists,
-    label_names_config,
+    LabelProbabilities,
+    logits_column,
     logits_of,
-    replaced,
+    probability_type,
+    replace_columns,
 )
 from training.task_types.task_type import Column
 
@@ -40,19 +40,16 @@ if TYPE_CHECKING:
     from training.task_types.losses import Loss
 
 
-class SequenceClassification(SequenceLevelTask):
+class SequenceClassification(LabelProbabilities):
     """One label for each row."""
 
+    problem_type = "single_label_classification"
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} one of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("label")}
     prediction_type: ClassVar = ONE_LABEL
     metrics: ClassVar = metrics_for(ONE_LABEL)
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
-
-    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """The labels' names, and one label for each row."""
-        return {**label_names_config(labels), "problem_type": "single_label_classification"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, focal or the user's loss, optionally with class weights."""
@@ -88,51 +85,43 @@ class SequenceClassification(SequenceLevelTask):
         from training.evaluation.predictions import OneLabel
 
         counts = np.bincount(column(data / "train.arrow", "label").to_numpy(), minlength=len(labels))
-        given = smoothed(counts)
+        frequencies = smoothed(counts)
 
-        def answered(label: int, rows: OneLabel, split: str) -> OneLabel:
-            probabilities = np.broadcast_to(given, (len(rows), len(labels)))
+        def predict(label: int, rows: OneLabel, split: str) -> OneLabel:
+            probabilities = np.broadcast_to(frequencies, (len(rows), len(labels)))
             return replace(rows, predictions=np.full(len(rows), label), probabilities=probabilities)
 
-        chosen = dict.fromkeys([*most_frequent(counts), *([1] if len(labels) == 2 else [])])
-        every = np.arange(len(labels))
-        train = OneLabel(every, every, np.broadcast_to(given, (len(labels), len(labels))), labels)
-        return Baseline([Constant(repr(labels[label]), partial(answered, label)) for label in chosen], train, counts)
+        candidates = dict.fromkeys([*most_frequent(counts), *([1] if len(labels) == 2 else [])])
+        indices = np.arange(len(labels))
+        train = OneLabel(indices, indices, np.broadcast_to(frequencies, (len(labels), len(labels))), labels)
+        return Baseline([Constant(repr(labels[label]), partial(predict, label)) for label in candidates], train, counts)
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`label`; its `probability`; and `probabilities`, by label."""
         import pyarrow as pa
 
-        every = pa.struct([(label, pa.float64()) for label in labels])
-        return {"label": pa.string(), "probability": pa.float64(), "probabilities": every}
+        return {"label": pa.string(), "probability": pa.float64(), "probabilities": probability_type(labels)}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        names = [labels[place] for place in predictions["prediction"].to_pylist()]
-        rows = (
-            dict(zip(labels, row, strict=True)) for row in probabilities(logits_of(predictions, len(labels))).tolist()
-        )
+        rows = probabilities(logits_of(predictions, len(labels))).tolist()
         return [
-            {"label": label, "probability": row[label], "probabilities": row}
-            for label, row in zip(names, rows, strict=True)
+            {"label": labels[index], "probability": row[index], "probabilities": dict(zip(labels, row, strict=True))}
+            for index, row in zip(predictions["prediction"].to_pylist(), rows, strict=True)
         ]
-
-    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the probabilities alone: either of two equally likely labels may be predicted."""
-        return super().same_prediction(given["probabilities"], stored["probabilities"], tolerance)
 
     def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
         """Compares the probability of the likeliest label."""
         pairs = zip(served["score"], stored, strict=True)
-        return all(abs(score - answer["probability"]) <= tolerance for score, answer in pairs)
+        return all(abs(score - record["probability"]) <= tolerance for score, record in pairs)
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The labels with their probabilities, the likeliest first."""
-        every = sorted(record["probabilities"].items(), key=lambda one: -one[1])
-        return [f"{probability:6.1%}  {label}" for label, probability in every]
+        ordered = sorted(record["probabilities"].items(), key=lambda item: -item[1])
+        return [f"{probability:6.1%}  {label}" for label, probability in ordered]
 
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """Matches labels by name. A label that the model lacks gets probability 0. The probability of labels that only
-        the model has goes to the likeliest shared label that is not the true one, so it counts as wrong."""
+        the model has is added to the likeliest shared label that is not the true one, so it counts as wrong."""
         import numpy as np
 
         logits, references = logits_of(predictions, len(theirs)), predictions["label"].to_numpy()
@@ -140,25 +129,24 @@ class SequenceClassification(SequenceLevelTask):
         sources = [theirs.index(labels[place]) for place in columns]
         dropped = [place for place, name in enumerate(theirs) if name not in labels]
         ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
-        chosen = None
         if not dropped:
             ordered[:, columns] = logits[:, sources]
-        else:
-            rows, given = np.arange(len(logits)), probabilities(logits)
-            shared = np.zeros(ordered.shape)
-            shared[:, columns] = given[:, sources]
-            others = shared.copy()
-            others[rows, references] = -1.0
-            wrong = others.argmax(axis=-1)
-            chosen = np.where(np.isin(logits.argmax(axis=-1), dropped), wrong, shared.argmax(axis=-1))
-            shared[rows, wrong] += given[:, dropped].sum(axis=-1)
-            with np.errstate(divide="ignore"):
-                ordered = np.log(shared).astype(np.float32)
-        return replaced(predictions, _table(ordered, chosen))
+            return replace_columns(predictions, _table(ordered))
+        rows, given = np.arange(len(logits)), probabilities(logits)
+        shared = np.zeros(ordered.shape)
+        shared[:, columns] = given[:, sources]
+        others = shared.copy()
+        others[rows, references] = -1.0
+        wrong = others.argmax(axis=-1)
+        chosen = np.where(np.isin(logits.argmax(axis=-1), dropped), wrong, shared.argmax(axis=-1))
+        shared[rows, wrong] += given[:, dropped].sum(axis=-1)
+        with np.errstate(divide="ignore"):
+            ordered = np.log(shared).astype(np.float32)
+        return replace_columns(predictions, _table(ordered, chosen))
 
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-    """(N, L) logits to (N, L) probabilities, each row adding up to one."""
+    """(N, L) the softmax of (N, L) logits."""
     import numpy as np
 
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
@@ -170,5 +158,5 @@ def _table(logits: npt.NDArray[np.float32], predictions: npt.NDArray[np.int64] |
     import pyarrow as pa
 
     if predictions is None:
-        predictions = np.asarray(logits.argmax(axis=-1), dtype=np.int64)  # the lower index where two are equal
-    return pa.RecordBatch.from_pydict({"prediction": predictions, "logits": as_lists(logits)})
+        predictions = np.asarray(logits.argmax(axis=-1), dtype=np.int64)  # of equal logits the lower index
+    return pa.RecordBatch.from_pydict({"prediction": predictions, "logits": logits_column(logits)})

@@ -5,8 +5,8 @@ B rows of a batch, N rows of a split, L labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.task_types.task_type import Column, TaskType
 
@@ -28,14 +28,27 @@ class SequenceLevelTask(TaskType):
     hub_task = "text-classification"
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
-        """Pads to the longest row."""
         from training.batching.batches import PadToLongest
 
         return PadToLongest(tokenizer, multiple)
 
 
+class LabelProbabilities(SequenceLevelTask):
+    """The base of task types whose records have `probabilities` by label."""
+
+    problem_type: ClassVar[str]
+    """The field of the model's config, which selects the loss inside of the model."""
+
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        return {**label_names_config(labels), "problem_type": self.problem_type}
+
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """Compares only the probabilities: rounding may change a label whose probability is near a tie or threshold."""
+        return super().same_prediction(given["probabilities"], stored["probabilities"], tolerance)
+
+
 def label_names_config(labels: Sequence[str]) -> dict[str, Any]:
-    """The fields of a model's config that name its labels, by index and by name."""
+    """The fields of a model's config that name its labels."""
     return {
         "num_labels": len(labels),
         "id2label": dict(enumerate(labels)),
@@ -43,13 +56,20 @@ def label_names_config(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def as_lists(logits: npt.NDArray[np.float32]) -> pa.ListArray:
-    """(B, L) logits as a column of lists."""
-    import numpy as np
+def probability_type(labels: Sequence[str]) -> pa.DataType:
+    """The type of `probabilities` by label in a record."""
     import pyarrow as pa
 
-    rows, width = logits.shape
-    return pa.ListArray.from_arrays(np.arange(0, (rows + 1) * width, width, dtype=np.int32), logits.reshape(-1))
+    return pa.struct([(label, pa.float64()) for label in labels])
+
+
+def logits_column(logits: npt.NDArray[np.float32]) -> pa.ListArray:
+    """(B, L) logits as a column of lists."""
+    import numpy as np
+
+    from training.tokenization.features import list_column
+
+    return list_column(logits.reshape(-1), np.full(*logits.shape))
 
 
 def logits_of(predictions: pa.Table, labels: int) -> npt.NDArray[np.float32]:
@@ -59,8 +79,7 @@ def logits_of(predictions: pa.Table, labels: int) -> npt.NDArray[np.float32]:
     return logits
 
 
-def replaced(predictions: pa.Table, columns: pa.RecordBatch) -> pa.Table:
-    """The predictions with some columns replaced."""
+def replace_columns(predictions: pa.Table, columns: pa.RecordBatch) -> pa.Table:
     for name in columns.schema.names:
         predictions = predictions.set_column(predictions.column_names.index(name), name, columns[name])
     return predictions

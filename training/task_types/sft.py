@@ -1,25 +1,25 @@
-"""Supervised fine-tuning: an assistant learns to answer. Only tokens of answers are targets.
+"""Supervised fine-tuning of assistants: conversations, in which only the tokens of answers are targets.
 
 A row of the data set        {"messages": [{"role": "user", "content": "2 + 2?"},
                                            {"role": "assistant", "content": "4"}]}
-as the chat template has it  "user: 2 + 2?</s> assistant: 4</s>"
-becomes token features       {"input_ids": [5, 9, 3, 9, 4, 2, 6, 7, 2], "of_answer": [0, 0, 0, 0, 0, 0, 0, 1, 1],
+by the chat template         "user: 2 + 2?</s> assistant: 4</s>"
+token features               {"input_ids": [5, 9, 3, 9, 4, 2, 6, 7, 2], "of_answer": [0, 0, 0, 0, 0, 0, 0, 1, 1],
                               "length": 9, "targets": 2}
-and for training, packed     the same, several rows one after the other: "starts": [0, 9, 21]
-of which a batch has         {"input_ids": (B, T), "position_ids": (B, T),
+a packed row for training    several of these one after another, and "starts": [0, 9, 21]
+a padded batch               {"input_ids": (B, T), "position_ids": (B, T),
                               "labels": [-100, -100, -100, -100, -100, -100, -100, 7, 2]}
-the model outputs            logits (B, T, V), summed up to a loss a row.
+the model's output           logits (B, T, V), summed up to a loss for each row
 
-Rows come in three ways:
-  messages                      a list of them: {"role": "system", "user" or "assistant", "content": a text}
-  prompt, completion            two texts that are joined as they stand, without a template, and the eos token
-  instruction, input, output    as messages: the instruction, perhaps with an input below it, and its answer
+Rows have one of three forms:
+  messages                      a list of {"role": "system", "user" or "assistant", "content": a text}
+  prompt, completion            two texts that are concatenated without a template, and the eos token
+  instruction, input, output    as messages: the instruction, optionally followed by the input, and the answer
 
-Where a template marks what the assistant says (`{% generation %}`), that is learnt: all answers of a conversation, and
-what ends each. Else an answer is what it adds to the text in which it is asked for:
-training/tokenization/chat_templates.py. A token is learnt if its first character is of an answer. Rows longer than
-tokens.max_length are cut on the right; where nothing of an answer is left, a row is not packed, and counts for nothing
-elsewhere. Packed rows hold whole conversations, which do not see one another: training/tokenization/packing.py.
+If a template marks answers (`{% generation %}`), these are the targets, with the end of each answer. Otherwise an
+answer is the text that it adds to its prompt: training/tokenization/chat_templates.py. A token is a target if its first
+character is part of an answer. Rows longer than tokens.max_length are truncated on the right; rows without targets left
+are not trained on and count in no metric. Packed rows hold whole conversations, which do not attend to each other:
+training/tokenization/packing.py.
 
 B rows of a batch, T tokens, V vocabulary.
 """
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     Ids = npt.NDArray[np.int32]
 
 
-MOST_REASONS = 8
-"""The most reasons that are reported one by one for a block of rows."""
+MAX_REASONS = 8
+"""The number of reasons that are reported one by one for a block of rows."""
 
 
 class SupervisedFineTuning(CausalLM):
@@ -87,96 +87,109 @@ class SupervisedFineTuning(CausalLM):
     checks: ClassVar = {"messages": "error"}
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
-        """Messages; or a prompt and its completion; or an instruction, perhaps with an input, and its output."""
         sets = (("messages",), ("prompt", "completion"), ("instruction", "input", "output"))
         return [{name: self.columns[name] for name in names} for names in sets]
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
-        """Messages that are no conversation, or one without an answer at its end."""
-        for mask, why in _no_conversations(rows, answered=True):
-            yield "messages", f"has no conversation in column 'messages' ({why})", mask
+        """Messages that are no conversation with an answer at its end."""
+        for mask, reason in _find_faults(rows, answered=True):
+            yield "messages", f"has no conversation in column 'messages' ({reason})", mask
 
     def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Messages that are no conversation."""
-        for mask, why in _no_conversations(rows, answered=False):
-            yield "messages", f"has no conversation ({why})", mask, ""
+        for mask, reason in _find_faults(rows, answered=False):
+            yield "messages", f"has no conversation ({reason})", mask, ""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """input_ids; `of_answer`, 1 for each token that is learnt (list<int8>); length, and `targets`, how many are.
+        """input_ids; `of_answer`, 1 for each target (list<int8>); length; and `targets`, their number.
 
-        Rows without what is said, and conversations that end with a question, are as they are asked: up to where the
-        model goes on, and without targets. Raises UserError where a chat template is wanted and there is none.
+        Rows without an answer at their end become prompts without targets. Raises UserError if a chat template is
+        needed and missing.
         """
         import numpy as np
         import pyarrow as pa
 
-        from training.tokenization.features import Features, of_lengths
+        from training.tokenization.features import Features, list_column
         from training.tokenization.packing import OF_ANSWER
 
-        found, most = self._tokens(encoder, rows), encoder.max_length
-        whole = np.array([len(ids) for ids, _ in found])
-        lengths = np.minimum(whole, most).astype(np.int32)
+        tokens, limit = self._tokens(encoder, rows), encoder.max_length
+        untruncated = np.array([len(ids) for ids, _ in tokens])
+        lengths = np.minimum(untruncated, limit).astype(np.int32)
         columns = {
-            "input_ids": of_lengths(np.concatenate([ids[:most] for ids, _ in found]), lengths),
-            OF_ANSWER: of_lengths(np.concatenate([of[:most] for _, of in found]).astype(np.int8), lengths),
+            "input_ids": list_column(np.concatenate([ids[:limit] for ids, _ in tokens]), lengths),
+            OF_ANSWER: list_column(np.concatenate([mask[:limit] for _, mask in tokens]).astype(np.int8), lengths),
             "length": lengths,
-            "targets": np.array([of[:most].sum() for _, of in found], np.int32),
+            "targets": np.array([mask[:limit].sum() for _, mask in tokens], np.int32),
         }
-        return Features(pa.RecordBatch.from_pydict(columns), whole - lengths)
+        return Features(pa.RecordBatch.from_pydict(columns), untruncated - lengths)
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
-        """The tokens of what each row asks, up to where the answer follows that it may have: a template may end a
-        question with the token that ends texts."""
-        return [ids for ids, _ in self._tokens(encoder, self._unanswered(rows))]
+        """The tokens of each row before its last answer, with end tokens: templates may end questions with them."""
+        return [ids for ids, _ in self._tokens(encoder, self._drop_answers(rows))]
 
     def _tokens(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
-        """All tokens of each row, and a mask of the targets."""
+        """All tokens of each row, without truncation, and the mask of the targets."""
         import numpy as np
 
-        plain = "prompt" in rows.schema.names
-        texts, spans = _prompts(rows) if plain else _conversations(encoder, rows)
-        encoded = encoder.encode_located(texts, special=plain)
+        has_prompt = "prompt" in rows.schema.names
+        texts, spans = _join_prompts(rows) if has_prompt else _render_conversations(encoder, rows)
+        encoded = encoder.encode_located(texts, special=has_prompt)
         assert encoded.starts is not None
         ends = np.cumsum(encoded.lengths)[:-1]
-        found = []
-        for ids, starts, said in zip(np.split(encoded.ids, ends), np.split(encoded.starts, ends), spans, strict=True):
-            of_answer = np.searchsorted(np.ravel(said), starts, side="right") % 2 == 1
-            if plain:
-                ids, of_answer = self._ended(encoder, ids, starts, of_answer, completed=bool(said))
+        tokens = []
+        for ids, starts, answers in zip(
+            np.split(encoded.ids, ends), np.split(encoded.starts, ends), spans, strict=True
+        ):
+            of_answer = np.searchsorted(np.ravel(answers), starts, side="right") % 2 == 1
+            if has_prompt:
+                ids, of_answer = self._add_end(encoder, ids, starts, of_answer, has_completion=bool(answers))
             of_answer[:1] = False  # the first token has no context
-            found.append((ids, of_answer))
-        return found
+            tokens.append((ids, of_answer))
+        return tokens
 
-    def _ended(self, encoder: Encoder, ids: Ids, starts: Ids, of_answer: Mask, *, completed: bool) -> tuple[Ids, Mask]:
-        """The tokens of a prompt and its completion with those that end a text, which are learnt, too; and of a prompt
-        alone without them, given where each token begins in the text."""
+    def _add_end(
+        self, encoder: Encoder, ids: Ids, starts: Ids, of_answer: Mask, *, has_completion: bool
+    ) -> tuple[Ids, Mask]:
+        """The tokens of a prompt without special tokens after it; or of a prompt and its completion with these tokens
+        and eos, as targets. `starts` are the tokens' first characters, -1 for special tokens."""
         import numpy as np
 
-        text = int(np.flatnonzero(starts >= 0).max(initial=-1)) + 1
-        if not completed:
-            return ids[:text], of_answer[:text]
-        of_answer[text:] = True
+        end = int(np.flatnonzero(starts >= 0).max(initial=-1)) + 1  # of the text
+        if not has_completion:
+            return ids[:end], of_answer[:end]
+        of_answer[end:] = True
         if self.options.append_eos and encoder.eos is not None and encoder.eos not in ids[-1:]:
             return np.append(ids, np.int32(encoder.eos)), np.append(of_answer, True)
         return ids, of_answer
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packed for training, without those that have no targets; else as they are. Raises UserError where none of
-        train has any."""
-        if split != "train":
-            return features
-        features = _with_targets(features, max_length)
-        return _packed(features, max_length) if self.options.packing else features
+        """For training packed, without rows that have no targets. Raises UserError if no training row has any."""
+        import pyarrow.compute as pc
+
+        from training.tokenization.packing import pack_whole_documents
+
+        targets = 0
+        for rows in features:
+            targets += pc.sum(rows.column("targets")).as_py() or 0
+            if split == "train" and self.options.packing:
+                rows = rows.filter(pc.greater(rows.column("targets"), 0))
+                if rows.num_rows:
+                    yield pack_whole_documents(rows, max_length)
+            else:
+                yield rows
+        if split == "train" and not targets:
+            message = f"{max_length} leaves nothing of an answer in any row of train: raise it."
+            raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Also adds the token that ends an answer in the chat template, which may not be the tokenizer's eos."""
+        """Also adds the chat template's end token of answers, which may differ from the tokenizer's eos."""
         from training.models.repository_files import chat_of
         from training.task_types.generation import add_end_token
         from training.tokenization.chat_templates import ChatTemplate
 
         super().prepare(model, tokenizer)
         chat = chat_of(tokenizer)
-        end = chat and ChatTemplate(*chat).end()
+        end = chat and ChatTemplate(*chat).find_end()
         ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end else []
         if ids and ids[0] in tokenizer.added_tokens_decoder:
             add_end_token(model, ids[0])
@@ -185,8 +198,8 @@ class SupervisedFineTuning(CausalLM):
         """The predictions unchanged: each row has one feature row."""
         return predictions
 
-    def _unanswered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows without targets, and without the answer at the end of a conversation."""
+    def _drop_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows without target columns, and without answers at the end of conversations."""
         import pyarrow as pa
 
         from training.data.lists import as_json
@@ -201,21 +214,21 @@ class SupervisedFineTuning(CausalLM):
         return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the mean loss. Rows without an answer have none: their generated texts are compared, if known."""
+        """Compares the mean loss; for rows without an answer, the generated texts if they are stored."""
         if given["targets"]:
             return super().same_prediction(given, stored, tolerance)
-        written = stored.get(self.generated_column)
-        return written is None or given.get(self.generated_column) == written
+        text = stored.get(self.generated_column)
+        return text is None or given.get(self.generated_column) == text
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
-        """The likelihood of a given answer; without one, the generated answer."""
+        """The likelihood of the row's answer; if it has none, the generated answer."""
         if record["targets"]:
             return super().lines(record)
-        return [record.get("generated_text", "no answer is written: options.max_new_tokens is 0")]
+        return [record.get("generated_text", "no answer is generated: options.max_new_tokens is 0")]
 
 
-def _prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
-    """Prompts with their completions, where rows have any, and where these are."""
+def _join_prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
+    """Prompts with their completions, if rows have any, and the spans of the completions."""
     prompts = rows.column("prompt").to_pylist()
     if "completion" not in rows.schema.names:
         return prompts, [[] for _ in prompts]
@@ -223,69 +236,49 @@ def _prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
     return texts, [[(len(prompt), len(text))] for prompt, text in zip(prompts, texts, strict=True)]
 
 
-def _conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
-    """Conversations as the chat template has them, and where their answers are. Raises UserError where there is no
-    template, or none that can write them, and for what is no conversation."""
-    from training.tokenization.chat_templates import FIELD, ChatTemplate, fault_of
+def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
+    """Conversations by the chat template, and the spans of their answers. Raises UserError if the template is missing
+    or fails, and for faulty conversations."""
+    from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
 
     if encoder.chat is None:
-        message = "is missing: the tokenizer has no chat template, and messages and instructions are written by one. "
+        message = "is missing: the tokenizer has no chat template, and messages and instructions need one. "
         message += "Name a file, such as deployments/examples/chat.jinja, or give rows with prompt and completion."
         raise UserError([Problem(kind="model", where=FIELD, message=message)])
     if "messages" in rows.schema.names:
         conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
     else:
-        conversations = [_instruction(**row) for row in rows.to_pylist()]
+        conversations = [_to_messages(**row) for row in rows.to_pylist()]
     template, texts, spans = ChatTemplate(*encoder.chat), [], []
     for messages in conversations:
-        if wrong := fault_of(messages, answered=False):
-            message = f"there is no conversation to be asked about: {wrong}."
+        if fault := find_fault(messages, answered=False):
+            message = f"a row has no conversation: {fault}."
             raise UserError([Problem(kind="data", where="messages", message=message)])
-        answered = messages[-1]["role"] == "assistant"
-        text, of_text = template.answered(messages) if answered else (template.asked(messages), [])
+        is_answered = messages[-1]["role"] == "assistant"
+        text, answers = template.render_answers(messages) if is_answered else (template.render_prompt(messages), [])
         texts.append(text)
-        spans.append(of_text)
+        spans.append(answers)
     return texts, spans
 
 
-def _instruction(instruction: str, input: str | None = None, output: str | None = None) -> list[dict[str, str]]:
-    """A row with these columns, as messages."""
+def _to_messages(instruction: str, input: str | None = None, output: str | None = None) -> list[dict[str, str]]:
     question = f"{instruction}\n\n{input}" if input and input.strip() else instruction
     answer = [] if output is None else [{"role": "assistant", "content": output}]
     return [{"role": "user", "content": question}, *answer]
 
 
-def _no_conversations(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
-    """Which messages are no conversation, by why they are none; the rarer reasons together."""
+def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
+    """The rows whose messages are no conversation, by reason; the rarer reasons together."""
     import numpy as np
 
-    from training.tokenization.chat_templates import fault_of
+    from training.tokenization.chat_templates import find_fault
 
-    if "messages" in rows.schema.names:
-        found = [fault_of(json.loads(text), answered=answered) for text in rows.column("messages").to_pylist()]
-        for why, _ in (told := Counter(filter(None, found)).most_common(MOST_REASONS)):
-            yield np.array([one == why for one in found]), why
-        if (rest := np.array([one is not None and one not in dict(told) for one in found])).any():
-            yield rest, "for other reasons than the most frequent ones"
-
-
-def _packed(features: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:
-    import pyarrow.compute as pc
-
-    from training.tokenization.packing import packed_whole
-
-    for rows in features:
-        there = rows.filter(pc.greater(rows.column("targets"), 0))
-        if there.num_rows:
-            yield packed_whole(there, max_length)
-
-
-def _with_targets(features: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:
-    """The same. Raises UserError at their end, if none of the rows has targets."""
-    found = 0
-    for rows in features:
-        found += int(rows.column("targets").to_numpy().sum())
-        yield rows
-    if not found:
-        message = f"{max_length} leaves nothing of an answer in any row of train: raise it."
-        raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
+    if "messages" not in rows.schema.names:
+        return
+    faults = [find_fault(json.loads(text), answered=answered) for text in rows.column("messages").to_pylist()]
+    frequent = [fault for fault, _ in Counter(filter(None, faults)).most_common(MAX_REASONS)]
+    for reason in frequent:
+        yield np.array([fault == reason for fault in faults]), reason
+    rare = np.array([fault is not None and fault not in frequent for fault in faults], bool)
+    if rare.any():
+        yield rare, "for other reasons than the most frequent ones"

@@ -3,12 +3,12 @@
     rows ─ RowsToFeatures ▶ token features ─ FeaturesToBatches ▶ batches ─ BatchesToLoss ▶ loss, logits
     logits ─ OutputsToPredictions ▶ predictions ─ PredictionsToRecords ▶ records
 
-A task type implements the abstract methods. All other methods have defaults: each step has the ones that are
-overridden most, and training.task_types.optional_hooks has the rest. The columns of rows are declared by
-RowSpecification, the options, metrics and names by TaskSpecification (training.recipe).
+A task type implements the abstract methods. All others have defaults: those that are overridden most are here, the
+rest in training.task_types.optional_hooks. It declares the columns of its rows as in RowSpecification, and its options,
+metrics and names as in TaskSpecification (training.recipe).
 
-This module and the top level of every task type's module import no torch, transformers or pyarrow, because a recipe is
-checked against its task type before anything is loaded.
+This module and the top level of a task type's module import no torch, transformers or pyarrow, because recipes are
+checked against them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class RowsToFeatures:
     """Step 1: rows to token features."""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The token features of rows as load_data stores them. Target columns are absent when a model is queried.
+        """The token features of rows as load_data stores them; rows to predict have no target columns.
 
-        The default encodes `text` and `text_pair`. There may be several feature rows for a row: a column `row` then
-        numbers their row, and `join_labels` makes one prediction of them.
+        The default encodes `text` and `text_pair`. A row may have several feature rows: a column `row` then has its
+        number, and `join_labels` joins their predictions.
         """
-        from training.tokenization.features import of_texts
+        from training.tokenization.features import encode_texts
 
-        return of_texts(encoder, rows)
+        return encode_texts(encoder, rows)
 
 
 class FeaturesToBatches(ABC):
@@ -55,23 +55,23 @@ class FeaturesToBatches(ABC):
 
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
-        """The function that makes a batch of token features, padded to a multiple of `multiple` tokens."""
+        """The function from token features to a batch, padded to a multiple of `multiple` tokens."""
 
     def target_count(self, batch: Batch) -> int:
-        """The number of targets that a batch's loss is the mean of, by default one a row.
+        """The number of targets that the batch's loss is the mean of, by default one for each row.
 
-        A task type that overrides this has a column `targets` (int32) in its features, the number of targets of each
-        row. Steps are weighted by it; a row with 0 targets does not count.
+        If it is overridden, the features have a column `targets` (int32), the number of targets of each row. Steps are
+        weighted by it; a row with 0 targets does not count.
         """
         return len(batch["labels"])
 
 
-class BatchesToLoss(ABC):
+class BatchesToLoss:
     """Step 3: batches to logits and their loss."""
 
-    @abstractmethod
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """The fields of the model's config that depend on the labels, given by name in the order of their indices."""
+        """The fields of the model's config that the task sets. `labels` are names, in the order of their indices."""
+        return {}
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
         """The forward pass without a loss, for predictions and for a loss that is computed outside of the model."""
@@ -81,8 +81,7 @@ class BatchesToLoss(ABC):
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """The loss that the recipe's training section selects; None for the loss that the model computes itself.
 
-        With `outside`, the loss is computed outside of the model if possible: inside, a sharded model may compute it in
-        a lower precision.
+        `outside` requests a loss outside of the model: a sharded model may compute its own in a lower precision.
         """
         return None
 
@@ -92,34 +91,34 @@ class OutputsToPredictions(ABC):
 
     @abstractmethod
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """The predictions for the B feature rows of a batch, a line a row, from the outputs of `forward`. Columns are
-        not named `row`, `label` or `tokens`."""
+        """The predictions for the B feature rows of a batch, from the outputs of `forward`. Columns are not named
+        `row`, `label` or `tokens`."""
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
-        """The predictions for all rows of a split as they are stored: one line for each row of the data, not for each
-        feature row, and the row's `label` in front if it has one."""
-        return rows.labelled(predictions)
+        """The predictions for all rows of a split as they are stored: one for each row of the data, not for each
+        feature row, with the row's `label` as the first column if it has one."""
+        return rows.with_labels(predictions)
 
     @abstractmethod
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Predictions:
-        """The predictions and references as metrics read them, from what `join_labels` returned."""
+        """The result of `join_labels` as metrics read it."""
 
     @abstractmethod
     def empty_predictions(self, labels: Sequence[str]) -> Predictions:
-        """The metrics' input for no rows."""
+        """The result of `metric_inputs` for no rows."""
 
 
 class PredictionsToRecords(ABC):
-    """Step 5: predictions to records, which are shown to people, written to files and served."""
+    """Step 5: predictions to records, which people and servers get."""
 
     @abstractmethod
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """The names and types of a record's fields. They are the columns that a file of rows gets; CSV files get only
-        those that are not nested."""
+        """The names and types of a record's fields, which `finetune predict` adds to files; to CSV files only those
+        that are not nested."""
 
     @abstractmethod
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        """The predictions as plain values, by the names of `record_types`."""
+        """The predictions as plain values with the names of `record_types`."""
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The lines of a record in a terminal."""
@@ -130,14 +129,14 @@ class PredictionsToRecords(ABC):
         return _equal(given, stored, tolerance)
 
     pipeline: ClassVar[bool] = True
-    """Whether MLflow serves the pipeline that transformers has for the task. If not, MLflow serves the records."""
+    """Whether MLflow serves the pipeline of transformers for the task. If not, it serves the records."""
 
     serves: ClassVar[Mapping[str, str]] = {}
-    """The columns of MLflow's signature for the pipeline's output, and MLflow's names of their types."""
+    """The columns of MLflow's signature for the pipeline's output, and MLflow's types of them."""
 
     def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
-        """Whether the output of MLflow's server equals the stored records. Of a pipeline, the default compares only the
-        number of rows."""
+        """Whether the output of MLflow's server equals the stored records. For a pipeline, the default compares only
+        the numbers of rows."""
         if self.pipeline:
             return len(served) == len(stored)
         return all(self.same_prediction(given, record, tolerance) for given, record in zip(served, stored, strict=True))

@@ -1,17 +1,16 @@
-"""Token classification: each word of a text gets one of the tags, such as names of people and places, or parts of
-speech.
+"""Token classification: a tag for each word of a text, such as named entities or parts of speech.
 
 A row of the data set        {"tokens": ["Merkel", "visits", "Rome"], "ner_tags": ["B-PER", "O", "B-LOC"]}
-becomes token features       {"input_ids": [101, 21442, 2884, 7879, 4199, 102], "length": 6,
+token features               {"input_ids": [101, 21442, 2884, 7879, 4199, 102], "length": 6,
                               "first": [1, 3, 4], "label": [1, 0, 3], "targets": 3}
-and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, T)}
+a padded batch               {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B, T)}
                              labels of this row: [-100, 1, -100, 0, 3, -100]
-the model outputs            logits (B, T, L), and a word's prediction is the tag of the largest one at its first token.
+the model's output           logits (B, T, L); a word's prediction is the tag of the largest one at its first token
 
-A word without a token, as white space and what the tokenizer drops are, or all of whose tokens are cut off, is not
-learnt from; it has no prediction (null), and counts as O where its tag is told.
+Words without a token, because they are truncated or the tokenizer drops them (such as white space), are not trained on.
+Their prediction is null, which metrics count as O.
 
-B rows of a batch, T tokens, L tags, W words of all rows of a batch or split one after another.
+B rows of a batch, T tokens, L tags, W words of all rows of a batch or split.
 """
 
 from __future__ import annotations
@@ -61,7 +60,9 @@ class TokenClassification(TaskType):
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """Rows with more or fewer tags than words; and, if all tags are of IOB2, each I-X that continues no span."""
+        """Rows whose numbers of tags and words differ; and, if all tags are of IOB2, rows with an I-X that continues no
+        span."""
+        import numpy as np
         import pyarrow.compute as pc
 
         words, tags = rows.column("text"), rows.column("label")
@@ -69,12 +70,13 @@ class TokenClassification(TaskType):
         uneven = lengths[0] != lengths[1]
         if uneven.any():
             first = int(uneven.argmax())
-            yield "uneven_tags", "has more or fewer tags than words", uneven, _odd(words[first], tags[first])
-        broken, told = _broken(words.filter(~uneven), tags.filter(~uneven))
-        if told:
-            wrong = uneven.copy()
-            wrong[~uneven], wrong[uneven] = broken, False
-            yield "iob2", "has a word inside a span that no word begins", wrong, told
+            example = _describe_uneven(words[first], tags[first])
+            yield "uneven_tags", "has more or fewer tags than words", uneven, example
+        broken, example = _find_broken_spans(words.filter(~uneven), tags.filter(~uneven))
+        if example:
+            mask = np.zeros(len(uneven), bool)
+            mask[~uneven] = broken
+            yield "iob2", "has a word inside a span that no word begins", mask, example
 
     def label_order(self, labels: Sequence[str]) -> list[str] | None:
         """O, then by type: B-LOC, I-LOC, B-PER, I-PER."""
@@ -83,7 +85,7 @@ class TokenClassification(TaskType):
         return sorted(labels, key=lambda tag: (tag != OUTSIDE, type_of(tag), tag))
 
     def incompatible_label(self, labels: Sequence[str]) -> tuple[str, str] | None:
-        """The first tag that is not of IOB2 if others are."""
+        """The first tag that is not of IOB2, if others are."""
         prefixed = next((label for label in labels if label.startswith(("B-", "I-"))), None)
         odd = next((label for label in labels if not is_iob2([label])), None)
         if prefixed is None or odd is None:
@@ -94,79 +96,76 @@ class TokenClassification(TaskType):
         )
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """The labels' names."""
         from training.task_types.sequence_level import label_names_config
 
         return label_names_config(labels)
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """input_ids and length; `first`, the place of each word's first token, -1 where it has none; the tags as the
-        rows have them, by word; and `targets`, how many words have a token."""
+        """input_ids and length; `first`, the position of each word's first token, -1 if it has none; the tags, by word;
+        and `targets`, the number of words with a token."""
         import numpy as np
         import pyarrow as pa
 
         from training.data.lists import lists_like
-        from training.tokenization.features import Features, lists
+        from training.tokenization.features import Features, list_column
 
         words = rows.column("text").to_pylist()
         encoded = encoder.encode_words(words)
         counts = np.fromiter(map(len, words), np.int64, len(words))
-        first = _first_tokens(encoded, counts)
+        first, rows_of_words = _first_tokens(encoded, counts), np.repeat(np.arange(len(words)), counts)
         columns = {
-            "input_ids": lists(encoded, encoded.ids),
+            "input_ids": list_column(encoded.ids, encoded.lengths),
             "length": encoded.lengths,
             "first": lists_like(rows.column("text"), pa.array(first)),
-            "targets": np.bincount(np.repeat(np.arange(len(words)), counts)[first >= 0], minlength=len(words)),
+            "targets": np.bincount(rows_of_words[first >= 0], minlength=len(words)).astype(np.int32),
         }
-        columns["targets"] = columns["targets"].astype(np.int32)
         if "label" in rows.schema.names:
             columns["label"] = rows.column("label")
         return Features(pa.RecordBatch.from_pydict(columns), encoded.lost)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadTags:
-        """Pads to the longest row, labels with -100."""
         from training.batching.batches import PadTags
 
         return PadTags(tokenizer, multiple)
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
-        """Cross entropy, focal or the author's own, perhaps weighted by tag, of the words that have a token. Never the
-        model's own, which is no number where a batch has no such word."""
+        """Cross entropy, focal or the user's loss of the words with a token, optionally with class weights. It is
+        computed outside of the model: the loss inside is NaN for a batch without such words."""
         from training.batching.batches import IGNORED
+        from training.data.lists import flat_values
         from training.task_types.losses import classification as losses
 
-        of_words = losses.make_loss(training, labels, _learnt(train), outside=True)
+        tags, first = (flat_values(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
+        of_words = losses.make_loss(training, labels, tags[first >= 0], outside=True)
         assert of_words is not None
 
         def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            there = labels != IGNORED
-            chosen = logits[there]  # (W, L)
-            return of_words(chosen, labels[there]) if len(chosen) else chosen.sum()
+            is_first = labels != IGNORED
+            of_first = logits[is_first]  # (W, L)
+            return of_words(of_first, labels[is_first]) if len(of_first) else of_first.sum()
 
         return loss
 
     def target_count(self, batch: Batch) -> int:
-        """The number of words that have a token."""
         from training.batching.batches import IGNORED
 
         return int((batch["labels"] != IGNORED).sum())
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """`prediction`, the index of a tag for each word that has a token, and `probability`, the tag's."""
+        """`prediction`, the index of a tag for each word with a token, and `probability`, that of the tag."""
         import numpy as np
         import pyarrow as pa
 
         from training.batching.batches import IGNORED
+        from training.tokenization.features import list_column
 
-        there = batch["labels"] != IGNORED
-        logits = outputs["logits"][there].float().cpu()  # (W, L)
-        predictions = logits.numpy().argmax(axis=-1)  # the lower index where two are equal
+        is_first = batch["labels"] != IGNORED
+        logits = outputs["logits"][is_first].float().cpu()  # (W, L)
+        predictions = logits.numpy().argmax(axis=-1)  # of equal logits the lower index
         probabilities = logits.softmax(dim=-1).numpy()[np.arange(len(predictions)), predictions]
-        ends = there.sum(dim=1).cumsum(dim=0).cpu().numpy()
-        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
-        columns = {"prediction": predictions, "probability": probabilities}
+        lengths = is_first.sum(dim=1).cpu().numpy()
         return pa.RecordBatch.from_pydict(
-            {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
+            {"prediction": list_column(predictions, lengths), "probability": list_column(probabilities, lengths)}
         )
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
@@ -177,10 +176,13 @@ class TokenClassification(TaskType):
         from training.data.lists import flat_values, lists_like
 
         first = rows.table["first"].combine_chunks()
-        there = flat_values(first).to_numpy() >= 0
-        place = pa.array(np.cumsum(there) - 1, mask=~there)
-        given = {name: flat_values(predictions[name].combine_chunks()) for name in predictions.column_names}
-        return rows.labelled(pa.table({name: lists_like(first, values.take(place)) for name, values in given.items()}))
+        has_token = flat_values(first).to_numpy() >= 0
+        index = pa.array(np.cumsum(has_token) - 1, mask=~has_token)
+        by_word = {
+            name: lists_like(first, flat_values(predictions[name].combine_chunks()).take(index))
+            for name in predictions.column_names
+        }
+        return rows.with_labels(pa.table(by_word))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Tagged:
         import numpy as np
@@ -189,10 +191,10 @@ class TokenClassification(TaskType):
         from training.evaluation.tagged_words import Tagged
 
         lists = {name: predictions[name].combine_chunks() for name in ("label", "prediction", "probability")}
-        none = labels.index(OUTSIDE) if OUTSIDE in labels else -1
+        outside = labels.index(OUTSIDE) if OUTSIDE in labels else -1
         return Tagged(
             references=flat_values(lists["label"]).to_numpy(),
-            predictions=flat_values(lists["prediction"]).fill_null(none).to_numpy(),
+            predictions=flat_values(lists["prediction"]).fill_null(outside).to_numpy(),
             probabilities=flat_values(lists["probability"]).fill_null(np.nan).to_numpy().astype(np.float64),
             starts=np.concatenate([[0], np.cumsum(_lengths(lists["label"]))]),
             labels=labels,
@@ -203,11 +205,11 @@ class TokenClassification(TaskType):
 
         from training.evaluation.tagged_words import Tagged
 
-        none = np.empty(0, np.int64)
-        return Tagged(none, none, np.empty(0), np.zeros(1, np.int64), labels)
+        empty = np.empty(0, np.int64)
+        return Tagged(empty, empty, np.empty(0), np.zeros(1, np.int64), labels)
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """One tag for every word, with its share of the training words as probability. The best is chosen on
+        """One tag for every word, with its frequency in the training rows as probability. The best is chosen on
         CHOOSING_ROWS training rows at most."""
         from dataclasses import replace
         from functools import partial
@@ -220,45 +222,43 @@ class TokenClassification(TaskType):
 
         tags = column(data / "train.arrow", "label").combine_chunks()
         counts = np.bincount(flat_values(tags).to_numpy(), minlength=len(labels))
-        given = smoothed(counts)
+        frequencies = smoothed(counts)
 
-        def answered(tag: int, rows: Tagged, split: str) -> Tagged:
+        def predict(tag: int, rows: Tagged, split: str) -> Tagged:
             words = len(rows.references)
-            return replace(rows, predictions=np.full(words, tag), probabilities=np.full(words, given[tag]))
+            return replace(rows, predictions=np.full(words, tag), probabilities=np.full(words, frequencies[tag]))
 
         some = tags.take(evenly(len(tags), CHOOSING_ROWS))
         words, starts = flat_values(some).to_numpy(), np.concatenate([[0], np.cumsum(_lengths(some))])
         train = Tagged(words, words, np.ones(len(words)), starts, labels)
-        return Baseline([Constant(repr(labels[tag]), partial(answered, tag)) for tag in most_frequent(counts)], train)
+        return Baseline([Constant(repr(labels[tag]), partial(predict, tag)) for tag in most_frequent(counts)], train)
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        """`tags` of the words, null for one that the model did not see; their `probabilities`; and the `spans` that the
-        tags mean: `start`, the place of the first word counted from 0, and `end`, that behind the last."""
+        """`tags` of the words, null for words without a token; their `probabilities`; and the `spans` of the tags with
+        `start`, the number of the first word, from 0, and `end`, that after the last."""
         import pyarrow as pa
 
         span = pa.struct([("type", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
         return {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64()), "spans": pa.list_(span)}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        given = zip(predictions["prediction"].to_pylist(), predictions["probability"].to_pylist(), strict=True)
+        rows = zip(predictions["prediction"].to_pylist(), predictions["probability"].to_pylist(), strict=True)
         return [
             {
                 "tags": [None if tag is None else labels[tag] for tag in tags],
                 "probabilities": probabilities,
-                "spans": [
-                    {"type": task_type, "start": start, "end": end} for task_type, start, end in of_row(labels, tags)
-                ],
+                "spans": [{"type": name, "start": start, "end": end} for name, start, end in of_row(labels, tags)],
             }
-            for tags, probabilities in given
+            for tags, probabilities in rows
         ]
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
-        """The spans: from which word to which, counted from 0, and the type."""
-        flat_values = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in record["spans"]]
-        return [f"{words:>7}  {task_type}" for words, task_type in flat_values] or ["no span"]
+        """The first and last word of each span, from 0, and its type."""
+        spans = [(f"{span['start']}-{span['end'] - 1}", span["type"]) for span in record["spans"]]
+        return [f"{words:>7}  {name}" for words, name in spans] or ["no span"]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the probabilities alone: either of two equally likely tags may be predicted."""
+        """Compares only the probabilities: rounding may decide between tags that are equally likely."""
         return super().same_prediction({"": given["probabilities"]}, {"": stored["probabilities"]}, tolerance)
 
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
@@ -267,14 +267,13 @@ class TokenClassification(TaskType):
 
         from training.data.lists import flat_values, lists_like
 
-        given = predictions["prediction"].combine_chunks()
-        places = pa.array([labels.index(name) if name in labels else None for name in theirs], pa.int64())
+        tags = predictions["prediction"].combine_chunks()
+        ours = pa.array([labels.index(name) if name in labels else None for name in theirs], pa.int64())
         column = predictions.column_names.index("prediction")
-        return predictions.set_column(column, "prediction", lists_like(given, places.take(flat_values(given))))
+        return predictions.set_column(column, "prediction", lists_like(tags, ours.take(flat_values(tags))))
 
 
-def _odd(words: pa.ListScalar, tags: pa.ListScalar) -> str:
-    """The surplus words or tags of a row."""
+def _describe_uneven(words: pa.ListScalar, tags: pa.ListScalar) -> str:
     from training.data.faults import shortened
 
     if len(words) < len(tags):
@@ -282,33 +281,32 @@ def _odd(words: pa.ListScalar, tags: pa.ListScalar) -> str:
     return f": {shortened(words[len(tags)].as_py())}, word {len(tags) + 1} of {len(words)}, has none"
 
 
-def _broken(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
-    """The rows in which a span begins with I-X; and the first such word, nothing where there is none, or where not all
-    tags are of IOB2."""
+def _find_broken_spans(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
+    """The rows in which a span begins with I-X, and a description of the first such word; empty if there is none, or if
+    not all tags are of IOB2."""
     import numpy as np
 
     from training.data.faults import shortened
     from training.evaluation.tags import flattened
 
-    given, rows = flattened(tags.to_pylist())
-    names = sorted(set(given))
-    wrong = np.zeros(len(tags), bool)
+    by_word, rows = flattened(tags.to_pylist())
+    names = sorted(set(by_word))
+    broken = np.zeros(len(tags), bool)
     if not is_iob2(names):
-        return wrong, ""
-    places = {name: place for place, name in enumerate(names)}
-    begun = spans(names, np.array([places[tag] for tag in given], np.int64), rows).starts
-    inside = [place for place in begun.tolist() if given[place].startswith("I")]
-    wrong[rows[inside]] = True
+        return broken, ""
+    starts = spans(names, np.searchsorted(names, by_word), rows).starts.tolist() if names else []
+    inside = [start for start in starts if by_word[start].startswith("I")]
+    broken[rows[inside]] = True
     if not inside:
-        return wrong, ""
-    place = inside[0]
-    after = given[place - 1] if place and rows[place - 1] == rows[place] else "no other"
-    word = words.flatten()[place].as_py()
-    return wrong, f": {shortened(word)} is {given[place]} after {after}"
+        return broken, ""
+    start = inside[0]
+    after = by_word[start - 1] if start and rows[start - 1] == rows[start] else "no other"
+    word = words.flatten()[start].as_py()
+    return broken, f": {shortened(word)} is {by_word[start]} after {after}"
 
 
 def _first_tokens(encoded: Encoded, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """(W,) the place in its row of each word's first token, -1 where it has none, given the words of each row."""
+    """(W,) the position of each word's first token in its row, -1 if it has none, given the (N,) words of each row."""
     import numpy as np
 
     assert encoded.words is not None
@@ -317,18 +315,9 @@ def _first_tokens(encoded: Encoded, counts: npt.NDArray[np.int64]) -> npt.NDArra
     within = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     words = (np.cumsum(counts) - counts)[rows] + encoded.words
     first = np.full(int(counts.sum()), -1, np.int32)
-    tokens = np.flatnonzero(encoded.words >= 0)[::-1]  # of several of a word, the first is written last
+    tokens = np.flatnonzero(encoded.words >= 0)[::-1]  # reversed, so that a word's first token is written last
     first[words[tokens]] = within[tokens]
     return first
-
-
-def _learnt(train: TokenRows) -> npt.NDArray[np.int64]:
-    """(W,) the tags of all training words that have a token."""
-    from training.data.lists import flat_values
-
-    tags, first = (flat_values(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
-    learnt: npt.NDArray[np.int64] = tags[first >= 0]
-    return learnt
 
 
 def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:

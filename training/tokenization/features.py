@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from training.tokenization.encoder import Encoded, Encoder
+    from training.tokenization.encoder import Encoder
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Features:
     (list<int32>); `label`, if any; and other columns for the task type's collator. If there may be several feature
     rows for a row of the data, `row` (int64) is that row's number among the given rows, from 0, in order."""
     lost: npt.NDArray[np.int64]
-    """(N,) the tokens that were cut off each of the N rows of `rows`."""
+    """(N,) the truncated tokens of each of the N rows of `rows`."""
     lost_of_targets: npt.NDArray[np.int64] | None = None
-    """(N,) the tokens that were cut off each target text; the column `targets` counts those that are left."""
+    """(N,) the truncated tokens of each target text; the column `targets` counts those that are kept."""
 
     def numbered(self, before: int) -> pa.RecordBatch:
         """`rows` with the column `row` raised by `before`, the number of rows of the data in earlier blocks."""
@@ -34,26 +34,21 @@ class Features:
         return self.rows.set_column(place, "row", pa.array(self.rows.column(place).to_numpy() + before))
 
 
-def of_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:
+def encode_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:
     """The features of `text`, or of its pair with `text_pair`: input_ids, for pairs token_type_ids (list<int8>),
     length, and the rows' label, if any."""
     pairs = rows.column("text_pair").to_pylist() if "text_pair" in rows.schema.names else None
     encoded = encoder.encode(rows.column("text").to_pylist(), pairs)
-    columns: dict[str, Any] = {"input_ids": lists(encoded, encoded.ids)}
+    columns: dict[str, Any] = {"input_ids": list_column(encoded.ids, encoded.lengths)}
     if encoded.types is not None:
-        columns["token_type_ids"] = lists(encoded, encoded.types)
+        columns["token_type_ids"] = list_column(encoded.types, encoded.lengths)
     columns["length"] = encoded.lengths
     if "label" in rows.schema.names:
         columns["label"] = rows.column("label")
     return Features(pa.RecordBatch.from_pydict(columns), encoded.lost)
 
 
-def lists(encoded: Encoded, values: npt.NDArray[Any]) -> pa.ListArray:
-    """(T,) values of all tokens as one list for each row."""
-    return of_lengths(values, encoded.lengths)
-
-
-def of_lengths(values: npt.NDArray[Any], lengths: npt.NDArray[np.integer[Any]]) -> pa.ListArray:
+def list_column(values: npt.NDArray[Any], lengths: npt.NDArray[np.integer[Any]]) -> pa.ListArray:
     """(T,) values as lists of these (N,) lengths."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

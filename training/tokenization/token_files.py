@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 BYTES_AT_ONCE = 2**19
-"""Bytes of text that are encoded together: enough for all cores. An encoding takes about 100 bytes a token."""
+"""Bytes of text that are encoded together: enough for all cores. Encodings take about 100 bytes a token."""
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
@@ -46,8 +46,7 @@ def tokenize(
     level: Level = "warning",
     progress: Progress = lambda done, total: None,
 ) -> dict[str, int]:
-    """Writes the token features of every split with the tokenizer.json of the folder `tokenizer`: see `write_tokens`.
-    Raises UserError if there is no usable tokenizer.json."""
+    """Runs `write_tokens` with the tokenizer.json of the folder `tokenizer`. Raises UserError if it cannot be read."""
     return write_tokens(task_type, data, load_encoder(tokenizer, max_length), out, level, progress)
 
 
@@ -63,13 +62,10 @@ def write_tokens(
     """Writes the token features of the splits in the folder `data` (see training.data.load_rows) to `out`; returns the
     numbers of rows, tokens, truncated rows and lost tokens of all splits.
 
-    The encoder's `max_length` includes special tokens; of a pair the longer text is cut first. `level` is that of the
-    problem if rows are truncated. `progress` gets the rows done and the rows in total, of all splits.
-
-    `out` gets `<split>.arrow` with the columns of the task type's features, unpadded; and `log/report.json` (rows,
-    tokens, truncated rows, lost tokens and lengths of each split, the same of `targets` if rows have such, and the
-    warnings). Raises UserError if max_length leaves no room for a text, or if rows are truncated and that is an
-    error.
+    The encoder's `max_length` includes special tokens; of a pair the longer text is cut first. `progress` gets the rows
+    done and the rows in total. `out` gets `<split>.arrow`, the task type's features without padding, and
+    `log/report.json`, the statistics of each split and the warnings. Raises UserError if max_length leaves no room for
+    a text, or if rows are truncated and `level` is error.
     """
     out.mkdir(parents=True, exist_ok=True)
     files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]
@@ -77,7 +73,7 @@ def write_tokens(
     by_split: dict[str, TokenStatistics] = {}
     for path in files:
         statistics = by_split[path.stem] = TokenStatistics()
-        # Not mapped: mapped pages count as memory of this process, in proportion to the rows.
+        # Not mapped: mapped pages count as memory of this process and grow with the rows.
         with mistakes_told(task_type), ipc_reader(path, mapped=False) as reader:
             _need_room(encoder, "text_pair" in reader.schema.names)
             features = (_tokens(task_type, encoder, block, statistics) for block in _blocks(reader))
@@ -92,23 +88,18 @@ def write_tokens(
     if level == "error" and problems:
         raise UserError(problems)
     write_report(out / "log" / "report.json", by_split, problems)
-    return {
-        "rows": total,
-        "tokens": sum(statistics.tokens for statistics in by_split.values()),
-        "truncated": sum(statistics.truncated for statistics in by_split.values()),
-        "lost": sum(statistics.lost for statistics in by_split.values()),
-    }
+    names = ("rows", "tokens", "truncated", "lost")
+    return {name: sum(getattr(statistics, name) for statistics in by_split.values()) for name in names}
 
 
 def _need_room(encoder: Encoder, pairs: bool) -> None:
     special = encoder.special_tokens(pairs)
     if encoder.max_length <= special:
-        message = f"{encoder.max_length} leaves no room beside the {special} special tokens of each row: choose more."
+        message = f"{encoder.max_length} leaves no room for a text and its {special} special tokens: choose more."
         raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
 
 
 def _blocks(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
-    """All rows, in blocks of at most BLOCK_ROWS."""
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
         for start in range(0, batch.num_rows, BLOCK_ROWS):
@@ -118,8 +109,8 @@ def _blocks(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
 def _tokens(
     task_type: Featurizer, encoder: Encoder, block: pa.RecordBatch, statistics: TokenStatistics
 ) -> pa.RecordBatch:
-    """The token features of a block, copied: a slice of a larger buffer would be written with up to 63 bytes of
-    whatever follows it."""
+    """The token features of a block, copied: a slice would be written with up to 63 bytes of its neighbours in the
+    larger buffer."""
     pieces = []
     for start, stop in _pieces(block):
         features = task_type.features(encoder, block.slice(start, stop - start))
@@ -137,6 +128,6 @@ def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
 
 
 def _count_rows(path: Path) -> int:
-    # Mapped: only the description of each batch is read.
+    # Mapped: only the metadata of each batch is read.
     with ipc_reader(path) as reader:
         return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))

@@ -1,4 +1,4 @@
-"""Tokenization statistics: row, token and truncation counts of each split, and the problems that they show."""
+"""Tokenization statistics: row, token and truncation counts of each split, and their problems."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TokenStatistics:
     tokens: int = 0
     truncated: int = 0
     lost: int = 0
-    """Tokens that were cut off."""
+    """Truncated tokens."""
     longest: int = 0
     """Tokens of the longest row before truncation."""
     lengths: Spread = field(default_factory=Spread)
@@ -38,11 +38,11 @@ class TokenStatistics:
     def add(self, features: Features, rows: int) -> None:
         self._count(features.rows.column("length").to_numpy(), features.lost, rows)
         if "targets" in features.rows.schema.names:
-            without = features.rows.column("targets").to_numpy() == 0
-            self.emptied += int(np.count_nonzero(without & (features.lost > 0)))
-        if features.lost_of_targets is not None:
-            self.targets = self.targets or TokenStatistics()
-            self.targets._count(features.rows.column("targets").to_numpy(), features.lost_of_targets, rows)
+            targets = features.rows.column("targets").to_numpy()
+            self.emptied += int(np.count_nonzero((targets == 0) & (features.lost > 0)))
+            if features.lost_of_targets is not None:
+                self.targets = self.targets or TokenStatistics()
+                self.targets._count(targets, features.lost_of_targets, rows)
 
     def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64], rows: int) -> None:
         self.rows += rows
@@ -56,43 +56,34 @@ class TokenStatistics:
 def truncation_problems(
     by_split: Mapping[str, TokenStatistics], max_length: int, level: Literal["error", "warning"]
 ) -> Iterator[Problem]:
-    """The problems of rows longer than `max_length` tokens and of targets longer than allowed."""
-    yield from _cut(by_split, "rows", "tokens.max_length", level)
-    yield from _cut(_targets(by_split), "targets", "options.max_target_length", level)
-    yield from _emptied(by_split, max_length, level)
+    """The problems of truncated rows, of truncated targets, and of rows whose targets are all cut off, by split."""
+
+    def problem(where: str, message: str) -> Problem:
+        return Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
+
+    truncated = [(split, "rows", "tokens.max_length", found) for split, found in by_split.items()]
+    truncated += [(split, "targets", "options.max_target_length", found) for split, found in _targets(by_split).items()]
+    for split, units, where, found in truncated:
+        if found.truncated:
+            total = found.tokens + found.lost
+            yield problem(
+                where,
+                f"{found.lengths.summary()['max']} cuts {found.truncated:,} of {found.rows:,} {units} of {split} "
+                f"({found.truncated / found.rows:.1%}) and loses {found.lost:,} of {total:,} tokens "
+                f"({found.lost / total:.1%}): {found.longest:,} would keep all, if the model takes as many. "
+                f"If the cut is intended, set data.checks.{CHECK} to ignore.",
+            )
+    for split, found in by_split.items():
+        if found.emptied:
+            yield problem(
+                "tokens.max_length",
+                f"{max_length} cuts off all targets in {found.emptied:,} of {found.rows:,} rows "
+                f"of {split}: they train nothing and count in no metric. Raise it, or remove these rows.",
+            )
 
 
 def _targets(by_split: Mapping[str, TokenStatistics]) -> dict[str, TokenStatistics]:
     return {split: statistics.targets for split, statistics in by_split.items() if statistics.targets}
-
-
-def _cut(
-    by_split: Mapping[str, TokenStatistics], what: str, where: str, level: Literal["error", "warning"]
-) -> Iterator[Problem]:
-    """A problem for each split with truncated rows or targets."""
-    for split, found in by_split.items():
-        if found.truncated:
-            whole = found.tokens + found.lost
-            message = (
-                f"{found.lengths.summary()['max']} cuts {found.truncated:,} of {found.rows:,} {what} of {split} "
-                f"({found.truncated / found.rows:.1%}) and loses {found.lost:,} of {whole:,} tokens "
-                f"({found.lost / whole:.1%}): {found.longest:,} would keep all, if the model takes as many. "
-                f"If the cut is intended, set data.checks.{CHECK} to ignore."
-            )
-            yield Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
-
-
-def _emptied(
-    by_split: Mapping[str, TokenStatistics], max_length: int, level: Literal["error", "warning"]
-) -> Iterator[Problem]:
-    """A problem for each split with rows that have no targets left."""
-    for split, found in by_split.items():
-        if found.emptied:
-            message = (
-                f"{max_length} cuts off all targets in {found.emptied:,} of {found.rows:,} rows "
-                f"of {split}: they train nothing and count in no metric. Raise it, or remove these rows."
-            )
-            yield Problem(kind="tokens", where="tokens.max_length", message=message, check=CHECK, level=level)
 
 
 def write_report(path: Path, by_split: Mapping[str, TokenStatistics], problems: list[Problem]) -> None:
@@ -100,21 +91,19 @@ def write_report(path: Path, by_split: Mapping[str, TokenStatistics], problems: 
     path.parent.mkdir(exist_ok=True)
     targets = _targets(by_split)
     report = {
-        **_counted(by_split),
-        **({"targets": _counted(targets)} if targets else {}),
+        **_as_json(by_split),
+        **({"targets": _as_json(targets)} if targets else {}),
         "problems": [problem.model_dump() for problem in problems],
     }
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def _counted(by_split: Mapping[str, TokenStatistics]) -> dict[str, Any]:
-    return {
-        "rows": {split: statistics.rows for split, statistics in by_split.items()},
-        "tokens": {split: statistics.tokens for split, statistics in by_split.items()},
-        "truncated": {split: statistics.truncated for split, statistics in by_split.items()},
-        "lost": {split: statistics.lost for split, statistics in by_split.items()},
-        "length": {
-            split: {**statistics.lengths.summary(), "histogram": statistics.lengths.histogram()}
-            for split, statistics in by_split.items()
-        },
+def _as_json(by_split: Mapping[str, TokenStatistics]) -> dict[str, Any]:
+    counts = {
+        name: {split: getattr(statistics, name) for split, statistics in by_split.items()}
+        for name in ("rows", "tokens", "truncated", "lost")
+    }
+    lengths = {split: statistics.lengths for split, statistics in by_split.items()}
+    return counts | {
+        "length": {split: {**spread.summary(), "histogram": spread.histogram()} for split, spread in lengths.items()}
     }

@@ -1,4 +1,4 @@
-"""Tokenizers by their class in transformers: those that exist only in Python, and those whose class builds another
+"""Encoders by their class in transformers: tokenizers that exist only in Python, and those whose class builds another
 tokenizer than tokenizer.json holds."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from training.models.repository_files import chat_of
 from training.problems import Problem, UserError
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
-    """What AutoTokenizer makes of the folder. Raises UserError where it can make nothing of it."""
+    """The encoder for AutoTokenizer's tokenizer of a folder. Raises UserError if AutoTokenizer cannot load it."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     from training.models.loading import load_tokenizer
 
     try:
         loaded = load_tokenizer(tokenizer, model)
-    except Exception as error:  # whatever a class makes of files that it does not expect
+    except Exception as error:  # classes fail in many ways on files that they do not expect
         message = f"AutoTokenizer cannot load it: {error}. Save the tokenizer again with save_pretrained()."
         raise UserError([Problem(kind="tokens", where=str(tokenizer), message=message)]) from error
-    kind = type(loaded)
+    cls = type(loaded)
     if (
         isinstance(loaded, PreTrainedTokenizerFast)
-        and kind.__call__ is PreTrainedTokenizerBase.__call__
-        and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
+        and cls.__call__ is PreTrainedTokenizerBase.__call__
+        and cls._encode_plus is PreTrainedTokenizerFast._encode_plus
     ):
-        return _ByItsClass(
+        return _ClassEncoder(
             loaded,
             max_length,
             side=loaded.truncation_side,
@@ -45,8 +46,8 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
     return PythonEncoder(loaded, max_length)
 
 
-class _ByItsClass(FastEncoder):
-    """A tokenizer of the `tokenizers` library that its class in transformers has built, and sets up for targets."""
+class _ClassEncoder(FastEncoder):
+    """A tokenizer of the `tokenizers` library that its class has built and switches to targets."""
 
     def __init__(self, loaded: PreTrainedTokenizerBase, *settings: Any, **named: Any) -> None:
         super().__init__(loaded.backend_tokenizer, *settings, **named)
@@ -55,7 +56,7 @@ class _ByItsClass(FastEncoder):
     def encode_targets(self, texts: list[str], max_length: int) -> Encoded:
         if not hasattr(self._loaded, "_switch_to_target_mode"):
             return super().encode_targets(texts, max_length)
-        _need_target_language(self._loaded)
+        _require_target_language(self._loaded)
         self._loaded._switch_to_target_mode()
         try:
             return super().encode_targets(texts, max_length)
@@ -63,9 +64,8 @@ class _ByItsClass(FastEncoder):
             self._loaded._switch_to_input_mode()
 
 
-def _need_target_language(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UserError for a tokenizer of many languages that does not know which one it is to write: left alone, it
-    takes the source's."""
+def _require_target_language(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError if a multilingual tokenizer has no target language: it would silently use the source's."""
     if getattr(tokenizer, "tgt_lang", "") is None:
         message = (
             "names no tgt_lang: load the tokenizer with src_lang and tgt_lang, and save it with save_pretrained()."
@@ -74,8 +74,8 @@ def _need_target_language(tokenizer: PreTrainedTokenizerBase) -> None:
         raise UserError([Problem(kind="tokens", where=where, message=message)])
 
 
-class PythonEncoder:
-    """A tokenizer that has a way of its own to encode, in Python."""
+class PythonEncoder(Encoder):
+    """A tokenizer that encodes in Python, and cannot map tokens to words or characters."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, chat_of(tokenizer)
@@ -84,53 +84,43 @@ class PythonEncoder:
     def special_tokens(self, pairs: bool) -> int:
         return int(self._tokenizer.num_special_tokens_to_add(pair=pairs))
 
-    def encode_whole(self, texts: list[str]) -> Encoded:
-        rows = self._tokenizer(texts, truncation=False, verbose=False)["input_ids"]
-        lengths = np.fromiter(map(len, rows), np.int32, len(texts))
-        ids = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
-        return Encoded(lengths, ids, None, np.zeros(len(texts), np.int64))
-
-    def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
-        """Raises UserError: Python's tokenizers do not tell where a token begins."""
-        message = (
-            f"{type(self._tokenizer).__name__} encodes in Python and does not tell where in a text a token begins: "
-            "choose a model with a tokenizer.json that AutoTokenizer takes as it is."
-        )
-        raise UserError([Problem(kind="tokens", where=str(self._tokenizer.name_or_path), message=message)])
-
-    def words_of(self, texts: list[str]) -> np.ndarray[Any, np.dtype[np.int32]]:
-        message = (
-            f"{type(self._tokenizer).__name__} does not tell which word a token is of: set it to false, or choose "
-        )
-        message += "a model whose tokenizer is one of the tokenizers library."
-        raise UserError([Problem(kind="tokens", where="options.whole_words", message=message)])
-
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
-        given = {"text": texts} | ({} if pairs is None else {"text_pair": pairs})
-        return self._encoded(given, self.max_length)
+        return self._encode({"text": texts} | ({} if pairs is None else {"text_pair": pairs}), self.max_length)
 
-    def encode_words(self, rows: list[list[str]]) -> Encoded:
-        """Raises UserError: Python's tokenizers do not tell which word a token is of."""
-        message = (
-            f"{type(self._tokenizer).__name__} encodes in Python and does not tell which word a token is of: choose a "
-            "model with a tokenizer.json that AutoTokenizer takes as it is."
-        )
-        raise UserError([Problem(kind="tokens", where=str(self._tokenizer.name_or_path), message=message)])
+    def encode_whole(self, texts: list[str]) -> Encoded:
+        return self._encode({"text": texts}, None)
 
     def encode_targets(self, texts: list[str], max_length: int) -> Encoded:
-        _need_target_language(self._tokenizer)
-        return self._encoded({"text_target": texts}, max_length)
+        _require_target_language(self._tokenizer)
+        return self._encode({"text_target": texts}, max_length)
 
-    def _encoded(self, given: dict[str, list[str]], max_length: int) -> Encoded:
-        """By the names that a tokenizer has for columns of texts."""
-        pairs = "text_pair" in given
-        rows = self._tokenizer(**given, truncation=True, max_length=max_length, return_token_type_ids=pairs)
+    def encode_words(self, rows: list[list[str]]) -> Encoded:
+        raise self._no_offsets("words")
+
+    def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
+        raise self._no_offsets("characters")
+
+    def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
+        message = f"{type(self._tokenizer).__name__} does not map tokens to words: set it to false, or choose a model "
+        message += "whose tokenizer is one of the tokenizers library."
+        raise UserError([Problem(kind="tokens", where="options.whole_words", message=message)])
+
+    def _no_offsets(self, units: str) -> UserError:
+        message = f"{type(self._tokenizer).__name__} encodes in Python and does not map tokens to {units}: choose a "
+        message += "model with a tokenizer.json that AutoTokenizer uses unchanged."
+        return UserError([Problem(kind="tokens", where=str(self._tokenizer.name_or_path), message=message)])
+
+    def _encode(self, columns: dict[str, list[str]], max_length: int | None) -> Encoded:
+        """Encodes the tokenizer's arguments `text`, `text_pair` and `text_target`; with None, without truncation."""
+        pairs, cut = "text_pair" in columns, max_length is not None
+        rows = self._tokenizer(
+            **columns, truncation=cut, max_length=max_length, return_token_type_ids=pairs, verbose=cut
+        )
         lengths = np.fromiter(map(len, rows["input_ids"]), np.int32, len(rows["input_ids"]))
+        ids = np.fromiter(chain.from_iterable(rows["input_ids"]), np.int32, int(lengths.sum()))
         lost = np.zeros(len(lengths), np.int64)
-        if len(full := np.flatnonzero(lengths >= max_length)):
-            cut = {name: [column[row] for row in full.tolist()] for name, column in given.items()}
-            whole = self._tokenizer(**cut, truncation=False, verbose=False)["input_ids"]
-            lost[full] = np.fromiter(map(len, whole), np.int64, len(full)) - lengths[full]
-        total = int(lengths.sum())
-        types = np.fromiter(chain.from_iterable(rows["token_type_ids"]), np.int8, total) if pairs else None
-        return Encoded(lengths, np.fromiter(chain.from_iterable(rows["input_ids"]), np.int32, total), types, lost)
+        if max_length is not None and len(full := np.flatnonzero(lengths >= max_length)):
+            truncated = {name: [column[row] for row in full.tolist()] for name, column in columns.items()}
+            lost[full] = self._encode(truncated, None).lengths - lengths[full]
+        types = np.fromiter(chain.from_iterable(rows["token_type_ids"]), np.int8, len(ids)) if pairs else None
+        return Encoded(lengths, ids, types, lost)

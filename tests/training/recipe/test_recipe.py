@@ -278,7 +278,7 @@ def test_rows_that_are_packed_are_not_predicted() -> None:
     texts |= {"evaluation.metrics": ["perplexity"]}
     assert problems(overrides=texts) == {
         "evaluation.splits[1]": (
-            "'train' holds packed rows, which have no predictions of their own: leave it out, or set options.packing "
+            "'train' holds packed rows, which have no separate predictions: leave it out, or set options.packing "
             "to false."
         )
     }
