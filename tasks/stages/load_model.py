@@ -17,10 +17,10 @@ from tasks.registry.champions import folders_of
 from training.models.repository_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
-    need_parts,
-    need_vocabulary,
     part_of,
     read_json,
+    require_files,
+    require_vocabulary,
 )
 from training.problems import Problem, UserError
 from training.recipe import Recipe
@@ -76,7 +76,7 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
     elif lock.model_hub is not None:
         files = _downloaded(str(recipe.model.path), lock.model_hub.commit)
     _copy(files | pinned, work.out)
-    need_vocabulary(work.out / "tokenizer", str(lock.started_from or recipe.model.path))
+    require_vocabulary(work.out / "tokenizer", str(lock.started_from or recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
 
@@ -142,5 +142,5 @@ def _downloaded(name: str, commit: str) -> dict[str, Path]:
         # Another program may have left parts of the commit there: the listing kept beside them names the whole.
         paths = [file.path for file in get_cached_repo_tree(name, revision=commit)]
     files = {path: Path(folder, path) for path in paths if "/" not in path and part_of(path)}
-    need_parts(files, f"{name!r} at {commit[:12]}")
+    require_files(files, f"{name!r} at {commit[:12]}")
     return files

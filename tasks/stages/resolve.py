@@ -28,7 +28,7 @@ from training.data.listing import SourceFile
 from training.data.sources import find, fingerprint, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetched
 from training.jobs.protocol import write_atomically
-from training.models.repository_files import CHAT_TEMPLATE, need_model_folder, need_parts, part_of
+from training.models.repository_files import CHAT_TEMPLATE, part_of, require_files, require_model_folder
 from training.problems import Problem, UserError
 from training.recipe import Compute, Recipe
 from training.recipe.lora import Lora, packages_of
@@ -191,7 +191,7 @@ def pin_tokenizer(recipe: Recipe) -> Lock:
     """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError if there is no such
     model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
-        need_model_folder(_model_folder(recipe))
+        require_model_folder(_model_folder(recipe))
     return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Lock()
 
 
@@ -239,7 +239,7 @@ def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dic
     if model.source == "hub":
         looked = _look_up("model", str(model.path), model.revision, recipe, found)
         if looked.files is not None:
-            need_parts(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
+            require_files(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
         return {"model_hub": looked.pin}
     if model.source == "folder":
         return {"model_files": _model_files(_model_folder(recipe))}
@@ -251,7 +251,7 @@ def _model_folder(recipe: Recipe) -> Path:
 
 
 def _model_files(folder: Path) -> dict[str, PinnedFile]:
-    need_model_folder(folder)
+    require_model_folder(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     return {path.name: pin for path, pin in zip(paths, _pinned(paths), strict=True)}
 

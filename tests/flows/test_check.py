@@ -155,7 +155,7 @@ def test_mistakes_in_model_and_rows_are_told_together_by_check_and_by_plan_and_a
     absent = ["--set", "evaluation.splits=[validation, test]"]
     assert check(file, *wrong, "--set", "data.label=lable") == 2
     printed = capsys.readouterr().out
-    assert "error    model.config.model_type: 'brt' is no type of model" in printed and "'lable'" in printed
+    assert "error    model.config.model_type: 'brt' is no model type" in printed and "'lable'" in printed
     assert main(["plan", str(file), *wrong, *absent]) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["evaluation.splits[1]", "model.config.model_type"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.models.dropout import LaneDropout, cheapen
+from training.models.dropout import LaneDropout, replace_dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -46,7 +46,7 @@ def test_nothing_is_dropped_when_predicting_or_with_probability_zero() -> None:
 def test_cheapen_changes_every_plain_dropout_and_no_weight() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2), nn.Sequential(nn.Dropout(0.3)), nn.Dropout1d(0.4))
     names = list(model.state_dict())
-    cheapen(model)
+    replace_dropout(model)
     assert [type(module) for module in model.modules() if hasattr(module, "p")] == [
         LaneDropout,
         LaneDropout,

@@ -136,6 +136,6 @@ def test_model_types_whose_class_transformers_overrules_are_known() -> None:
     overruled = {
         kind
         for kind in tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-        if classes[kind] not in parts.AS_THE_FILE_SAYS
+        if classes[kind] not in parts.TOKENIZER_JSON_CLASSES
     }
     assert overruled <= set(parts.OVERRULED)

@@ -131,7 +131,7 @@ def test_a_language_models_adapter_names_its_base_and_merged_answers_the_same(
     adapters.save(network, generator(), tmp_path / "adapter", {"path": "me/base", "revision": "a" * 40}, None)
     told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert (told["base_model_name_or_path"], told["revision"], told["task_type"]) == ("me/base", "a" * 40, "CAUSAL_LM")
-    merged, ids = adapters.merged(generator(), tmp_path / "adapter").eval(), torch.arange(12)[None]
+    merged, ids = adapters.merge(generator(), tmp_path / "adapter").eval(), torch.arange(12)[None]
     with torch.inference_mode():
         ours, theirs, base = (one(input_ids=ids).logits for one in (merged, network.eval(), generator()))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)

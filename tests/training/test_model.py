@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from training.models.loading import require_places
+from training.models.loading import require_positions
 from training.problems import UserError
 
 SMALL = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -35,16 +35,16 @@ def test_a_model_takes_as_many_tokens_as_it_has_places_for_and_no_more(model_typ
         decoded = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         model(input_ids=ids, attention_mask=torch.ones_like(ids), **decoded)
 
-    require_places(model, max_length=16)
+    require_positions(model, max_length=16)
     asked(16)
     with pytest.raises((IndexError, RuntimeError)):
         asked(17)
     with pytest.raises(UserError) as refused:
-        require_places(model, max_length=17, max_new_tokens=16, max_target_length=20)
-    said = f"is out of range: {type(model).__name__} has places for 16 tokens."
+        require_positions(model, max_length=17, max_new_tokens=16, max_target_length=20)
+    said = f"is out of range: {type(model).__name__} has positions for 16 tokens."
     assert str(refused.value).splitlines() == [f"tokens.max_length: 17 {said}", f"options.max_target_length: 20 {said}"]
 
 
 def test_a_model_that_tells_places_apart_by_rotation_takes_any_number_of_tokens() -> None:
     config = transformers.AutoConfig.for_model("llama", **SMALL, max_position_embeddings=16)
-    require_places(transformers.AutoModel.from_config(config), max_length=17)
+    require_positions(transformers.AutoModel.from_config(config), max_length=17)

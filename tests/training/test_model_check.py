@@ -37,7 +37,7 @@ def test_an_unknown_type_names_the_nearest_and_a_few_others() -> None:
     ((where, message),) = problems(BERT | {"model_type": "brt"}).items()
     assert where == "model.config.model_type"
     assert message == (
-        "'brt' is no type of model that transformers knows: choose such as bert, roberta, distilbert, deberta-v2, "
+        "'brt' is no model type of transformers: choose one such as bert, roberta, distilbert, deberta-v2, "
         "modernbert, electra. Did you mean 'bert'?"
     )
     assert problems({"hidden_size": 32}, field="model.path")["model.path"].startswith("no model_type is named: ")
@@ -59,7 +59,7 @@ def test_a_type_that_cannot_do_the_task_is_refused_with_some_that_can() -> None:
         (
             {"hidden_size": "32"},
             "",
-            "bert does not take it: Validation error for field 'hidden_size': TypeError: Field",
+            "bert does not accept it: Validation error for field 'hidden_size': TypeError: Field",
         ),
         ({"hiden_size": 32}, ".hiden_size", "bert has no such setting. Did you mean 'hidden_size'?"),
     ],
@@ -70,7 +70,7 @@ def test_values_that_do_not_fit_each_other_are_refused_in_one_line(
     ((field, message),) = problems(BERT | changed).items()
     assert field == f"model.config{where}" and message.startswith(says) and "\n" not in message
     with pytest.raises(UserError) as refused:  # and where the model is made, too
-        create_model.configuration(BERT | changed, "model.config")
+        create_model.make_config(BERT | changed, "model.config")
         create_model.create(BERT | changed, create_model.train_wordpiece(lambda: iter(["a b"]), 30), 0)
     assert refused.value.problems[0].where == field
 
@@ -82,7 +82,7 @@ def test_settings_of_a_published_model_that_transformers_passes_over_are_no_mist
 def test_more_tokens_than_positions_are_refused_by_each_field_that_asks_for_them() -> None:
     found = problems(MARIAN, "seq2seq", labels=[], max_length=65, options={"max_target_length": 90})
     assert found.keys() == {"tokens.max_length", "options.max_target_length", "options.max_new_tokens"}
-    assert found["tokens.max_length"] == "65 is out of range: MarianMTModel has places for 64 tokens."
+    assert found["tokens.max_length"] == "65 is out of range: MarianMTModel has positions for 64 tokens."
 
 
 def test_all_layers_that_the_model_lacks_are_told_by_name() -> None:

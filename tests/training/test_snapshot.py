@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.models.repository_files import need_parts, part_of
+from training.models.repository_files import part_of, require_files
 from training.problems import UserError
 
 WEIGHTS = ("config.json", "model.safetensors")
@@ -12,10 +12,10 @@ WEIGHTS = ("config.json", "model.safetensors")
 
 @pytest.mark.parametrize("tokenizer", ["tokenizer.json", "vocab.txt", "spiece.model", "tokenizer_config.json"])
 def test_any_file_that_a_tokenizer_can_come_from_is_enough(tokenizer: str) -> None:
-    need_parts([*WEIGHTS, tokenizer], "it")
+    require_files([*WEIGHTS, tokenizer], "it")
     assert part_of(tokenizer) == "tokenizer"
 
 
 def test_a_repository_without_a_tokenizer_is_refused_with_the_next_step() -> None:
     with pytest.raises(UserError, match=r"^model\.path: it has no tokenizer\.json, .*: save its tokenizer again with"):
-        need_parts([*WEIGHTS, "special_tokens_map.json", "README.md"], "it")
+        require_files([*WEIGHTS, "special_tokens_map.json", "README.md"], "it")

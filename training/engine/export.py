@@ -37,7 +37,7 @@ def export(
         whole = loading.load_for_training(task.task_type, base, settings.labels, loaded, seed=task.training.seed)
         origin = settings.base.model_dump() if settings.base else {}
         adapters.save(network, whole, out / "adapter", origin, weights)
-        network, weights = adapters.merged(whole, out / "adapter"), None
+        network, weights = adapters.merge(whole, out / "adapter"), None
         # The Trainer sets use_cache of the model that it trains; the loop leaves it unchanged.
         if hasattr(task.model.config, "use_cache"):
             network.config.use_cache = task.model.config.use_cache

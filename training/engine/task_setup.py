@@ -93,9 +93,9 @@ def _load_model(
         lora=settings.training.lora,
         precision=settings.compute.mixed_precision,
     )
-    loading.require_places(model, max_length=settings.max_length)
+    loading.require_positions(model, max_length=settings.max_length)
     if not torch.cuda.is_available():
-        dropout.cheapen(model)
+        dropout.replace_dropout(model)
     return model
 
 

@@ -1,8 +1,8 @@
-"""LoRA by peft: small matrices are trained beside a model's linear layers, whose own weights stay as they are.
+"""LoRA adapters by peft: small trained matrices in a model's linear layers, whose own weights are frozen.
 
-They are put into the model itself, which to all others is what it was: `add`. A checkpoint holds what is trained, for
-the rest is in the base model: `save_trained`. In the end they are written in peft's own form, `save`, and added up with
-the weights of the base model as it came, `merged`: that is the model which is evaluated, registered and published.
+`add` puts them into the model itself. A checkpoint holds only trained weights (`save_trained`), because the base model
+has the others. After training, the adapters are saved in peft's format (`save`) and merged into the base model's
+weights (`merge`): the result is the model that is evaluated, registered and published.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,94 +29,95 @@ if TYPE_CHECKING:
     from training.recipe import Lora
 
 ADAPTER = "default"
-"""What peft calls the one that a model has."""
+"""peft's name of a model's only adapter."""
 _SETTINGS = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"}
-# By these, peft makes a model of an adapter alone: AutoPeftModelForCausalLM. For classifiers, it would train layers
-# that nobody has named.
+# With these, peft loads a model from its adapter alone (AutoPeftModelForCausalLM). For classifiers, peft would train
+# layers that the recipe does not name.
 _TASK_TYPES = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
 
 
-def add(network: PreTrainedModel, lora: Lora, drawn: Sequence[str], auto_class: str, seed: int) -> None:
-    """Puts adapters into the model, drawn with `seed`, and freezes all else but the layers that are trained whole:
-    those that the recipe names, and those of the weights `drawn` anew.
+def add(network: PreTrainedModel, lora: Lora, new_weights: Sequence[str], auto_class: str, seed: int) -> None:
+    """Adds adapters, initialized with `seed`, and freezes all other weights except those of fully trained layers:
+    lora.modules_to_save, and the layers of the newly initialized `new_weights`.
 
-    `lora` is the recipe's section, `auto_class` the class of transformers that loads such models. Raises UserError for
-    names that are no layers of the model, and for layers that cannot be merged.
+    Raises UserError for names that are no layers of the model, and for layers that cannot be merged.
     """
     from peft import LoraConfig
 
-    whole = _whole_layers(network, lora.modules_to_save or (), drawn)
-    alike = _ending_alike(network, whole)
-    kept = [name for name, _ in network.named_modules() if _within(name, alike)]
-    shared = _shared_weights(network)
+    trained = _fully_trained_layers(network, lora.modules_to_save or (), new_weights)
+    lookalikes = _find_lookalikes(network, trained)
+    excluded = [name for name, _ in network.named_modules() if _is_within(name, lookalikes)]
+    names = defaultdict(list)
+    for name, weight in network.named_parameters(remove_duplicate=False):
+        names[id(weight)].append(name)
     config = LoraConfig(
         **lora.model_dump(include=_SETTINGS),
-        target_modules=_targets(network, lora.target_modules, [*whole, *kept]),
-        exclude_modules=kept or None,
-        modules_to_save=whole or None,
+        target_modules=_target_modules(network, lora.target_modules, [*trained, *excluded]),
+        exclude_modules=excluded or None,
+        modules_to_save=trained or None,
         task_type=_TASK_TYPES.get(auto_class),
     )
     set_seed(seed)
     with users_mistake("training.lora.target_modules"):
         network.add_adapter(config, ADAPTER)
-    _unwrap(network, alike, whole)
-    _require_unshared(network, shared)
+    _unwrap(network, lookalikes, trained)
+    _require_unshared(network, names)
 
 
-def unknown_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
-    """The names in the recipe's section that are no layers of the model."""
-    targets = lora.target_modules
-    looks = [partial(_whole_layers, network, [name], ()) for name in lora.modules_to_save or ()]
-    looks += [partial(_targets, network, [name], ()) for name in (targets if isinstance(targets, list) else ())]
+def find_unknown_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
+    """The problems of names in `lora` that are no layers of the model."""
     problems: list[Problem] = []
-    for look in looks:
+    targets = lora.target_modules
+    named = [(_fully_trained_layers, name) for name in lora.modules_to_save or ()]
+    named += [(_target_modules, name) for name in (targets if isinstance(targets, list) else ())]
+    for find, name in named:
         try:
-            look()
+            find(network, [name], ())
         except UserError as error:
             problems += error.problems
     return problems
 
 
-def quantized(
+def quantize(
     network: PreTrainedModel,
-    drawn: Sequence[str],
+    new_weights: Sequence[str],
     load: Callable[..., tuple[PreTrainedModel, Any]],
     lora: Lora,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """The same model with its linear layers in 4 bits on this process's GPU, computing in `dtype`; but for its output
-    layer, and the layers that are trained whole: those that the recipe names, and those of the weights `drawn` anew.
-    `load` reads it again, with what from_pretrained is to be told."""
+    """The same model on this process's GPU with its linear layers in 4 bits, which compute in `dtype`; except its
+    output layer, lora.modules_to_save, and the layers of the newly initialized `new_weights`. `load` loads the model
+    again with arguments of from_pretrained."""
     from peft import prepare_model_for_kbit_training
     from transformers import BitsAndBytesConfig
     from transformers.quantizers.base import get_keys_to_not_convert
 
-    kept = {*get_keys_to_not_convert(network), *map(_layer_of, drawn), *(lora.modules_to_save or ())}
+    excluded = {*get_keys_to_not_convert(network), *map(_layer_of, new_weights), *(lora.modules_to_save or ())}
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=lora.quantization,
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-        llm_int8_skip_modules=sorted(kept),
+        llm_int8_skip_modules=sorted(excluded),
     )
-    small, _ = load(quantization_config=config, device_map={"": int(os.environ.get("LOCAL_RANK", "0"))})
+    quantized, _ = load(quantization_config=config, device_map={"": int(os.environ.get("LOCAL_RANK", "0"))})
     with torch.no_grad():
-        for name in drawn:
-            small.get_parameter(name).copy_(network.get_parameter(name))
-    prepared: PreTrainedModel = prepare_model_for_kbit_training(small, use_gradient_checkpointing=False)
+        for name in new_weights:
+            quantized.get_parameter(name).copy_(network.get_parameter(name))
+    prepared: PreTrainedModel = prepare_model_for_kbit_training(quantized, use_gradient_checkpointing=False)
     return prepared
 
 
 def save_trained(network: PreTrainedModel, file: Path) -> None:
-    """Writes what the training of a model with adapters changes: all but the frozen weights."""
-    kept = {name for name, weight in network.named_parameters() if weight.requires_grad}
-    kept |= {name for name, _ in network.named_buffers()}  # of those, a state dict has what is not made anew
-    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items() if name in kept}
+    """Writes the trained weights and the buffers of a model with adapters."""
+    saved = {name for name, weight in network.named_parameters() if weight.requires_grad}
+    saved |= {name for name, _ in network.named_buffers()}  # those that are in the state dict
+    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items() if name in saved}
     save_file(state, file, metadata={"format": "pt"})
 
 
 def load_trained(network: PreTrainedModel, file: Path) -> None:
-    """Puts back what `save_trained` wrote."""
+    """Loads a file of `save_trained`."""
     found = load_file(file)
     wanted = {name for name, weight in network.named_parameters() if weight.requires_grad}
     if wanted - found.keys() or network.load_state_dict(found, strict=False).unexpected_keys:
@@ -131,128 +131,118 @@ def save(
     origin: Mapping[str, str],
     weights: dict[str, torch.Tensor] | None,
 ) -> None:
-    """Writes adapter_model.safetensors and adapter_config.json to `out`: what PeftModel.from_pretrained takes beside
-    `base`, the model as it came, which `origin` names by its `path` on the Hub and `revision`; empty for one that is
-    not of the Hub.
-
-    `weights` are given where the model holds only a share of its own.
-    """
+    """Writes adapter_model.safetensors and adapter_config.json to `out`, for PeftModel.from_pretrained with the model
+    `base`. `origin` has the `path` and `revision` of the base model on the Hub, or is empty. `weights` are given if
+    those of the network are sharded."""
     from peft import get_peft_model_state_dict
 
+    config: LoraConfig = network.peft_config[ADAPTER]
     state = get_peft_model_state_dict(network, weights, ADAPTER, save_embedding_layers=False)
-    for layer in _ending_alike(base, network.peft_config[ADAPTER].modules_to_save or ()):
-        # peft wraps these once more where it reads the file, and wants their weights there.
+    for layer in _find_lookalikes(base, config.modules_to_save or ()):
+        # peft wraps these again when it loads the file, and needs their weights.
         state |= {f"{layer}.{name}": weight for name, weight in base.get_submodule(layer).state_dict().items()}
     out.mkdir(parents=True)
     tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
     named = {"base_model_name_or_path": origin.get("path"), "revision": origin.get("revision"), "inference_mode": True}
-    config: LoraConfig = network.peft_config[ADAPTER]
     fields = {name: sorted(v) if isinstance(v, set) else v for name, v in (config.to_dict() | named).items()}
     (out / "adapter_config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def merged(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
-    """The base model, in float32, with an adapter that `save` wrote added to its weights; the same object, changed."""
+def merge(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+    """The base model, in float32, with an adapter of `save` merged into its weights. Changes and returns `base`."""
     from peft import PeftModel
 
-    found: PreTrainedModel = PeftModel.from_pretrained(base, adapter, torch_device="cpu").merge_and_unload()
-    return found
+    merged: PreTrainedModel = PeftModel.from_pretrained(base, adapter, torch_device="cpu").merge_and_unload()
+    return merged
 
 
-def _whole_layers(network: PreTrainedModel, asked: Iterable[str], drawn: Iterable[str]) -> list[str]:
-    """The full names of the layers that are trained whole."""
-    there = {name for name, module in network.named_modules() if name and next(module.parameters(), None) is not None}
+def _fully_trained_layers(network: PreTrainedModel, named: Iterable[str], new_weights: Iterable[str]) -> list[str]:
+    """The full names of the layers whose weights are all trained."""
+    layers = {name for name, module in network.named_modules() if name and next(module.parameters(), None) is not None}
     found = set()
-    for name in asked:
-        if not (ends := _ending_with(there, name)):
-            message = f"{name!r} is no layer of {type(network).__name__}: choose from {', '.join(_ends(there))}."
-            raise _refused("modules_to_save", message + nearest(name, _ends(there)))
-        found |= ends
-    for name in drawn:
+    for name in named:
+        if not (matches := _find_suffix(layers, name)):
+            message = f"{name!r} is no layer of {type(network).__name__}: choose from {', '.join(_last_parts(layers))}."
+            raise _error("modules_to_save", message + nearest(name, _last_parts(layers)))
+        found |= matches
+    for name in new_weights:
         layer = _layer_of(name)
-        if layer not in there or next(network.get_submodule(layer).children(), None) is not None:
-            message = f"cannot train {type(network).__name__}: its weight {name} is drawn anew, and is in no layer of "
-            message += "its own. Train all weights (training.lora: null), or start from a model that has it."
-            raise _refused("", message)
+        if layer not in layers or next(network.get_submodule(layer).children(), None) is not None:
+            message = f"cannot train {type(network).__name__}: its new weight {name} is in no layer without other "
+            message += "layers. Train all weights (training.lora: null), or start from a model that has it."
+            raise _error("", message)
         found.add(layer)
-    return sorted(layer for layer in found if not _within(layer, found - {layer}))
+    return sorted(layer for layer in found if not _is_within(layer, found - {layer}))
 
 
-def _ending_alike(network: PreTrainedModel, whole: Sequence[str]) -> list[str]:
-    """The layers that peft would train whole beside those, for their names end with the same letters, as
-    pre_classifier does with classifier."""
-    names = [name for name, _ in network.named_modules() if name.endswith(tuple(whole))]
-    return [name for name in names if not _within(name, whole)]
+def _find_lookalikes(network: PreTrainedModel, trained: Sequence[str]) -> list[str]:
+    """The layers that peft would also train, because it compares only the ends of names: pre_classifier for
+    classifier."""
+    names = [name for name, _ in network.named_modules() if name.endswith(tuple(trained))]
+    return [name for name in names if not _is_within(name, trained)]
 
 
-def _unwrap(network: PreTrainedModel, alike: Sequence[str], whole: Sequence[str]) -> None:
-    """Has the layers `alike` be what they were. Raises UserError where not just those of `whole` are trained whole."""
+def _unwrap(network: PreTrainedModel, lookalikes: Sequence[str], trained: Sequence[str]) -> None:
+    """Restores the lookalike layers. Raises UserError if peft trains other layers than `trained`."""
     from peft.utils.other import ModulesToSaveWrapper
 
-    for name in alike:
+    for name in lookalikes:
         if isinstance(layer := network.get_submodule(name), ModulesToSaveWrapper):
             network.set_submodule(name, layer.original_module)
     wrapped = {name for name, module in network.named_modules() if isinstance(module, ModulesToSaveWrapper)}
-    if wrapped != {*whole}:
-        message = f"cannot train {', '.join(whole)} of {type(network).__name__} whole, and no others: the name of one "
-        message += "ends with another's. Train all weights (training.lora: null)."
-        raise _refused("modules_to_save", message)
+    if wrapped != {*trained}:
+        message = f"cannot train {', '.join(trained)} of {type(network).__name__} and no other layers, because the "
+        message += "name of one ends with another's. Train all weights (training.lora: null)."
+        raise _error("modules_to_save", message)
 
 
-def _targets(network: PreTrainedModel, asked: Any, whole: Sequence[str]) -> Any:
-    """What LoraConfig is told: None where peft knows the type of model."""
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+def _target_modules(network: PreTrainedModel, named: Any, trained: Sequence[str]) -> Any:
+    """The recipe's layers; or None if peft has defaults for the model type, else all linear layers."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
-    if asked is None:
-        return None if network.config.model_type in KNOWN else "all-linear"
+    if named is None:
+        return None if network.config.model_type in DEFAULTS else "all-linear"
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    free = [name for name in linear if not _within(name, whole)]
-    for name in [] if isinstance(asked, str) else asked:
-        if not _ending_with(free, name):
-            if _ending_with(linear, name):
-                raise _refused("target_modules", f"{name!r} is trained whole already: leave it out.")
+    free = [name for name in linear if not _is_within(name, trained)]
+    for name in [] if isinstance(named, str) else named:
+        if not _find_suffix(free, name):
+            if _find_suffix(linear, name):
+                raise _error("target_modules", f"all weights of {name!r} are trained already: leave it out.")
             message = f"{name!r} is no linear layer of {type(network).__name__}: "
-            message += f"choose from {', '.join(_ends(free))}, or all-linear.{nearest(name, _ends(free))}"
-            raise _refused("target_modules", message)
-    return asked
+            message += f"choose from {', '.join(_last_parts(free))}, or all-linear.{nearest(name, _last_parts(free))}"
+            raise _error("target_modules", message)
+    return named
 
 
-def _within(name: str, layers: Iterable[str]) -> bool:
+def _is_within(name: str, layers: Iterable[str]) -> bool:
     return any(f"{name}.".startswith(f"{layer}.") for layer in layers)
 
 
-def _ending_with(names: Iterable[str], end: str) -> set[str]:
-    return {name for name in names if name == end or name.endswith(f".{end}")}
+def _find_suffix(names: Iterable[str], suffix: str) -> set[str]:
+    return {name for name in names if f".{name}".endswith(f".{suffix}")}
 
 
-def _ends(names: Iterable[str]) -> list[str]:
-    return sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
+def _last_parts(names: Iterable[str]) -> list[str]:
+    return sorted({last for name in names if not (last := name.rpartition(".")[2]).isdigit()})
 
 
 def _layer_of(weight: str) -> str:
     return weight.rpartition(".")[0]
 
 
-def _shared_weights(network: PreTrainedModel) -> dict[int, list[str]]:
-    """The names of each weight that has several, by its identity."""
-    names = defaultdict(list)
-    for name, weight in network.named_parameters(remove_duplicate=False):
-        names[id(weight)].append(name)
-    return {key: several for key, several in names.items() if len(several) > 1}
-
-
-def _require_unshared(network: PreTrainedModel, shared: Mapping[int, list[str]]) -> None:
-    """Raises UserError where a layer that is trained has the weights of another: merged, one of the two is lost."""
+def _require_unshared(network: PreTrainedModel, names: Mapping[int, list[str]]) -> None:
+    """Raises UserError if a trained layer shares a weight, given the names of each weight's identity: merging would
+    lose one of the two."""
     for module in network.modules():
         own = getattr(module, "base_layer", None) or getattr(module, "original_module", None)
         for weight in own.parameters() if isinstance(own, nn.Module) else ():
-            if several := shared.get(id(weight)):
-                message = f"cannot train these layers: {' and '.join(several)} are one weight, and what is learnt "
-                message += "beside it could not be added to it. Name other target_modules and modules_to_save."
-                raise _refused("", message)
+            if len(shared := names.get(id(weight), ())) > 1:
+                message = f"cannot train these layers: {' and '.join(shared)} are one weight, so adapters of one "
+                message += "cannot be merged. Name other target_modules and modules_to_save."
+                raise _error("", message)
 
 
-def _refused(field: str, message: str) -> UserError:
+def _error(field: str, message: str) -> UserError:
     where = f"training.lora.{field}" if field else "training.lora"
     return UserError([Problem(kind="training", where=where, message=message)])

@@ -46,13 +46,13 @@ TOKENIZER_FILES = (
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 """Classes of transformers without a vocabulary file."""
 
-AS_THE_FILE_SAYS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+TOKENIZER_JSON_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes of transformers that use tokenizer.json unchanged. The others build a tokenizer from its vocabulary."""
-OVERRULED = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2")
-"""Model types whose tokenizer class transformers fixes, whatever tokenizer_config.json names."""
+OVERRIDDEN = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2")
+"""Model types for which transformers ignores the class in tokenizer_config.json."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# What else tokenizer_config.json may say of a class that takes the file as it is: read, or without effect on the ids.
-_UNDERSTOOD = {
+# Settings of tokenizer_config.json that FastEncoder reads or that do not change the ids.
+_KNOWN_SETTINGS = {
     *SPECIAL_TOKENS,
     "backend",
     "chat_template",
@@ -81,35 +81,33 @@ def part_of(name: str) -> Literal["model", "tokenizer"] | None:
     return "tokenizer" if any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER_FILES) else None
 
 
-def need_parts(names: Iterable[str], where: str) -> None:
-    """Raises UserError with all that a repository of these files, those in folders apart, lacks to be fine-tuned.
-
-    `where` names the repository at the start of a message.
-    """
-    names, lacks = {name for name in names if "/" not in name}, []
+def require_files(names: Iterable[str], where: str) -> None:
+    """Raises UserError with everything that a repository with these files lacks for fine-tuning. `where` names the
+    repository in messages."""
+    names, missing = {name for name in names if "/" not in name}, []
     if "config.json" not in names:
-        lacks.append("no config.json, so it is not a model that transformers can load")
+        missing.append("no config.json, so it is not a model that transformers can load")
     if not any(name.endswith(".safetensors") for name in names):
-        lacks.append(
+        missing.append(
             "no *.safetensors, and other weight formats may run code when they are read: "
             "save the model again with save_pretrained()"
         )
-    # What a vocabulary is called tells less than what is in tokenizer_config.json, which only `need_vocabulary` reads.
+    # If there is a tokenizer_config.json, its class decides, which `require_vocabulary` checks.
     if "tokenizer_config.json" not in names and not any(map(_is_vocabulary, names)):
-        lacks.append(f"no tokenizer.json, {_OR_ELSE}")
-    if lacks:
-        raise UserError(Problem(kind="model", where="model.path", message=f"{where} has {lack}.") for lack in lacks)
+        missing.append(f"no tokenizer.json, {_OR_ELSE}")
+    if missing:
+        raise UserError(Problem(kind="model", where="model.path", message=f"{where} has {part}.") for part in missing)
 
 
-def need_model_folder(folder: Path) -> None:
+def require_model_folder(folder: Path) -> None:
     """Raises UserError with everything that a local model lacks for fine-tuning."""
     if not folder.is_dir():
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
         raise UserError([Problem(kind="model", where="model.path", message=message)])
-    need_parts((path.name for path in folder.iterdir() if path.is_file()), str(folder))
+    require_files((path.name for path in folder.iterdir() if path.is_file()), str(folder))
 
 
-def need_vocabulary(tokenizer: Path, where: str) -> None:
+def require_vocabulary(tokenizer: Path, where: str) -> None:
     """Raises UserError if a tokenizer's folder has no vocabulary and its class needs one."""
     if any(_is_vocabulary(path.name) for path in tokenizer.glob("*")):
         return
@@ -128,27 +126,23 @@ def _is_vocabulary(name: str) -> bool:
 
 
 def uses_tokenizer_json(tokenizer: Path, model: Path) -> bool:
-    """Whether tokenizer.json alone, with the few settings that `training.tokenization.encoder` reads, gives
-    AutoTokenizer's ids.
-
-    Where not, its class in transformers has a say. `tokenizer` and `model` are the folders of a snapshot. True is
-    said only where nothing speaks against it.
-    """
+    """Whether tokenizer.json and the settings that training.tokenization.encoder reads surely give AutoTokenizer's ids.
+    If not, the tokenizer is loaded by its class in transformers."""
     if any((tokenizer / name).is_file() for name in ("special_tokens_map.json", "added_tokens.json")):
         return False
     settings = read_json(tokenizer / "tokenizer_config.json")
     return (
         (tokenizer / "tokenizer.json").is_file()
-        and settings.get("tokenizer_class") in AS_THE_FILE_SAYS
-        and settings.keys() <= _UNDERSTOOD
+        and settings.get("tokenizer_class") in TOKENIZER_JSON_CLASSES
+        and settings.keys() <= _KNOWN_SETTINGS
         and all(isinstance(settings.get(name), str | None) for name in SPECIAL_TOKENS)
-        and read_json(model / "config.json").get("model_type") not in OVERRULED
+        and read_json(model / "config.json").get("model_type") not in OVERRIDDEN
     )
 
 
 def chat_template(tokenizer: Path) -> tuple[str, dict[str, str]] | None:
-    """The template by which a tokenizer's folder has conversations written, as AutoTokenizer finds it, in a file of its
-    own or else in tokenizer_config.json; and what it is told: the special tokens by name. None where there is none."""
+    """The chat template of a tokenizer's folder, from its file or else from tokenizer_config.json, and the special
+    tokens by name; None without a template."""
     settings = read_json(tokenizer / "tokenizer_config.json")
     text = default_template(settings.get("chat_template"))
     if (tokenizer / CHAT_TEMPLATE).is_file():
@@ -160,15 +154,15 @@ def chat_template(tokenizer: Path) -> tuple[str, dict[str, str]] | None:
 
 def default_template(value: Any) -> str | None:
     """The chat template in a tokenizer's setting; of several named templates, the default one."""
-    if isinstance(value, list):  # as older files have them
-        value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+    if isinstance(value, list):  # in older files
+        value = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
     if isinstance(value, dict):
         value = value.get("default")
     return value if isinstance(value, str) else None
 
 
 def chat_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, Mapping[str, str]] | None:
-    """The chat template of a loaded tokenizer, and its special tokens by their names, by which templates write them."""
+    """The chat template of a loaded tokenizer, and its special tokens by name; None without a template."""
     text = default_template(tokenizer.chat_template)
     return None if text is None else (text, tokenizer.special_tokens_map)
 

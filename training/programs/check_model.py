@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from training.jobs.optional_packages import absent
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
-from training.models.configurations import configuration, need_class, refusals
+from training.models.configurations import invalid_values, make_config, require_class
 from training.problems import Problem, UserError
 from training.recipe.program_settings import CheckModelSettings
 
@@ -44,11 +44,11 @@ def check(settings: CheckModelSettings) -> None:
         return
     problems: list[Problem] = []
     try:
-        loading.require_places(network, max_length=settings.max_length, **task_type.position_limits())
+        loading.require_positions(network, max_length=settings.max_length, **task_type.position_limits())
     except UserError as error:
         problems += error.problems
     if settings.lora:
-        problems += adapters.unknown_layers(network, settings.lora)
+        problems += adapters.find_unknown_layers(network, settings.lora)
     if problems:
         raise UserError(problems)
 
@@ -58,10 +58,10 @@ def build(values: Mapping[str, Any], field: str, task_type: TaskType, labels: li
     import torch
     import transformers
 
-    config = configuration(values, field, task_type.config_fields(labels))
-    need_class(config, task_type.auto_class, field)
+    config = make_config(values, field, task_type.config_fields(labels))
+    require_class(config, task_type.auto_class, field)
     try:
-        with torch.device("meta"), refusals(field, f"no {config.model_type} can be made of it"):
+        with torch.device("meta"), invalid_values(field, f"no {config.model_type} can be made of it"):
             auto_class = getattr(transformers, task_type.auto_class)
             network: PreTrainedModel = auto_class.from_config(config, trust_remote_code=False)
     except (NotImplementedError, UserError) as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from training.jobs.optional_packages import absent
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
-from training.models.configurations import RECIPE, configuration, refusals
+from training.models.configurations import RECIPE, invalid_values, make_config
 from training.recipe.program_settings import CreateModelSettings
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     logging.disable_progress_bar()
     settings = CreateModelSettings.model_validate(job.settings)
     config = settings.config
-    configuration(config, RECIPE)  # a mistake in it is reported before the vocabulary is learnt
+    make_config(config, RECIPE)  # a mistake in it is reported before the vocabulary is learnt
     data = Path(job.inputs["data"]) / "train.arrow"
     events.progress(phase="vocabulary")
     learn = learner(writes=settings.writes)
@@ -145,13 +145,13 @@ def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTraine
 
     model_type, fields = config["model_type"], {k: v for k, v in config.items() if k != "model_type"}
     fields["pad_token_id"] = tokenizer.token_to_id(SPECIAL["pad_token"])
-    with refusals(RECIPE, f"{model_type} does not take it"):
+    with invalid_values(RECIPE, f"{model_type} does not accept it"):
         made = AutoConfig.for_model(model_type, **fields)
     for name, token in {"bos_token_id": "cls_token", "eos_token_id": "sep_token"}.items():
         if name not in fields and getattr(made, name, None) is not None:
             setattr(made, name, tokenizer.token_to_id(SPECIAL[token]))
     set_seed(seed)
-    with refusals(RECIPE, f"no {model_type} can be made of it"):
+    with invalid_values(RECIPE, f"no {model_type} can be made of it"):
         model: PreTrainedModel = AutoModel.from_config(made, trust_remote_code=False)
     return model
 

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from training.task_types.language_modeling import LanguageModeling
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 

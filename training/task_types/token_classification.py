@@ -16,7 +16,12 @@ B rows of a batch, T tokens, L tags, W words of all rows of a batch or split.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from training.evaluation.tags import OUTSIDE, is_iob2, of_row, spans, type_of
 from training.recipe.tables.metrics import TAGS, metrics_for
@@ -25,8 +30,6 @@ from training.task_types.task_type import Column, TaskType
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,7 +65,6 @@ class TokenClassification(TaskType):
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Rows whose numbers of tags and words differ; and, if all tags are of IOB2, rows with an I-X that continues no
         span."""
-        import numpy as np
         import pyarrow.compute as pc
 
         words, tags = rows.column("text"), rows.column("label")
@@ -103,7 +105,6 @@ class TokenClassification(TaskType):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids and length; `first`, the position of each word's first token, -1 if it has none; the tags, by word;
         and `targets`, the number of words with a token."""
-        import numpy as np
         import pyarrow as pa
 
         from training.data.lists import lists_like
@@ -153,7 +154,6 @@ class TokenClassification(TaskType):
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a tag for each word with a token, and `probability`, that of the tag."""
-        import numpy as np
         import pyarrow as pa
 
         from training.batching.batches import IGNORED
@@ -170,7 +170,6 @@ class TokenClassification(TaskType):
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """Lists by word, null for words without a token."""
-        import numpy as np
         import pyarrow as pa
 
         from training.data.lists import flat_values, lists_like
@@ -185,8 +184,6 @@ class TokenClassification(TaskType):
         return rows.with_labels(pa.table(by_word))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Tagged:
-        import numpy as np
-
         from training.data.lists import flat_values
         from training.evaluation.tagged_words import Tagged
 
@@ -201,8 +198,6 @@ class TokenClassification(TaskType):
         )
 
     def empty_predictions(self, labels: Sequence[str]) -> Tagged:
-        import numpy as np
-
         from training.evaluation.tagged_words import Tagged
 
         empty = np.empty(0, np.int64)
@@ -211,11 +206,6 @@ class TokenClassification(TaskType):
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One tag for every word, with its frequency in the training rows as probability. The best is chosen on
         CHOOSING_ROWS training rows at most."""
-        from dataclasses import replace
-        from functools import partial
-
-        import numpy as np
-
         from training.data.lists import flat_values
         from training.evaluation.constant_predictions import Baseline, Constant, column, evenly, most_frequent, smoothed
         from training.evaluation.tagged_words import Tagged
@@ -284,8 +274,6 @@ def _describe_uneven(words: pa.ListScalar, tags: pa.ListScalar) -> str:
 def _find_broken_spans(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
     """The rows in which a span begins with I-X, and a description of the first such word; empty if there is none, or if
     not all tags are of IOB2."""
-    import numpy as np
-
     from training.data.faults import shortened
     from training.evaluation.tags import flattened
 
@@ -307,8 +295,6 @@ def _find_broken_spans(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
 
 def _first_tokens(encoded: Encoded, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """(W,) the position of each word's first token in its row, -1 if it has none, given the (N,) words of each row."""
-    import numpy as np
-
     assert encoded.words is not None
     lengths = encoded.lengths.astype(np.int64)
     rows = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
