@@ -193,7 +193,7 @@ class TokenClassification(TaskType):
             references=flat_values(lists["label"]).to_numpy(),
             predictions=flat_values(lists["prediction"]).fill_null(outside).to_numpy(),
             probabilities=flat_values(lists["probability"]).fill_null(np.nan).to_numpy().astype(np.float64),
-            starts=np.concatenate([[0], np.cumsum(_lengths(lists["label"]))]),
+            starts=_row_starts(lists["label"]),
             labels=labels,
         )
 
@@ -219,7 +219,7 @@ class TokenClassification(TaskType):
             return replace(rows, predictions=np.full(words, tag), probabilities=np.full(words, frequencies[tag]))
 
         some = tags.take(evenly(len(tags), CHOOSING_ROWS))
-        words, starts = flat_values(some).to_numpy(), np.concatenate([[0], np.cumsum(_lengths(some))])
+        words, starts = flat_values(some).to_numpy(), _row_starts(some)
         train = Tagged(words, words, np.ones(len(words)), starts, labels)
         return Baseline([Constant(repr(labels[tag]), partial(predict, tag)) for tag in most_frequent(counts)], train)
 
@@ -306,8 +306,6 @@ def _first_tokens(encoded: Encoded, counts: npt.NDArray[np.int64]) -> npt.NDArra
     return first
 
 
-def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
-    import pyarrow.compute as pc
-
-    lengths: npt.NDArray[np.int64] = pc.list_value_length(lists).to_numpy().astype("int64")
-    return lengths
+def _row_starts(lists: pa.Array) -> npt.NDArray[np.int64]:
+    """(N + 1,) the first word of each row, and the number of words."""
+    return np.cumsum([0, *lists.value_lengths().to_pylist()])

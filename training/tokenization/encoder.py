@@ -64,7 +64,7 @@ class Encoder(ABC):
         Raises UserError if the tokenizer has no target language.
         """
 
-    # These map tokens to the text and raise UserError if the tokenizer cannot do that.
+    # These map tokens to the text. They raise UserError if the tokenizer cannot.
 
     @abstractmethod
     def encode_words(self, rows: list[list[str]]) -> Encoded:

@@ -1,20 +1,22 @@
-"""Token files: the token features of every split, as Arrow files with a report."""
+"""Token files: the token features of every split as Arrow files, with a report of their statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from training.data.arrow_files import BLOCK_ROWS, ipc_reader, ipc_writer
+from training.data.arrow_files import Spread, ipc_reader, ipc_writer
 from training.data.plain_types import text_sizes
 from training.problems import Problem, UserError, mistakes_told
 from training.tokenization.encoder import Encoder, load_encoder
-from training.tokenization.token_statistics import TokenStatistics, truncation_problems, write_report
 
 if TYPE_CHECKING:
     from training.recipe.tables.checks import Level
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 BYTES_AT_ONCE = 2**19
 """Bytes of text that are encoded together: enough for all cores. Encodings take about 100 bytes a token."""
+CHECK = "truncated"
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
@@ -75,8 +78,9 @@ def write_tokens(
         statistics = by_split[path.stem] = TokenStatistics()
         # Not mapped: mapped pages count as memory of this process and grow with the rows.
         with mistakes_told(task_type), ipc_reader(path, mapped=False) as reader:
-            _need_room(encoder, "text_pair" in reader.schema.names)
-            features = (_tokens(task_type, encoder, block, statistics) for block in _blocks(reader))
+            _require_room(encoder, "text_pair" in reader.schema.names)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+            features = (_tokens(task_type, encoder, batch, statistics) for batch in batches)
             blocks = task_type.token_rows(path.stem, encoder.max_length, features)
             first = next(blocks)
             with ipc_writer(out / path.name, first.schema) as writer:
@@ -92,18 +96,11 @@ def write_tokens(
     return {name: sum(getattr(statistics, name) for statistics in by_split.values()) for name in names}
 
 
-def _need_room(encoder: Encoder, pairs: bool) -> None:
+def _require_room(encoder: Encoder, pairs: bool) -> None:
     special = encoder.special_tokens(pairs)
     if encoder.max_length <= special:
         message = f"{encoder.max_length} leaves no room for a text and its {special} special tokens: choose more."
         raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
-
-
-def _blocks(reader: pa.RecordBatchFileReader) -> Iterator[pa.RecordBatch]:
-    for number in range(reader.num_record_batches):
-        batch = reader.get_batch(number)
-        for start in range(0, batch.num_rows, BLOCK_ROWS):
-            yield batch.slice(start, BLOCK_ROWS)
 
 
 def _tokens(
@@ -111,23 +108,108 @@ def _tokens(
 ) -> pa.RecordBatch:
     """The token features of a block, copied: a slice would be written with up to 63 bytes of its neighbours in the
     larger buffer."""
+    sizes = sum(text_sizes(column) for column in block.columns)
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1  # about BYTES_AT_ONCE of text each
     pieces = []
-    for start, stop in _pieces(block):
+    for start, stop in pairwise([0, *ends.tolist(), block.num_rows]):
         features = task_type.features(encoder, block.slice(start, stop - start))
         pieces.append(features.numbered(statistics.rows))
         statistics.add(features, stop - start)
     return pa.concat_batches(pieces)
 
 
-def _pieces(block: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Ranges of rows, start and end, of about BYTES_AT_ONCE of text."""
-    sizes = sum(text_sizes(column) for column in block.columns)
-    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1
-    bounds = [0, *ends.tolist(), block.num_rows]
-    return pairwise(bounds)
-
-
 def _count_rows(path: Path) -> int:
     # Mapped: only the metadata of each batch is read.
     with ipc_reader(path) as reader:
         return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+
+
+@dataclass
+class TokenStatistics:
+    """The statistics of a split."""
+
+    rows: int = 0
+    tokens: int = 0
+    truncated: int = 0
+    lost: int = 0
+    """Truncated tokens."""
+    longest: int = 0
+    """Tokens of the longest row before truncation."""
+    lengths: Spread = field(default_factory=Spread)
+    targets: TokenStatistics | None = None
+    """The statistics of target texts, if rows have such."""
+    emptied: int = 0
+    """Truncated rows without targets left."""
+
+    def add(self, features: Features, rows: int) -> None:
+        self._count(features.rows.column("length").to_numpy(), features.lost, rows)
+        if "targets" in features.rows.schema.names:
+            targets = features.rows.column("targets").to_numpy()
+            self.emptied += int(np.count_nonzero((targets == 0) & (features.lost > 0)))
+            if features.lost_of_targets is not None:
+                self.targets = self.targets or TokenStatistics()
+                self.targets._count(targets, features.lost_of_targets, rows)
+
+    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64], rows: int) -> None:
+        self.rows += rows
+        self.tokens += int(lengths.sum())
+        self.truncated += int(np.count_nonzero(lost))
+        self.lost += int(lost.sum())
+        self.longest = max(self.longest, int((lengths + lost).max(initial=0)))
+        self.lengths.add(lengths)
+
+
+def truncation_problems(
+    by_split: Mapping[str, TokenStatistics], max_length: int, level: Literal["error", "warning"]
+) -> Iterator[Problem]:
+    """The problems of truncated rows, of truncated targets, and of rows whose targets are all cut off, by split."""
+
+    def problem(where: str, message: str) -> Problem:
+        return Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
+
+    truncated = [(split, "rows", "tokens.max_length", found) for split, found in by_split.items()]
+    truncated += [(split, "targets", "options.max_target_length", found) for split, found in _targets(by_split).items()]
+    for split, units, where, found in truncated:
+        if found.truncated:
+            total = found.tokens + found.lost
+            yield problem(
+                where,
+                f"{found.lengths.summary()['max']} cuts {found.truncated:,} of {found.rows:,} {units} of {split} "
+                f"({found.truncated / found.rows:.1%}) and loses {found.lost:,} of {total:,} tokens "
+                f"({found.lost / total:.1%}): {found.longest:,} would keep all, if the model takes as many. "
+                f"If the cut is intended, set data.checks.{CHECK} to ignore.",
+            )
+    for split, found in by_split.items():
+        if found.emptied:
+            yield problem(
+                "tokens.max_length",
+                f"{max_length} cuts off all targets in {found.emptied:,} of {found.rows:,} rows "
+                f"of {split}: they train nothing and count in no metric. Raise it, or remove these rows.",
+            )
+
+
+def _targets(by_split: Mapping[str, TokenStatistics]) -> dict[str, TokenStatistics]:
+    return {split: statistics.targets for split, statistics in by_split.items() if statistics.targets}
+
+
+def write_report(path: Path, by_split: Mapping[str, TokenStatistics], problems: list[Problem]) -> None:
+    """Writes the statistics of each split and the warnings."""
+    path.parent.mkdir(exist_ok=True)
+    targets = _targets(by_split)
+    report = {
+        **_as_json(by_split),
+        **({"targets": _as_json(targets)} if targets else {}),
+        "problems": [problem.model_dump() for problem in problems],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _as_json(by_split: Mapping[str, TokenStatistics]) -> dict[str, Any]:
+    counts = {
+        name: {split: getattr(statistics, name) for split, statistics in by_split.items()}
+        for name in ("rows", "tokens", "truncated", "lost")
+    }
+    lengths = {split: statistics.lengths for split, statistics in by_split.items()}
+    return counts | {
+        "length": {split: {**spread.summary(), "histogram": spread.histogram()} for split, spread in lengths.items()}
+    }
