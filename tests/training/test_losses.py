@@ -96,11 +96,11 @@ def test_what_is_no_loss_or_no_label_is_told() -> None:
     where, message = refusal(loss="tests.training.own:for_each_logit")
     assert (
         where == "training.loss"
-        and "a tensor of shape (4, 3) for 4 rows: it must give a loss for each row, or their mean." in message
+        and "a tensor of shape (4, 3) for 4 rows: it must return a loss for each row, or their mean." in message
     )
     where, message = refusal(loss="tests.training.own:mean_hinge", class_weights="balanced")
     assert message.endswith(
-        "gave a tensor of shape () for 4 rows: it must give a loss for each row, for training.class_weights to weigh."
+        "for 4 rows: it must return a loss for each row, because training.class_weights weights rows."
     )
     assert refusal(class_weights={"aa": 1.0}) == (
         "training.class_weights.aa",

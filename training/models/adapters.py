@@ -68,7 +68,7 @@ def find_unknown_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
     """The problems of names in `lora` that are no layers of the model."""
     problems: list[Problem] = []
     targets = lora.target_modules
-    named = [(_fully_trained_layers, name) for name in lora.modules_to_save or ()]
+    named: list[tuple[Callable[..., Any], str]] = [(_fully_trained_layers, name) for name in lora.modules_to_save or ()]
     named += [(_target_modules, name) for name in (targets if isinstance(targets, list) else ())]
     for find, name in named:
         try:

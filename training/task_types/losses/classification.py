@@ -9,9 +9,9 @@ step has the same weight, whatever the micro-batches and ranks. It is called in 
     def hinge(logits, labels):
         return torch.nn.functional.multi_margin_loss(logits, labels, reduction="none")
 
-Class weights multiply the rows' losses. They are scaled so that the mean weight of the training rows is 1; only their
-ratios matter. A batch's mean divides by its number of rows, not by the sum of their weights, so a gradient does not
-depend on the distribution of rare labels over batches.
+Class weights multiply the rows' losses. They are scaled to a mean of 1 over the training rows, so only their ratios
+matter. A batch's mean divides by its number of rows, not by the sum of their weights, so gradients do not depend on the
+distribution of rare labels over batches.
 
 B rows of one micro-batch on one rank, L labels.
 """
@@ -52,11 +52,11 @@ def focal(logits: torch.Tensor, labels: torch.Tensor, gamma: float = FOCAL_GAMMA
 def make_loss(
     training: Training, labels: Sequence[str], train_labels: npt.NDArray[np.int64], *, outside: bool
 ) -> Loss | None:
-    """The loss that the recipe's training section selects, as the mean of a batch. None for the loss that the model
-    computes itself, except with `outside`.
+    """The loss that the recipe's training section selects, as the mean of a batch; None for the loss that the model
+    computes itself, unless `outside`.
 
-    `labels` are the names in the order of their indices, `train_labels` (N,) the labels of the training rows. Raises
-    UserError if the loss is not found, or if class_weights has an unknown label.
+    `train_labels` (N,) are the indices of the training rows' labels. Raises UserError if the loss is not found, or if
+    class_weights has an unknown label.
     """
     name, given_weights = training.loss, training.class_weights
     if name == "cross_entropy" and given_weights is None and not outside:
@@ -73,25 +73,25 @@ def make_loss(
 
 
 def class_weights(
-    asked: str | Mapping[str, float], labels: Sequence[str], train_labels: npt.NDArray[np.int64]
+    requested: str | Mapping[str, float], labels: Sequence[str], train_labels: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """(L,) the weight of each label, with a mean of 1 over the training rows. Before scaling, labels that are not named
-    have the weight 1. Raises UserError for an unknown label."""
+    """(L,) the weight of each label, with a mean of 1 over the training rows. Labels that are not named have the weight
+    1 before scaling. Raises UserError for an unknown label."""
     rows = np.bincount(train_labels, minlength=len(labels))
-    if isinstance(asked, str):  # balanced: the rows of each label have the same total weight
+    if isinstance(requested, str):  # balanced: the rows of each label have the same total weight
         weights = 1 / np.maximum(rows, 1)
     else:
-        unknown = [name for name in asked if name not in labels]
-        if unknown:
-            messages = [
-                f"the data has no such label: choose from {_some(labels)}.{nearest(n, labels)}" for n in unknown
-            ]
-            fields = [f"training.class_weights.{name}" for name in unknown]
+        if unknown := [name for name in requested if name not in labels]:
+            known = ", ".join(labels[:20]) + (", …" if len(labels) > 20 else "")
             raise UserError(
-                Problem(kind="training", where=where, message=message)
-                for where, message in zip(fields, messages, strict=True)
+                Problem(
+                    kind="training",
+                    where=f"training.class_weights.{name}",
+                    message=f"the data has no such label: choose from {known}.{nearest(name, labels)}",
+                )
+                for name in unknown
             )
-        weights = np.array([asked.get(label, 1.0) for label in labels])
+        weights = np.array([requested.get(label, 1.0) for label in labels])
     return np.asarray(weights * rows.sum() / (weights * rows).sum())
 
 
@@ -108,11 +108,10 @@ class _Mean:
         if shape == () and self._weights is None:
             return found
         if shape != (len(labels),):
-            gave = type(found).__name__ if shape is None else f"a tensor of shape {shape}"
-            mean = "" if self._weights is not None else ", or their mean"
-            weighted = ", for training.class_weights to weigh" if self._weights is not None else ""
+            given = type(found).__name__ if shape is None else f"a tensor of shape {shape}"
+            why = ", or their mean" if self._weights is None else ", because training.class_weights weights rows"
             raise _PLACE.refused(
-                f"{self._name!r} gave {gave} for {len(labels)} rows: it must give a loss for each row{weighted}{mean}."
+                f"{self._name!r} returned {given} for {len(labels)} rows: it must return a loss for each row{why}."
             )
         if self._weights is not None:
             self._weights = self._weights.to(labels.device)
@@ -135,7 +134,3 @@ _PLACE = Place(
     accepted="a function of logits (B, L) and labels (B,)",
     fits=_takes_two,
 )
-
-
-def _some(labels: Sequence[str], most: int = 20) -> str:
-    return ", ".join(labels[:most]) + (", …" if len(labels) > most else "")
