@@ -138,4 +138,4 @@ def test_model_types_whose_class_transformers_overrules_are_known() -> None:
         for kind in tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
         if classes[kind] not in parts.TOKENIZER_JSON_CLASSES
     }
-    assert overruled <= set(parts.OVERRULED)
+    assert overruled <= set(parts.OVERRIDDEN)
