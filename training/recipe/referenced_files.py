@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.problems import Problem, UserError
-from training.recipe.accelerate_file import Refusal, translated
+from training.recipe.accelerate_file import Refusal, translate
 from training.recipe.overrides import read_yaml
 
 
@@ -65,10 +65,12 @@ class ExpandedRecipe:
         try:
             given = read_yaml(Path(file).expanduser())
         except UserError as error:
-            raise UserError(_in(where, problem) for problem in error.problems) from None
+            raise UserError(
+                problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
+            ) from None
         if not isinstance(given, Mapping):
             raise _wrong(where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote.")
-        for found in translated(given):
+        for found in translate(given):
             if isinstance(found, Refusal):
                 self._add(f"{file}: {found.field}", found.message)
             else:
@@ -138,35 +140,21 @@ def _sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
         return
     if (stage := zero.get("stage")) in (2, 3):
         yield "zero_optimization.stage", stage, "strategy", f"deepspeed-zero{stage}"
-    groups = [zero.get(f"offload_{name}") for name in ("optimizer", "param")]
-    devices = [group.get("device", "none") if isinstance(group, Mapping) else "none" for group in groups]
+    devices = [(zero.get(f"offload_{name}") or {}).get("device", "none") for name in ("optimizer", "param")]
     if devices in (["cpu", "none"], ["cpu", "cpu"]):
         yield "zero_optimization.offload_optimizer", "cpu", "offload", "all" if devices[1] == "cpu" else "optimizer"
 
 
 def _read_json(file: Path, where: str) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"{name!r} is written twice")
-        return dict(pairs)
-
     try:
-        given = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
+        given = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _wrong(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
     except json.JSONDecodeError as error:
         raise _wrong(where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
-    except ValueError as error:
-        raise _wrong(where, f"{str(file)!r} cannot be read: {error}.") from None
     if not isinstance(given, dict):
         raise _wrong(where, f"{str(file)!r} is not a mapping of fields: name a configuration of DeepSpeed's.")
     return given
-
-
-def _in(where: str, problem: Problem) -> Problem:
-    return problem.model_copy(update={"where": f"{where}: {problem.where}"})
 
 
 def _wrong(where: str, message: str) -> UserError:

