@@ -100,7 +100,7 @@ def _problems(arguments: argparse.Namespace, read: Sequence[str], written: Seque
     if (file is None) != (out is None):
         yield problem("--out" if out is None else "--file", "is missing: --file IN and --out OUT go together.")
     for where, path, formats in (("--file", file, read), ("--out", out, written)):
-        if path is not None and path.suffix not in formats:
+        if path is not None and not path.name.endswith(tuple(formats)):
             yield problem(
                 where, f"{path} is of no known format: choose from {', '.join(formats)}.{nearest(path.suffix, formats)}"
             )

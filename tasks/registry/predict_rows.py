@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.connection import mlflow_errors
 from training.data.faults import Faults
-from training.data.prediction_files import Values, Writer, need_value, read, whole
+from training.data.prediction_files import Values, Writer, complete_values, need_value, read
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.problems import Problem, UserError, full_disk
@@ -71,7 +71,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def _values(row: Sequence[str], forms: Mapping[str, Form], blank: Collection[str]) -> Values:
     """What was typed, as rows have it. Raises UserError for what the task type does not take."""
     given = [need_value(value, form, "option", "TEXT") for value, form in zip(row, forms.values(), strict=True)]
-    values = whole(given, forms, blank)
+    values = complete_values(given, forms, blank)
     if values is None:
         raise UserError([Problem(kind="option", where="TEXT", message="is empty: there is nothing to ask about.")])
     return values

@@ -115,7 +115,7 @@ def _decoded(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -
     """Decodes bytes."""
     if not any(check(column.type) for check in _BYTES):
         return column, {}
-    decoded, bad = _converted(column, pa.string(), _undecodable)
+    decoded, bad = decode_texts(column)
     if block.spelt and wanted.data.source != "csv":  # these were Python texts, which are decoded already
         return decoded, dict.fromkeys(bad, half_character(name))
     return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
@@ -172,6 +172,11 @@ def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool])
         good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
         left = good.null_count < len(good)  # a column of an unknown time zone does not cast even if all are null
         return good.cast(to) if left else pa.nulls(len(good), to), np.flatnonzero(bad).tolist()
+
+
+def decode_texts(column: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Returns bytes as texts, with null for bytes that are not UTF-8, and the places of these."""
+    return _converted(column, pa.string(), _undecodable)
 
 
 def _undecodable(value: pa.Scalar) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.csv
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
-from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
+from training.data.decoding import LONGEST_ROW_BYTES, opened
 from training.data.faults import HEADER_READ, REPEATED_HEADER, Fault, shortened
 from training.data.file_systems import display_name
 from training.data.sources import delimiter_of
@@ -46,95 +46,113 @@ def read_csv(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slice
         yield from _CsvFile(file, wanted, slices).blocks()
 
 
-class _CsvFile:
-    """One CSV file."""
+class CsvParser:
+    """One CSV file, parsed into columns of bytes."""
 
-    def __init__(self, file: str, wanted: SourceColumns, slices: SliceColumns) -> None:
-        self._file, self._where, self._wanted, self._slices = file, display_name(file), wanted, slices
-        self._quoted = wanted.data.quoting == "standard"
-        self._head = _head(file, wanted.data)
-        self._named = _columns_of(self._head, wanted, self._where)
-        self._others = slices.of_file(self._head.names)
-        self._read = list(dict.fromkeys([*self._named.values(), *self._others.values()]))
-        self._header_read: int | None = None  # the number of a header that is read as a row, despite data.header
-        self._ragged = _Ragged(self._where, self._head, wanted.data, list(self._named.values()))
+    def __init__(self, file: str, data: Data) -> None:
+        self.where, self.head = display_name(file), _head(file, data)
+        self._file, self._data = file, data
 
-    def blocks(self) -> Iterator[Block]:
-        """Its rows."""
-        header_checked = False
-        ragged = self._ragged
-        with opened(self._file, self._wanted.data) as raw:
-            has_header = self._wanted.data.header is None
-            head = self._head
-            fields = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
-            source: QuotedFields | Opened = fields if self._quoted else raw
+    def parts(self, read: list[str], needed: list[str]) -> Iterator[CsvPart]:
+        """Yields the rows with the columns `read`, at most BLOCK_ROWS at once, blank ones included. A row may end early
+        as `_Ragged` describes; faults of other rows are in `ragged` and `quotes`."""
+        head, data = self.head, self._data
+        quoted = data.quoting == "standard"
+        self.ragged = ragged = _Ragged(self.where, head, data, needed)
+        # Bytes, so that every row that is no valid text is found.
+        convert = pyarrow.csv.ConvertOptions(
+            include_columns=read, column_types=dict.fromkeys(read, pa.binary()), strings_can_be_null=False
+        )
+        # A blank line becomes a row of empty fields, so that rows are numbered as the file has them.
+        parse = pyarrow.csv.ParseOptions(
+            delimiter=head.delimiter,
+            quote_char='"' if quoted else False,
+            newlines_in_values=quoted,
+            ignore_empty_lines=False,
+            invalid_row_handler=ragged.leave_out,
+        )
+        # One thread, since pyarrow numbers rows in that mode only.
+        options = pyarrow.csv.ReadOptions(
+            use_threads=False, block_size=LONGEST_ROW_BYTES, skip_rows=head.skipped, column_names=data.header
+        )
+        with opened(self._file, data) as raw:
+            has_header = data.header is None
+            self.quotes = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
+            source = pa.PythonFile(self.quotes if quoted else raw, "r")
             try:
-                with pyarrow.csv.open_csv(pa.PythonFile(source, "r"), **self._options()) as batches:
+                with pyarrow.csv.open_csv(
+                    source, read_options=options, parse_options=parse, convert_options=convert
+                ) as batches:
                     for batch in batches:
                         for start in range(0, batch.num_rows, BLOCK_ROWS):
                             part = batch.slice(start, BLOCK_ROWS)
                             rows, numbers = ragged.with_short(part, ragged.numbers(part.num_rows))
-                            if rows.num_rows and not header_checked:
-                                header_checked = True
-                                yield self._remarks(self._header_remarks(batch, rows, numbers))
-                            yield from self._in_blocks(rows, numbers, fields, raw.share)
+                            yield CsvPart(rows, numbers, batch, raw.share)
             except pa.ArrowInvalid as error:
-                raise source_error(self._where, _csv_trouble(error, ragged.last)) from error
-            none = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in self._read})
-            rows, numbers = ragged.with_short(none, ragged.numbers(0), at_end=True)
-            yield from self._in_blocks(rows, numbers, fields, 1.0)
-        yield self._remarks((*fields.found(), *fields.whole_file()), ragged.faults())
+                raise source_error(self.where, _csv_trouble(error, ragged.last)) from error
+        none = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in read})
+        yield CsvPart(*ragged.with_short(none, ragged.numbers(0), at_end=True), none, 1.0)
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            # One thread, since pyarrow numbers rows in that mode only.
-            "read_options": pyarrow.csv.ReadOptions(
-                use_threads=False,
-                block_size=LONGEST_ROW_BYTES,
-                skip_rows=self._head.skipped,
-                column_names=self._wanted.data.header,
-            ),
-            # A blank line becomes a row of empty fields, so that rows are numbered as the file has them.
-            "parse_options": pyarrow.csv.ParseOptions(
-                delimiter=self._head.delimiter,
-                quote_char='"' if self._quoted else False,
-                newlines_in_values=self._quoted,
-                ignore_empty_lines=False,
-                invalid_row_handler=self._ragged.leave_out,
-            ),
-            # Bytes, so that every row that is no valid text is found.
-            "convert_options": pyarrow.csv.ConvertOptions(
-                include_columns=self._read,
-                column_types={name: pa.binary() for name in self._read},
-                strings_can_be_null=False,
-            ),
-        }
 
-    def _in_blocks(self, rows: pa.RecordBatch, numbers: Numbers, fields: QuotedFields, share: float) -> Iterator[Block]:
-        for start in range(0, rows.num_rows, BLOCK_ROWS):
-            part, at = rows.slice(start, BLOCK_ROWS), numbers[start : start + BLOCK_ROWS]
+class CsvPart(NamedTuple):
+    """Some rows of a CSV file."""
+
+    rows: pa.RecordBatch
+    numbers: Numbers
+    batch: pa.RecordBatch
+    """The batch of pyarrow that holds the rows, and perhaps more."""
+    share: float
+    """The share of the file that was read, 0 to 1."""
+
+
+class _CsvFile:
+    """The columns of one CSV file that a recipe reads."""
+
+    def __init__(self, file: str, wanted: SourceColumns, slices: SliceColumns) -> None:
+        self._parser = CsvParser(file, wanted.data)
+        self._where, self._wanted, self._slices = self._parser.where, wanted, slices
+        self._head = self._parser.head
+        self._named = _columns_of(self._head, wanted, self._where)
+        self._others = slices.of_file(self._head.names)
+        self._read = list(dict.fromkeys([*self._named.values(), *self._others.values()]))
+        self._header_read: int | None = None  # the number of a header that is read as a row, despite data.header
+
+    def blocks(self) -> Iterator[Block]:
+        """Its rows."""
+        header_checked = False
+        for part in self._parser.parts(self._read, list(self._named.values())):
+            if part.rows.num_rows and not header_checked:
+                header_checked = True
+                yield self._remarks(self._header_remarks(part.batch, part.rows, part.numbers))
+            yield from self._in_blocks(part)
+        quotes = self._parser.quotes
+        yield self._remarks((*quotes.found(), *quotes.whole_file()), self._parser.ragged.faults())
+
+    def _in_blocks(self, rows_read: CsvPart) -> Iterator[Block]:
+        for start in range(0, rows_read.rows.num_rows, BLOCK_ROWS):  # rows that end early may have been added
+            part, at = rows_read.rows.slice(start, BLOCK_ROWS), rows_read.numbers[start : start + BLOCK_ROWS]
             named = pa.RecordBatch.from_pydict({ours: part.column(theirs) for ours, theirs in self._named.items()})
             others = {ours: part.column(theirs) for ours, theirs in self._others.items() if self._slices.reads(ours)}
-            block = Block(self._where, named, at, share=share, slices=others, spelt=True)
-            empty = _empty(named)
+            block = Block(self._where, named, at, share=rows_read.share, slices=others, spelt=True)
+            empty = empty_rows(named)
             if empty.any():
                 block = block.taken(~empty)
             repeated = at[self._equal_the_header(part)].tolist()
             remarks = [Fault(row, "header_row", REPEATED_HEADER) for row in repeated if row != self._header_read]
-            remarks = sorted([*remarks, *fields.found(int(at[-1]))], key=lambda fault: fault.row)
-            yield replace(block, faults=self._ragged.faults(), remarks=tuple(remarks))
+            remarks = sorted([*remarks, *self._parser.quotes.found(int(at[-1]))], key=lambda fault: fault.row)
+            yield replace(block, faults=self._parser.ragged.faults(), remarks=tuple(remarks))
 
     def _remarks(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
         """Returns a block without rows."""
         none = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in self._named})
-        return Block(self._where, none, self._ragged.numbers(0), faults=faults, share=1.0, spelt=True, remarks=remarks)
+        return Block(self._where, none, np.zeros(0, np.int64), faults=faults, share=1.0, spelt=True, remarks=remarks)
 
     def _header_remarks(self, batch: pa.RecordBatch, rows: pa.RecordBatch, numbers: Numbers) -> tuple[Fault, ...]:
         """Returns a remark about a header that looks like data or, with `data.header`, a first row that looks like a
         header. `rows` are the first of the file, with their `numbers`; `batch` is the first that pyarrow read.
         """
         if self._wanted.data.header is not None:
-            filled = np.flatnonzero(~_empty(rows))[:1]
+            filled = np.flatnonzero(~empty_rows(rows))[:1]
             if len(filled) == 0 or not self._is_header(batch, rows.take(pa.array(filled))):
                 return ()
             self._header_read = int(numbers[filled[0]])
@@ -186,7 +204,7 @@ def _count(rows: pa.RecordBatch, column: str, value: str) -> int:
     return pc.sum(pc.equal(rows.column(column), value.encode())).as_py() or 0
 
 
-def _empty(rows: pa.RecordBatch) -> Any:
+def empty_rows(rows: pa.RecordBatch) -> Any:
     """Returns the rows that are empty in all columns: blank lines, and cells that spreadsheets leave below a table."""
     return np.logical_and.reduce([pc.equal(pc.binary_length(column), 0).to_numpy(False) for column in rows.columns])
 

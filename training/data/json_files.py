@@ -28,11 +28,15 @@ def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slic
     for file in pinned[split]:
         where = display_name(file)
         with opened(file, wanted.data) as raw:
-            lines = io.BufferedReader(raw, 2**20)
-            array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
-            rows = _elements(lines, where) if array else _lines(lines, where)
-            for block in from_mappings(rows, wanted, where, slices):
+            for block in from_mappings(json_values(raw, where), wanted, where, slices):
                 yield replace(block, share=raw.share)
+
+
+def json_values(file: Opened, where: str) -> Iterator[tuple[int, Any]]:
+    """Returns the numbered values of a file, with a Fault in place of a line that is not JSON."""
+    lines = io.BufferedReader(file, 2**20)
+    is_array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
+    return _elements(lines, where) if is_array else _lines(lines, where)
 
 
 def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:

@@ -38,7 +38,7 @@ def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], s
     for name in pinned[split]:
         where = display_name(name)
         with seekable(name) as source:
-            with _readable(where, "Parquet"):
+            with readable(where, "Parquet"):
                 file = pq.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
                 schema = file.schema_arrow
                 # pyarrow restores the type of dictionary columns, which fails for invalid UTF-8 unless requested.
@@ -61,26 +61,31 @@ def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sli
     for name in pinned[split]:
         where = display_name(name)
         with seekable(name) as source:
-            with _readable(where, "Arrow"):
-                schema = _open_ipc(source).schema
+            with readable(where, "Arrow"):
+                schema = open_ipc(source).schema
 
             def read(
                 columns: Callable[[], list[str]], source: pa.NativeFile = source, names: list[str] = schema.names
             ) -> Iterator[pa.RecordBatch]:
-                reader = _open_ipc(source, included_fields=[names.index(column) for column in columns()])
-                if isinstance(reader, pa.RecordBatchFileReader):
-                    yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-                else:
-                    yield from reader
+                yield from ipc_batches(open_ipc(source, included_fields=[names.index(column) for column in columns()]))
 
             yield from _blocks(read, schema, wanted, slices, where, "Arrow", None)
 
 
-def _open_ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+def open_ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    """Opens an Arrow file or stream."""
     source.seek(0)
-    open_ipc = pa.ipc.open_file if source.read(len(_FILE_MARK)) == _FILE_MARK else pa.ipc.open_stream
+    open_it = pa.ipc.open_file if source.read(len(_FILE_MARK)) == _FILE_MARK else pa.ipc.open_stream
     source.seek(0)
-    return open_ipc(source, options=pa.ipc.IpcReadOptions(**options))
+    return open_it(source, options=pa.ipc.IpcReadOptions(**options))
+
+
+def ipc_batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
+    """Yields the record batches of an Arrow file or stream."""
+    if isinstance(reader, pa.RecordBatchFileReader):
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+    else:
+        yield from reader
 
 
 def _blocks(
@@ -107,7 +112,7 @@ def _blocks(
     )
     done = size = 0
     while True:
-        with _readable(where, form):  # not around `yield`: errors of the consumer are not those of the file
+        with readable(where, form):  # not around `yield`: errors of the consumer are not those of the file
             part = next(parts, None)
             if part is None:
                 break
@@ -154,7 +159,7 @@ def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[s
 
 
 @contextmanager
-def _readable(where: str, form: str) -> Iterator[None]:
+def readable(where: str, form: str) -> Iterator[None]:
     """Turns pyarrow's errors of a damaged file into UserError."""
     try:
         yield

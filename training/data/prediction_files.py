@@ -1,23 +1,18 @@
-"""Files of rows to predict, read in batches and written with the predictions.
+"""Files of rows to predict, read as load_data reads them, with all columns, and written with the predictions.
 
-| format | its rows | predictions written |
-|---|---|---|
-| .txt | a text a line | no: it has no columns |
-| .csv, .tsv | a header, then as many fields a row; lists and objects as JSON | those that are no list and no object |
-| .jsonl | an object a line | all |
-| .parquet | as they are typed | all |
-
-All files are UTF-8. The columns of predictions have the names of `TaskType.record_types`; `label` becomes
-`predicted_label` if the first rows have a column `label`.
+Every format of files in training/recipe/tables/formats.py is read, and .txt: a text a line. Written are the formats
+that have `predicted` suffixes there; a .csv has no predictions that are lists or objects. The columns of predictions
+have the names of `TaskType.record_types`; `label` becomes `predicted_label` if the first rows have a column `label`.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -26,22 +21,28 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.data.file_systems import as_user_error
+from training.data.casting import decode_texts
+from training.data.csv_files import CsvParser, empty_rows
+from training.data.decoding import opened, seekable
+from training.data.faults import Fault, Faults, shortened
+from training.data.file_systems import display_name
+from training.data.json_files import json_values
 from training.data.lists import as_json, from_json
+from training.data.parquet_files import ipc_batches, open_ipc, readable
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import EXAMPLES, Form
+from training.recipe.fields import Data
+from training.recipe.tables.checks import LEVELS
+from training.recipe.tables.formats import FORMATS
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-READ = (".txt", *DELIMITERS, ".jsonl", ".parquet")
-WRITTEN = READ[1:]
+READ = (".txt", *(suffix for source in FORMATS.values() for suffix in source.suffixes))
+WRITTEN = tuple(suffix for source in FORMATS.values() for suffix in source.predicted)
 BATCH_ROWS = 2048
-LONGEST_LINE = 2**26  # characters
 
 Rows: TypeAlias = pa.RecordBatch | list[dict[str, Any]]
-"""A record batch of Parquet, which keeps its types; mappings of other formats."""
-Numbered: TypeAlias = Iterator[tuple[Sequence[int], Rows]]
+"""A record batch of Parquet or Arrow, which keeps its types; mappings of other formats."""
 Values = tuple[Any, ...]
-Answer = Mapping[str, Any]
+Prediction = Mapping[str, Any]
 """Values by the names of the added columns."""
 
 
@@ -66,22 +67,33 @@ def read(
     columns, and `optional` ones may be absent. A .txt file has one column of texts.
 
     Raises UserError for a file that is unreadable, lacks a column, has a column with the name of a prediction, or has
-    no rows; and for the first row that does not fit.
+    no rows; for the first value that does not fit; and at the end for all rows that cannot be read.
     """
-    needed, answers = [name for name in columns if name not in optional], None
-    with as_user_error(str(file)):
-        for numbers, rows in _READERS[file.suffix](file, needed):
-            first = answers is None
-            answers = answers or answer_names(_names(rows), added)
-            _need_columns(_names(rows), needed if first else (), answers.values(), file)
-            yield Batch(rows, _inputs(numbers, rows, columns, blank, file), numbers)
-    if answers is None:
+    needed, predictions, faults = [name for name in columns if name not in optional], None, Faults()
+    source = _format_of(file)
+    batches = _typed_batches(file, source) if source in ("parquet", "arrow") else _batches(file, source, needed, faults)
+    for numbers, rows in batches:
+        is_first = predictions is None
+        predictions = predictions or prediction_names(_names(rows), added)
+        _need_columns(_names(rows), needed if is_first else (), predictions.values(), file)
+        yield Batch(rows, _inputs(numbers, rows, columns, blank, file), numbers)
+    if problems := [
+        Problem(kind="data", where=where, message=f"{description}: correct or remove {them}.")
+        for _, where, description, them in faults.summaries()
+    ]:
+        raise UserError(problems)
+    if predictions is None:
         raise _problem(file, "holds no rows.")
 
 
-def answer_names(there: Collection[str], added: Iterable[str]) -> dict[str, str]:
+def prediction_names(there: Collection[str], added: Iterable[str]) -> dict[str, str]:
     """Returns the column name of each prediction in a file with these columns."""
     return {name: f"predicted_{name}" if name in there else name for name in added}
+
+
+def _format_of(file: Path) -> str:
+    """Returns the value of data.source for a file; `txt` for a file without columns."""
+    return next((name for name, form in FORMATS.items() if file.name.endswith(form.suffixes)), "txt")
 
 
 def _names(rows: Rows) -> list[str]:
@@ -104,11 +116,11 @@ def _inputs(
             need_value(value, form, "data", str(file), f"row {number} has {value!r:.60} in column {name!r}")
             for (name, form), value in zip(columns.items(), values, strict=True)
         ]
-        found.append(whole(given, columns, blank))
+        found.append(complete_values(given, columns, blank))
     return found
 
 
-def whole(values: Sequence[Any], columns: Mapping[str, Form], blank: Collection[str] = ()) -> Values | None:
+def complete_values(values: Sequence[Any], columns: Mapping[str, Form], blank: Collection[str] = ()) -> Values | None:
     """Returns a row's values as they are stored; None if one is missing in a column that is not `blank`."""
     if any(value is None and name not in blank for name, value in zip(columns, values, strict=True)):
         return None
@@ -127,23 +139,23 @@ def need_value(value: Any, form: Form, kind: str, where: str, subject: str = "")
         return None
     subject = subject or f"{value!r:.60} is given"
     if form == "text":
-        if not _is_text(value):
-            raise UserError([Problem(kind=kind, where=where, message=f"{subject}, where a text belongs.")])
-        return value
-    if form == "number":
+        if _is_text(value):
+            return value
+        expected = "a text"
+    elif form == "number":
         try:
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number):
-            raise UserError([Problem(kind=kind, where=where, message=f"{subject}, where a number belongs.")])
-        return number
-    column, wrong = from_json(pa.array([value if isinstance(value, str) else as_json(value)]), "", form)
-    if wrong:
-        raise UserError(
-            [Problem(kind=kind, where=where, message=f"{subject}, where such as {EXAMPLES[form]} belongs.")]
-        )
-    return column[0].as_py() or None
+        if math.isfinite(number):
+            return number
+        expected = "a number"
+    else:
+        column, wrong = from_json(pa.array([value if isinstance(value, str) else as_json(value)]), "", form)
+        if not wrong:
+            return column[0].as_py() or None
+        expected = f"such as {EXAMPLES[form]}"
+    raise UserError([Problem(kind=kind, where=where, message=f"{subject}, where {expected} belongs.")])
 
 
 def _is_text(value: Any) -> bool:
@@ -166,82 +178,79 @@ def _need_columns(there: Sequence[str], columns: Iterable[str], added: Iterable[
         raise UserError([Problem(kind="data", where=str(file), message=one) for one in messages])
 
 
-def _text_lines(file: Path, columns: Sequence[str]) -> Numbered:
+Numbered: TypeAlias = Iterator[tuple[Sequence[int], Any]]
+
+
+def _typed_batches(file: Path, source: str) -> Numbered:
+    form = "Parquet" if source == "parquet" else "Arrow"
+    with seekable(str(file)) as stored, readable(display_name(file), form):
+        if source == "parquet":
+            batches = pq.ParquetFile(stored, pre_buffer=False).iter_batches(BATCH_ROWS)
+        else:
+            batches = ipc_batches(open_ipc(stored))
+        done = 0
+        for batch in batches:
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                rows = batch.slice(start, BATCH_ROWS)
+                yield range(done + 1, done + 1 + rows.num_rows), rows
+                done += rows.num_rows
+
+
+def _batches(file: Path, source: str, columns: Sequence[str], faults: Faults) -> Numbered:
+    """Yields rows of files without types as mappings; adds rows that cannot be read to `faults`."""
+    readers = {"csv": _csv_rows, "json": _json_rows, "txt": lambda file: _text_rows(file, columns)}
+    rows = readers[source](file)
+    while held := list(islice(rows, BATCH_ROWS)):
+        good = []
+        for number, row in held:
+            if isinstance(row, Fault):
+                faults.add(display_name(file), row.check, row.description, [row.row], row.value)
+            else:
+                good.append((number, row))
+        if good:
+            yield [number for number, _ in good], [row for _, row in good]
+
+
+def _text_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
     if len(columns) > 1:
         message = f"holds a text a line, and the model takes {len(columns)} values: give {' and '.join(columns)} as "
         raise _problem(file, f"{message}columns of a .csv.")
-    return _batched((number, {columns[0]: line.removesuffix("\n")}) for number, line in _lines(file))
-
-
-def _csv(file: Path, columns: Sequence[str]) -> Numbered:
-    def rows() -> Iterator[tuple[int, dict[str, Any]]]:
-        before = csv.field_size_limit(LONGEST_LINE)  # it is the whole process's
-        lines = (line for _, line in _lines(file, newline=""))
-        reader = csv.reader(lines, delimiter=DELIMITERS[file.suffix], strict=True)
-        header: list[str] = []
-        try:
-            for number, fields in enumerate(reader, 1):
-                if not header:
-                    header = fields
-                    _need_columns(header, columns if header else (), (), file)
-                elif len(fields) == len(header):
-                    yield number, dict(zip(header, fields, strict=True))
-                elif fields:
-                    raise _problem(file, f"row {number} has {len(fields)} fields, and its header {len(header)}.")
-        except csv.Error as error:
-            raise _problem(file, f"is no CSV at line {reader.line_num}: {error}.") from error
-        finally:
-            csv.field_size_limit(before)
-
-    return _batched(rows())
-
-
-def _json_lines(file: Path, columns: Sequence[str]) -> Numbered:
-    def rows() -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in _lines(file):
+    with opened(str(file), Data(source="csv", path=str(file))) as raw:
+        for number, line in enumerate(io.BufferedReader(raw), 1):
             try:
-                row = json.loads(line) if line.strip() else None
-            except (ValueError, RecursionError) as error:
-                raise _problem(file, f"line {number} is not JSON: {error}.") from error
-            if isinstance(row, dict):
+                yield number, {columns[0]: line.decode().removesuffix("\n").removesuffix("\r")}
+            except UnicodeDecodeError:
+                yield number, Fault(number, "encoding", "is not UTF-8 text")
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    parser = CsvParser(str(file), Data(source="csv", path=str(file)))
+    names = parser.head.names
+    _need_columns(names, (), (), file)
+    for part in parser.parts(names, names):
+        # An empty row among several columns is a blank line, or was left below a table by a spreadsheet.
+        kept = pa.array(~empty_rows(part.rows) if len(names) > 1 else [True] * part.rows.num_rows, pa.bool_())
+        numbers = pa.array(part.numbers).filter(kept).to_pylist()
+        decoded = [decode_texts(column.filter(kept)) for column in part.rows.columns]
+        bad = {place for _, places in decoded for place in places}
+        texts = zip(*(column.to_pylist() for column, _ in decoded), strict=True)
+        for place, (number, row) in enumerate(zip(numbers, texts, strict=True)):
+            is_bad = place in bad
+            yield (
+                number,
+                Fault(number, "encoding", "is not UTF-8 text") if is_bad else dict(zip(names, row, strict=True)),
+            )
+        yield from ((fault.row, fault) for fault in parser.ragged.faults())
+    yield from ((fault.row, fault) for fault in parser.quotes.found() if LEVELS[fault.check] == "error")
+
+
+def _json_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    with opened(str(file), Data(source="json", path=str(file))) as raw:
+        for number, row in json_values(raw, display_name(file)):
+            if isinstance(row, dict | Fault):
                 yield number, row
-            elif row is not None or line.strip():
-                raise _problem(file, f"line {number} is no object but {line.strip():.60}: write an object a line.")
-
-    return _batched(rows())
-
-
-def _parquet(file: Path, columns: Sequence[str]) -> Numbered:
-    try:
-        with pq.ParquetFile(file, pre_buffer=False) as opened:
-            number = 1
-            for rows in opened.iter_batches(BATCH_ROWS):
-                yield range(number, number + rows.num_rows), rows
-                number += rows.num_rows
-    except pa.ArrowException as error:
-        raise _problem(file, f"is not readable as Parquet: {error}.") from error
-
-
-def _lines(file: Path, newline: str | None = None) -> Iterator[tuple[int, str]]:
-    with file.open(encoding="utf-8-sig", newline=newline) as lines:
-        try:
-            yield from enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), 1)
-        except UnicodeDecodeError as error:
-            raise _problem(file, f"is not UTF-8 text: byte 0x{error.object[error.start]:02x}.") from error
-
-
-def _batched(rows: Iterable[tuple[int, dict[str, Any]]]) -> Numbered:
-    rows = iter(rows)
-    while held := list(islice(rows, BATCH_ROWS)):
-        yield [number for number, _ in held], [row for _, row in held]
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str]], Numbered]] = {
-    ".txt": _text_lines,
-    **dict.fromkeys(DELIMITERS, _csv),
-    ".jsonl": _json_lines,
-    ".parquet": _parquet,
-}
+            else:
+                yield number, Fault(number, "malformed", "is no object", f": {shortened(row)}")
 
 
 class Writer:
@@ -254,9 +263,8 @@ class Writer:
     def __init__(self, file: Path, out: Path, added: Mapping[str, pa.DataType]) -> None:
         self._file, self._final, self._added = file, out, added
         self._cells = [name for name, kind in added.items() if not pa.types.is_nested(kind)]
-        formats = dict.fromkeys(DELIMITERS, self._csv)
-        self._write = {**formats, ".jsonl": self._json_lines, ".parquet": self._parquet}[out.suffix]
-        self._called: dict[str, str] | None = None
+        self._write = {"csv": self._csv, "json": self._json_lines, "parquet": self._parquet}[_format_of(out)]
+        self._columns: dict[str, str] = {}
         """The column name of each prediction."""
         self._stack = ExitStack()
         self._names: list[str] = []
@@ -272,34 +280,34 @@ class Writer:
             with self._file.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def write(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
+    def write(self, rows: Rows, predictions: Sequence[Prediction | None]) -> None:
         """Appends rows with a prediction for each, None if there is none. Raises UserError for a row that does not fit
         the first batch in a format with fixed columns."""
-        self._called = self._called or answer_names(_names(rows), self._added)
-        self._write(rows, answers)
+        self._columns = self._columns or prediction_names(_names(rows), self._added)
+        self._write(rows, predictions)
 
-    def _csv(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
+    def _csv(self, rows: Rows, predictions: Sequence[Prediction | None]) -> None:
         rows = _mappings(rows)
         if self._out is None:
-            delimiter = DELIMITERS[self._final.suffix]
-            self._out = csv.writer(self._opened_text(), delimiter=delimiter, lineterminator="\n")
+            delimiter = "\t" if self._final.suffix == ".tsv" else ","
+            self._out = csv.writer(self._open_text(), delimiter=delimiter, lineterminator="\n")
             self._names = _names(rows)
-            self._out.writerow([*self._names, *(self._name(name) for name in self._cells)])
+            self._out.writerow([*self._names, *(self._columns[name] for name in self._cells)])
         self._need_names(rows)
-        for row, answer in zip(rows, answers, strict=True):
-            given = [_cell((answer or {}).get(name)) for name in self._cells]
+        for row, prediction in zip(rows, predictions, strict=True):
+            given = [_cell((prediction or {}).get(name)) for name in self._cells]
             self._out.writerow([*(_cell(row.get(name)) for name in self._names), *given])
 
-    def _json_lines(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
-        self._out = self._out or self._opened_text()
-        for row, answer in zip(_mappings(rows), answers, strict=True):
-            self._out.write(json.dumps(row | self._whole(answer), ensure_ascii=False, default=str) + "\n")
+    def _json_lines(self, rows: Rows, predictions: Sequence[Prediction | None]) -> None:
+        self._out = self._out or self._open_text()
+        for row, prediction in zip(_mappings(rows), predictions, strict=True):
+            self._out.write(json.dumps(row | self._predictions(prediction), ensure_ascii=False, default=str) + "\n")
 
-    def _parquet(self, rows: Rows, answers: Sequence[Answer | None]) -> None:
+    def _parquet(self, rows: Rows, predictions: Sequence[Prediction | None]) -> None:
         batch = rows if isinstance(rows, pa.RecordBatch) else self._typed(rows)
         for name, kind in self._added.items():
-            values = [None if answer is None else answer[name] for answer in answers]
-            batch = batch.append_column(pa.field(self._name(name), kind), pa.array(values, kind))
+            values = [None if prediction is None else prediction[name] for prediction in predictions]
+            batch = batch.append_column(pa.field(self._columns[name], kind), pa.array(values, kind))
         if self._out is None:
             self._out = self._stack.enter_context(pq.ParquetWriter(self._file, batch.schema, compression="zstd"))
         self._out.write_batch(batch)
@@ -321,13 +329,10 @@ class Writer:
             message = f"{new!r} is in none of the first {BATCH_ROWS:,} rows, which define the columns"
             raise _problem(self._final, f"{message}: write a .jsonl.")
 
-    def _whole(self, answer: Answer | None) -> dict[str, Any]:
-        return {self._name(name): None if answer is None else answer[name] for name in self._added}
+    def _predictions(self, prediction: Prediction | None) -> dict[str, Any]:
+        return {self._columns[name]: None if prediction is None else prediction[name] for name in self._added}
 
-    def _name(self, name: str) -> str:
-        return (self._called or {})[name]
-
-    def _opened_text(self) -> Any:
+    def _open_text(self) -> Any:
         # Half a surrogate pair is written as JSON escapes it.
         return self._stack.enter_context(self._file.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
 

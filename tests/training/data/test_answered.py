@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import gzip
 import json
 import tracemalloc
 from collections.abc import Iterable
@@ -14,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.data.prediction_files import BATCH_ROWS, DELIMITERS, WRITTEN, Writer, read
+from training.data.prediction_files import BATCH_ROWS, READ, WRITTEN, Writer, read
 from training.problems import UserError
 
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 LABELS = ["neg", "pos"]
 ADDED = {
     "label": pa.string(),
@@ -108,15 +110,15 @@ def test_types_and_metadata_of_parquet_stay_what_they_are(tmp_path: Path) -> Non
             "has a column 'predicted_label', which is the name of a prediction",
         ),
         ("in.csv", "text,text\na,b\n", "has two columns 'text': rename one."),
-        ("in.csv", "text,n\na,1\nb\n", "row 3 has 1 fields, and its header 2."),
-        ("in.csv", 'text\n"a\n', "is no CSV at line 2"),
+        ("in.csv", "text,n\na,1\nb\n", "has 1 fields where the header has 2: correct or remove it."),
+        ("in.csv", 'text\n"a\n', "has a quotation mark that is never closed"),
         ("in.csv", "text\n", "holds no rows."),
-        ("in.csv", b"text\n\xff\n", "is not UTF-8 text: byte 0xff."),
+        ("in.csv", b"text\n\xff\n", "is not UTF-8 text: correct or remove it."),
         ("in.txt", "", "holds no rows."),
-        ("in.jsonl", '{"text": "a"}\n[1]\n', "line 2 is no object but [1]: write an object a line."),
-        ("in.jsonl", '{"text": "a"}\nnull\n', "line 2 is no object but null"),
+        ("in.jsonl", '{"text": "a"}\n[1]\n', "is no object: [1]: correct or remove it."),
+        ("in.jsonl", '{"text": "a"}\nnull\n', "is no object: None"),
         ("in.jsonl", '{"text": "a"}\n\n{"text": 3}\n', "row 3 has 3 in column 'text', where a text belongs."),
-        ("in.jsonl", '{"text": "a"\n', "line 1 is not JSON"),
+        ("in.jsonl", '{"text": "a"\n', "is not JSON"),
         ("in.jsonl", '{"text": "\\ud800"}\n', "row 1 has '\\ud800' in column 'text'"),
         ("in.parquet", "PAR1", "is not readable as Parquet"),
     ],
@@ -129,7 +131,7 @@ def test_a_file_that_cannot_be_asked_about_is_told_by_one_message(
     with pytest.raises(UserError) as raised:
         list(read(file, {"text": "text"}, ADDED))
     (problem,) = raised.value.problems
-    assert problem.where == str(file) and said in problem.message
+    assert problem.where.removesuffix(f" row {problem.where[-1]}") == str(file) and said in problem.message
 
 
 def test_a_row_that_does_not_fit_the_columns_of_the_first_ones_names_the_format_that_takes_it(tmp_path: Path) -> None:
@@ -153,6 +155,36 @@ def test_pairs_of_texts_are_taken_in_the_models_order_and_a_text_a_line_is_refus
     (tmp_path / "in.txt").write_text("a\n")
     with pytest.raises(UserError, match=r"the model takes 2 values: give a and b as columns of a .csv"):
         list(read(tmp_path / "in.txt", {"a": "text", "b": "text"}, ADDED))
+
+
+@pytest.mark.parametrize("name", ["in.csv.gz", "in.jsonl.zst", "in.json", "in.arrow"])
+def test_every_format_of_training_data_is_read(tmp_path: Path, name: str) -> None:
+    assert any(name.endswith(suffix) for suffix in READ)
+    rows = [{"id": "1", "text": "good"}, {"id": "2", "text": "bad"}]
+    if name == "in.arrow":
+        table = pa.Table.from_pylist(rows)
+        with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    elif name == "in.csv.gz":
+        (tmp_path / name).write_bytes(gzip.compress(b"id,text\n1,good\n2,bad\n"))
+    elif name == "in.json":
+        (tmp_path / name).write_text(json.dumps(rows))
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / name).write_bytes(pa.compress(lines.encode(), "zstd", asbytes=True))
+    found = rows_in(answered(tmp_path / name, tmp_path / "out.jsonl"))
+    assert [(row["id"], row["text"], row["label"]) for row in found] == [("1", "good", "pos"), ("2", "bad", "neg")]
+
+
+def test_all_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_bytes(b"id,text\n1,good,more\n2,\xff\n3,bad\n4\n")
+    with pytest.raises(UserError) as raised:
+        list(read(tmp_path / "in.csv", {"text": "text"}, ADDED))
+    assert {problem.where.rpartition("row ")[2]: problem.message for problem in raised.value.problems} == {
+        "2": "has 3 fields where the header has 2: correct or remove it.",
+        "3": "is not UTF-8 text: correct or remove it.",
+        "5": "has 1 fields where the header has 2: correct or remove it.",
+    }
 
 
 @pytest.mark.parametrize("suffix", WRITTEN)
@@ -204,13 +236,12 @@ def test_lists_are_spelt_as_json_in_csv_and_are_lists_elsewhere(tmp_path: Path, 
 @pytest.mark.parametrize("suffix", WRITTEN)
 def test_more_rows_need_no_more_memory(tmp_path: Path, suffix: str) -> None:
     def peak(rows: int) -> int:
-        (tmp_path / "in.csv").write_text(
-            "id,text\n" + "".join(f"{n},a good text of some length\n" for n in range(rows))
-        )
+        line = json.dumps({"text": "a good text of some length"}) + "\n"
+        (tmp_path / "in.jsonl").write_text(line * rows)
         allocated = 0
         tracemalloc.start()
         with Writer(tmp_path / "out", tmp_path / f"out{suffix}", ADDED) as writer:
-            for batch in read(tmp_path / "in.csv", {"text": "text"}, ADDED):
+            for batch in read(tmp_path / "in.jsonl", {"text": "text"}, ADDED):
                 writer.write(batch.rows, [whole("good")] * len(batch.inputs))
                 allocated = max(allocated, pa.total_allocated_bytes())
         peak = tracemalloc.get_traced_memory()[1] + allocated

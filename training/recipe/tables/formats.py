@@ -20,6 +20,8 @@ class Source:
     training/data/blocks.py."""
     suffixes: tuple[str, ...] = ()
     """The ends of its files' names."""
+    predicted: tuple[str, ...] = ()
+    """The suffixes of the files that `finetune predict` writes in this format."""
     fields: tuple[str, ...] = ()
     """Fields of `data` that are for this format, or for this one and others that name them too."""
     libraries: tuple[str, ...] = ("pyarrow",)
@@ -30,17 +32,22 @@ def _also_packed(*suffixes: str) -> tuple[str, ...]:
     return tuple(suffix + packed for packed in ("", *PACKED) for suffix in suffixes)
 
 
-_JSON = _also_packed(".jsonl", ".ndjson", ".json")
-
 SOURCES: dict[str, Source] = {
     "hub": Source("training.data.hub_datasets:read_hub", libraries=("pyarrow", "datasets")),
     "csv": Source(
         "training.data.csv_files:read_csv",
         _also_packed(".csv", ".tsv"),
-        ("delimiter", "quoting", "header", "encoding"),
+        predicted=(".csv", ".tsv"),
+        fields=("delimiter", "quoting", "header", "encoding"),
     ),
-    "json": Source("training.data.json_files:read_json", _JSON, ("encoding",), ("pyarrow", "ijson")),
-    "parquet": Source("training.data.parquet_files:read_parquet", (".parquet", ".pq")),
+    "json": Source(
+        "training.data.json_files:read_json",
+        _also_packed(".jsonl", ".ndjson", ".json"),
+        predicted=(".jsonl",),
+        fields=("encoding",),
+        libraries=("pyarrow", "ijson"),
+    ),
+    "parquet": Source("training.data.parquet_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
     "arrow": Source("training.data.parquet_files:read_arrow", (".arrow", ".feather", ".ipc")),
     "python": Source("training.data.python_objects:read_object"),
 }
