@@ -232,7 +232,7 @@ def _head(file: str, data: Data) -> _Head:
             yield line
 
     with opened(file, data) as raw:
-        rest = lines(io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "replace", newline=""))
+        rest = lines(io.TextIOWrapper(raw, "utf-8", "replace", newline=""))
         start = next(rest, "")
         hint = re.fullmatch(r'"?sep=([^"\r\n])"?\s*', start, re.IGNORECASE)  # which Excel writes and obeys
         if hint and data.delimiter not in (None, hint[1]):  # the rows' key takes null for the delimiter that is usual

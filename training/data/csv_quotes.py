@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Protocol
+from typing import IO
 
 from training.data.faults import Fault, shortened
 
@@ -16,20 +16,6 @@ FEWEST_MERGED = 5
 """The least number of complete lines within a field, nearly all with the delimiters of a row, that count as rows."""
 MERGED_SHARE = 0.9
 _BREAK = re.compile(rb"\r\n|\r|\n")
-
-
-class Readable(Protocol):
-    """A file that is read to its end."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """So many bytes, fewer at the end only."""
-
-    def close(self) -> None:
-        """Closes it."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
 
 
 class QuotedFields:
@@ -40,7 +26,7 @@ class QuotedFields:
     """
 
     def __init__(
-        self, file: Readable, delimiter: str, columns: int, first_row: int, *, has_header: bool = True
+        self, file: IO[bytes], delimiter: str, columns: int, first_row: int, *, has_header: bool = True
     ) -> None:
         """`columns` is the number of fields of a row, `first_row` the number of the first row of data."""
         self._file, self._delimiter = file, delimiter.encode()

@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import io
 import os
-import threading
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -50,64 +49,40 @@ def _not_decoded(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_NOT_DECODED, _not_decoded)
 
 
-class Opened(io.RawIOBase):
+class _PieceReader(io.RawIOBase):
+    """Pieces of bytes as a raw file."""
+
+    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
+        self._pieces, self._rest = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest and (piece := next(self._pieces, None)) is not None:
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+class Opened(io.BufferedReader):
     """The unpacked bytes of one file, in UTF-8, read once from the beginning."""
 
     def __init__(self, stored: _Stored, pieces: Generator[bytes, None, None]) -> None:
-        self._stored, self._pieces = stored, pieces
-        self._rest = memoryview(b"")
-        self._failed: Exception | None = None
-        # pyarrow reads ahead in a thread, which may still read when the reader is closed.
-        self._lock = threading.Lock()
+        super().__init__(_PieceReader(pieces), PIECE_BYTES)
+        self._stored = stored
 
     @property
     def share(self) -> float:
         """The share of the file that was read, 0 to 1, in stored bytes. 0 while its size is unknown."""
         return min(1.0, self._stored.done / self._stored.size) if self._stored.size else 0.0
 
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fills the start of a buffer and returns the number of bytes, 0 at the end. Raises UserError like `opened`."""
-        with self._lock, memoryview(buffer).cast("B") as room:
-            piece = self._take(len(room))
-            room[: len(piece)] = piece
-            return len(piece)
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Returns exactly `size` bytes, fewer only at the end: pyarrow treats the result of one call as a block."""
-        parts, missing = [], -1 if size is None or size < 0 else size
-        with self._lock:
-            while missing and (part := self._take(missing)):
-                parts.append(part)
-                missing -= len(part) if missing > 0 else 0
-        return b"".join(parts)
-
     def close(self) -> None:
         """Closes the underlying file too."""
-        with self._lock:
-            if not self.closed:
-                self._pieces.close()
-                self._stored.close()
-            super().close()
-
-    def _take(self, most: int) -> memoryview:
-        """Returns at most `most` bytes (below 0: any number), none only at the end."""
-        if self.closed:
-            raise ValueError("the file is closed")
-        if self._failed:
-            raise self._failed  # again: a broken file must never look like one that ended
-        try:
-            while not self._rest and (piece := next(self._pieces, None)) is not None:
-                self._rest = memoryview(piece)
-        except Exception as error:
-            self._failed = error
-            raise
-        cut = len(self._rest) if most < 0 else most
-        taken, self._rest = self._rest[:cut], self._rest[cut:]
-        return taken
+        super().close()
+        self._stored.close()
 
 
 @contextlib.contextmanager
@@ -157,14 +132,10 @@ class _Stored:
                 self.size = os.fstat(self._bytes.fileno()).st_size
 
     def read(self, size: int = PIECE_BYTES) -> bytes:
-        """Returns `size` bytes, fewer only at the end, although a network may deliver less at once."""
-        parts, missing = [], size
         with as_user_error(self.file):
-            while missing and (part := self._bytes.read(missing)):
-                parts.append(part)
-                missing -= len(part)
-        self.done += size - missing
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            piece: bytes = self._bytes.read(size)
+        self.done += len(piece)
+        return piece
 
     def seekable(self) -> bool:
         """Whether it supports random access: reads its last byte."""
@@ -230,7 +201,7 @@ def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str |
     """Yields the same pieces. Raises UserError if they exceed `data.max_file_gb`."""
     most, done = data.max_file_gb * 1e9, 0
     known = 0 if packing else stored.size or 0
-    packed = f" once unpacked from {_measured(stored.size)} of {packing}" if packing and stored.size else ""
+    packed = f" once unpacked from {stored.size / 1e6:.3g} MB of {packing}" if packing and stored.size else ""
     for piece in pieces:
         done += len(piece)
         if max(done, known) > most:
@@ -254,11 +225,9 @@ def _need_utf8(start: bytes, file: str) -> None:
         raise _problem(file, f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}.")
     sample = start[:_SAMPLE_BYTES]
     if sample.count(0) > _MANY_NULS * len(sample):
-        odd, even = sample[1::2].count(0), sample[::2].count(0)
-        if min(odd, even) > max(odd, even) / 4:
-            raise _problem(file, "is no text: many of its first bytes are NUL.")
-        encoding = "utf-16-le" if odd > even else "utf-16-be"
-        raise _problem(file, f"is UTF-16 by the many NUL bytes in it: set data.encoding: {encoding}.")
+        raise _problem(
+            file, "is no UTF-8: many of its first bytes are NUL. If it is UTF-16 text, set data.encoding: utf-16-le."
+        )
 
 
 def _marked(start: bytes) -> str | None:
@@ -268,14 +237,6 @@ def _marked(start: bytes) -> str | None:
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _measured(count: int) -> str:
-    """Formats a number of bytes."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} bytes"
 
 
 def _problem(file: str, message: str) -> UserError:

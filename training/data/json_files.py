@@ -6,7 +6,6 @@ parses arrays, one object at a time.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,12 +33,11 @@ def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slic
 
 def json_values(file: Opened, where: str) -> Iterator[tuple[int, Any]]:
     """Returns the numbered values of a file, with a Fault in place of a line that is not JSON."""
-    lines = io.BufferedReader(file, 2**20)
-    is_array = lines.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
-    return _elements(lines, where) if is_array else _lines(lines, where)
+    is_array = file.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
+    return _elements(file, where) if is_array else _lines(file, where)
 
 
-def _lines(lines: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:
+def _lines(lines: Opened, where: str) -> Iterator[tuple[int, Any]]:
     number = 0
     while line := lines.readline(LONGEST_ROW_BYTES + 1):
         number += 1
@@ -63,7 +61,7 @@ def _parsed(number: int, line: bytes) -> Any:
         return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
 
 
-def _elements(array: io.BufferedReader[Opened], where: str) -> Iterator[tuple[int, Any]]:
+def _elements(array: Opened, where: str) -> Iterator[tuple[int, Any]]:
     import ijson
 
     number = 0

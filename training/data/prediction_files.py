@@ -8,7 +8,6 @@ have the names of `TaskType.record_types`; `label` becomes `predicted_label` if 
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import os
@@ -216,7 +215,7 @@ def _text_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         message = f"holds a text a line, and the model takes {len(columns)} values: give {' and '.join(columns)} as "
         raise _problem(file, f"{message}columns of a .csv.")
     with opened(str(file), Data(source="csv", path=str(file))) as raw:
-        for number, line in enumerate(io.BufferedReader(raw), 1):
+        for number, line in enumerate(raw, 1):
             try:
                 yield number, {columns[0]: line.decode().removesuffix("\n").removesuffix("\r")}
             except UnicodeDecodeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import threading
 import tracemalloc
@@ -113,7 +112,7 @@ def test_pyarrow_and_a_loop_over_lines_read_it_alike(tmp_path: Path) -> None:
     rows = "".join(f"{number},text {number}\n" for number in range(200_000))
     file = str(written(tmp_path / "rows.csv.gz", gzip.compress(f"a,b\n{rows}".encode(), 1)))
     with opened(file, data()) as lines:
-        assert sum(1 for _ in io.BufferedReader(lines)) == 200_001
+        assert sum(1 for _ in lines) == 200_001
         assert lines.share == 1.0
     with opened(file, data()) as rows_of, pyarrow.csv.open_csv(pa.PythonFile(rows_of, mode="r")) as batches:
         assert sum(batch.num_rows for batch in batches) == 200_000
@@ -172,7 +171,7 @@ def test_a_small_file_packed_from_an_endless_one_is_refused_at_the_cap_in_bounde
     tracemalloc.stop()
     (told,) = raised.value.problems
     assert told.where == str(bomb)
-    assert "more than 0.01 GB once unpacked from" in told.message and "KB of" in told.message
+    assert "more than 0.01 GB once unpacked from" in told.message and "MB of" in told.message
     assert "raise data.max_file_gb" in told.message
 
 
@@ -194,22 +193,15 @@ def test_a_packed_file_that_is_damaged_is_told(tmp_path: Path, suffix: str, how:
     assert "damaged, cut short, or not packed by" in message and message.endswith("copy or pack it again.")
 
 
-def test_a_damaged_file_never_looks_like_one_that_ended(tmp_path: Path) -> None:
-    file = written(tmp_path / "rows.csv.gz", gzip.compress(os.urandom(3_000_000))[:-100])
-    with opened(str(file), data()) as rows:
-        for _ in range(2):
-            with pytest.raises(UserError, match="damaged, cut short"):
-                rows.read()
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (TEXT.encode("utf-16"), "is UTF-16 by its first bytes: set data.encoding: utf-16."),
         (TEXT.encode("utf-32"), "is UTF-32 by its first bytes: set data.encoding: utf-32."),
-        (TEXT.encode("utf-16-le"), "is UTF-16 by the many NUL bytes in it: set data.encoding: utf-16-le."),
-        (TEXT.encode("utf-16-be"), "is UTF-16 by the many NUL bytes in it: set data.encoding: utf-16-be."),
-        (bytes(100), "is no text: many of its first bytes are NUL."),
+        (
+            TEXT.encode("utf-16-le"),
+            "is no UTF-8: many of its first bytes are NUL. If it is UTF-16 text, set data.encoding: utf-16-le.",
+        ),
         (gzip.compress(b"a", mtime=0), "is no text but packed by gzip: let its name end in .gz."),
         (b"PK\x03\x04rest", f"is no text but a zip archive or a spreadsheet: unpack it, or {EXPORT}."),
         (b"PAR1rest", "is no text but a Parquet file: set data.source: parquet."),
