@@ -27,6 +27,10 @@ MAX_LABELS_NAMED = 5
 LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers take hours for a word as long
 
 
+Places = Mapping[str, int]
+"""The index of each label as rows spell it."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A finding of a check of a whole split."""
@@ -94,9 +98,7 @@ def _blank(column: pa.Array) -> pa.Array:
     return pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
 
 
-def no_rows(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """A split without rows."""
     if statistics.corrected and statistics.held_out is not None:
         return  # rows left out as faulty may have belonged here
@@ -115,9 +117,7 @@ def no_rows(
         yield Finding(f"data.splits.{statistics.split}", message)
 
 
-def unknown_label(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def unknown_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels without an output of the model."""
     unknown = [label for label in statistics.labels if label not in places]
     for label in unknown[:MAX_LABELS_NAMED]:
@@ -131,9 +131,7 @@ def unknown_label(
         yield Finding(f"data.splits.{statistics.split}", f"{more:,} more labels of {statistics.split} are unknown.")
 
 
-def single_label(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Training rows that all have the same label, or the same number to predict."""
     for column, value in statistics.only_number.items():
         left_out = statistics.corrected and statistics.left_out  # rows that may have other numbers
@@ -147,9 +145,7 @@ def single_label(
         yield Finding(statistics.wanted.labels.field, message)
 
 
-def absent_label(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels of the model without a row in a split: they are not learned, or not evaluated."""
     absent = _absent(statistics, places)
     misspelt = any(label not in places for label in statistics.labels)  # they may be the absent ones
@@ -161,9 +157,7 @@ def absent_label(
         yield Finding(f"data.splits.{statistics.split}", message)
 
 
-def mixed_labels(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels that are whole numbers in some rows and words in others, as in two files that were joined."""
     numbers = [label for label in statistics.labels if label.lstrip("-").isdecimal()]
     words = [label for label in statistics.labels if label not in numbers]
@@ -177,9 +171,7 @@ def mixed_labels(
         yield Finding(statistics.first[odd], message)
 
 
-def similar_labels(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def similar_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels that differ only by case or spaces, such as `pos` and `Pos `: the model learns each as its own label."""
     if statistics.split != "train":
         return
@@ -196,9 +188,7 @@ def similar_labels(
             yield Finding(statistics.first[rarest], message)
 
 
-def missing_word(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def missing_word(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Words such as NA for a missing value, which count as ordinary texts and labels."""
     for label in statistics.labels:
         if label.strip().lower() in MISSING_WORDS:
@@ -215,11 +205,9 @@ def missing_word(
         yield Finding(first, message)
 
 
-def duplicates(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Rows that repeat the text of an earlier row of the split, which weights it more."""
-    if found := duplicate_texts.within(statistics.split):
+    if found := texts.within(statistics.split):
         later, earlier = found.first
         split = statistics.split
         rows = f"1 row of {split} repeats" if found.count == 1 else f"{found.count:,} rows of {split} repeat"
@@ -230,26 +218,22 @@ def duplicates(
         yield Finding(str(later), message)
 
 
-def conflicting_labels(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def conflicting_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Equal texts with different labels: one label is wrong, or the text is ambiguous."""
-    if found := duplicate_texts.conflicts(statistics.split):
+    if found := texts.conflicts(statistics.split):
         later, earlier = found.first
-        texts = "1 text has" if found.count == 1 else f"{found.count:,} texts have"
+        subject = "1 text has" if found.count == 1 else f"{found.count:,} texts have"
         message = (
-            f"{texts} different labels in different rows of {statistics.split} ({later.label} here, {earlier.label} in "
-            f"{earlier.relative_to(later, 'row')}: {found.text}): correct the wrong ones."
+            f"{subject} different labels in different rows of {statistics.split} ({later.label} here, "
+            f"{earlier.label} in {earlier.relative_to(later, 'row')}: {found.text}): correct the wrong ones."
         )
         yield Finding(str(later), message)
 
 
-def shared_rows(
-    statistics: SplitStatistics, places: Mapping[str, int], duplicate_texts: DuplicateTexts
-) -> Iterator[Finding]:
+def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Rows whose text is in another split too: a model that memorized them gets better figures than it deserves."""
-    for other in duplicate_texts.before(statistics.split):
-        if found := duplicate_texts.shared(other, statistics.split):
+    for other in texts.before(statistics.split):
+        if found := texts.shared(other, statistics.split):
             later, earlier = found.first
             rows = "1 row of {} is" if found.count == 1 else f"{found.count:,} rows of {{}} are"
             message = (
@@ -275,7 +259,7 @@ def _rows(count: int) -> str:
 
 
 RowCheck = Callable[[pa.RecordBatch, SourceColumns], Iterator[tuple[str, "Mask"]]]
-SplitCheck = Callable[[SplitStatistics, Mapping[str, int], DuplicateTexts], Iterator[Finding]]
+SplitCheck = Callable[[SplitStatistics, Places, DuplicateTexts], Iterator[Finding]]
 
 ROW_CHECKS: dict[str, RowCheck] = {
     "blank_text": blank_text,
