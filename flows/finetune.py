@@ -25,7 +25,7 @@ from tasks.cache.garbage_collection import in_use
 from tasks.cache.history import History
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
-from tasks.jobs.machines import Leader, machines_of
+from tasks.jobs.machines import Leader, find_machines
 from tasks.prefect import events, pending_states
 from tasks.prefect.progress import REPORTING, PrefectProgress
 from tasks.registry import consent, lineage
@@ -98,7 +98,7 @@ def _followed(
     warnings: Sequence[str],
     more: Mapping[str, Any],
 ) -> dict[str, Any] | State[Any]:
-    machines = machines_of(recipe.compute)
+    machines = find_machines(recipe.compute)
     following: list[Listener] = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
     consent.remember(run, recipe)
     progress = PrefectProgress(lambda: tracker.url)

@@ -55,7 +55,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _launch(recipe: Recipe, lock: Lock, key: str) -> str:
     """The command that trains, with what it adds to the environment; and what accelerate or DeepSpeed is given."""
-    described = launch(recipe, lock, key).described(settings.home() / "jobs" / key)
+    described = launch(recipe, lock, key).as_json(settings.home() / "jobs" / key)
     lines = [f"{name}={shlex.quote(value)}" for name, value in described["environment"].items()]
     parts = ["\n" + " \\\n".join([*lines, shlex.join(described["argv"])])]
     if described["configuration"]:

@@ -32,7 +32,7 @@ from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import Machines
-from tasks.jobs.machines import Helper, machines_of
+from tasks.jobs.machines import Helper, find_machines
 from tasks.tracking.connection import MlflowFailed
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError, full_disk, nearest
@@ -73,7 +73,7 @@ def act(arguments: argparse.Namespace) -> int:
         if arguments.require_promotion and recipe.release.registry is None:
             message = "without release.registry nothing is promoted: set it, or leave the option out."
             raise UserError([Problem(kind="option", where="--require-promotion", message=message)])
-        machines = machines_of(recipe.compute)
+        machines = find_machines(recipe.compute)
         helper = Helper(machines) if machines.rank else None
         planner = Planner(recipe.name, force)
         planned(recipe, planner, runs=True)
@@ -171,8 +171,8 @@ def _help(recipe: Recipe, machines: Machines, helper: Helper, out: Path | None) 
     name = f"{recipe.name}, machine {machines.rank} of {machines.count}"
     print(f"{name}: waiting for machine 0", file=sys.stderr)
     try:
-        said = helper.help(recipe.compute.stall_timeout_s, lambda text: print(f"{name}: {text}", file=sys.stderr))
-        state, message = said.ended or "failed", said.message
+        end = helper.help(recipe.compute.stall_timeout_s, lambda text: print(f"{name}: {text}", file=sys.stderr))
+        state, message = end.ended or "failed", end.message
     except KeyboardInterrupt:
         state, message = "interrupted", "stopped here; run the same command again to help on."
     problems = [] if state == "completed" else [{"kind": state, "where": name, "message": message}]

@@ -1,8 +1,8 @@
-"""Division of batches that fits into memory, remembered for the next run on the same hardware.
+"""The division of batches that fits into memory, kept for the next run on the same hardware.
 
-    <home>/memory/<digest>.json    the work, and the number that its batches are divided by
+    <home>/memory/<digest>.json    the kind of work, and the divisor of its batches
 
-An optimizer step keeps its rows, in more and smaller passes.
+An optimizer step has the same rows in more and smaller passes.
 """
 
 from __future__ import annotations
@@ -18,39 +18,37 @@ from tasks.jobs.hardware import memory
 from training.jobs.protocol import sha256, write_atomically
 
 
-class Fits:
-    """How large a batch of one kind of work may be on this machine.
+class BatchDivision:
+    """The batches of one kind of work on this machine, divided until they fit into memory.
 
     Args:
-        rows: the rows of its largest batch as the recipe wants it.
-        model: the model's folder; its config.json tells its size, whatever its weights.
-        what: whatever else the need for memory hangs on; JSON values.
+        rows: rows of the recipe's largest batch.
+        model: the model's folder; its config.json determines its size.
+        other: everything else that determines the memory; JSON values.
     """
 
-    def __init__(self, rows: int, model: Path, **what: Any) -> None:
+    def __init__(self, rows: int, model: Path, **other: Any) -> None:
         self._rows = rows
         config = sha256(model / "config.json")
-        self._what = {"rows": rows, "config": config, "hardware": memory(), **what}
-        self.file = settings.home() / "memory" / f"{digest_of(self._what)[:40]}.json"
-        """Where it is remembered; without it, the recipe's own batches are tried again."""
-        self.division = 1
-        """By how much batches are divided."""
-        with contextlib.suppress(OSError, ValueError, KeyError):  # nothing learnt, or not to be read any more
-            self.division = int(json.loads(self.file.read_bytes())["division"])
+        self._work = {"rows": rows, "config": config, "hardware": memory(), **other}
+        self.file = settings.home() / "memory" / f"{digest_of(self._work)[:40]}.json"
+        self.divisor = 1
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the first work of this kind, or a damaged file
+            self.divisor = int(json.loads(self.file.read_bytes())["division"])
 
     @property
     def rows(self) -> int:
-        """Rows of the largest batch as it is now."""
-        return -(-self._rows // self.division)
+        """Rows of the largest batch after the division."""
+        return -(-self._rows // self.divisor)
 
     def halve(self) -> bool:
-        """Halves the batches; False where they are single rows already."""
+        """Halves the batches; returns False if they are single rows already."""
         if self.rows == 1:
             return False
-        self.division *= 2
+        self.divisor *= 2
         return True
 
-    def remember(self) -> None:
-        """Has the next work of this kind begin with batches of this size: they did fit."""
+    def save(self) -> None:
+        """Makes the next work of this kind begin with this division."""
         self.file.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self.file, json.dumps({**self._what, "division": self.division}, indent=1).encode())
+        write_atomically(self.file, json.dumps({**self._work, "division": self.divisor}, indent=1).encode())

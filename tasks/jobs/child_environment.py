@@ -10,9 +10,10 @@ from training.jobs.search_path import VARIABLE, python_path, search_path
 
 
 def environment(added: Mapping[str, str]) -> dict[str, str]:
-    """What a job's processes see: this process's environment without what would make them another run, and ours."""
-    # A rank number or a launcher's setting left over from a shell, a notebook or a scheduler's step.
-    # Nor an access token or a password: only a program that needs one is given it.
+    """This process's environment without the variables of other launchers and without secrets, plus
+    `added_environment`."""
+    # Rank numbers and launcher settings may be left over from a shell, a notebook or a scheduler. Access tokens and
+    # passwords are passed only to the programs that need them.
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     foreign = (*ranks, *ACCESS_TOKENS, *PASSWORDS)
     prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_")
@@ -21,20 +22,20 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
 
 
 def added_environment(added: Mapping[str, str]) -> dict[str, str]:
-    """What a job's processes are given beside the environment of this process, `added` included and winning."""
-    ours = {
-        # The number of threads changes how sums are rounded: fixed, so that a later try rounds alike.
+    """The variables of all jobs, and `added`, which has precedence."""
+    defaults = {
+        # The number of threads changes how sums are rounded: a later try must round in the same way.
         "OMP_NUM_THREADS": str(cores()),
-        # Threads that spin while they wait starve each other as soon as anything else runs: beside one busy process,
-        # a training step on two cores took three times as long.
+        # Threads that spin while they wait starve each other as soon as anything else runs: with one other busy process
+        # on two cores, a training step took three times as long.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # A training step frees and asks again for tensors of megabytes. By its own limits glibc gives those back to
-        # the system each time, which then clears 50 MB of pages anew at every step: a tenth of its time on a CPU.
+        # A training step frees and allocates tensors of megabytes. By default glibc returns them to the system, which
+        # then clears 50 MB of pages at every step: a tenth of the step's time on a CPU.
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
     }
-    env = {name: os.environ.get(name, value) for name, value in ours.items()}
-    # A checkout first: no `training` folder of the user's may be taken for ours. A program then takes over the search
+    env = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    # A checkout comes first: a `training` folder of the user's must not hide ours. Programs then take over the search
     # path of this process, so that both import the same modules.
     env["PYTHONPATH"] = python_path()
     env[VARIABLE] = os.pathsep.join(search_path())
@@ -44,5 +45,5 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
-# Native matrix instructions of the first CPUs and NVIDIA GPUs that compute in bfloat16, and in float16.
+# The first CPUs and NVIDIA GPUs with matrix instructions for bfloat16, and for float16.
 CPU_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 BF16_COMPUTE_CAPABILITY = (8, 0)
 FP16_COMPUTE_CAPABILITY = (7, 0)
 
 
 def mixed_precision() -> Literal["no", "bf16", "fp16"]:
-    """The fastest number format that the hardware has: of its weakest GPU, or of the CPU where there is none."""
+    """The fastest number format that every GPU supports; without a GPU, that the CPU supports."""
     capabilities = gpu_compute_capabilities()
     if capabilities:
         weakest = min(capabilities)
@@ -28,17 +28,17 @@ def mixed_precision() -> Literal["no", "bf16", "fp16"]:
 
 
 def gpu_compute_capabilities() -> list[tuple[int, int]]:
-    """(major, minor) of each NVIDIA GPU that programs here see; empty without a driver."""
+    """(major, minor) of each visible NVIDIA GPU."""
     return _query_gpus(lambda nvml, gpu, name: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu)))
 
 
 def visible_gpus() -> list[str]:
-    """The NVIDIA GPUs that programs here see, as CUDA_VISIBLE_DEVICES names them: by number or UUID."""
+    """The numbers or UUIDs of the visible NVIDIA GPUs, as in CUDA_VISIBLE_DEVICES."""
     return _query_gpus(lambda nvml, gpu, name: name)
 
 
 def memory() -> list[str]:
-    """The memory that models are trained in, in bytes: of each GPU, with its name, or the machine's."""
+    """Name and bytes of each visible GPU; without a GPU, the bytes of this machine's memory."""
     gpus = _query_gpus(
         lambda nvml, gpu, name: f"{nvml.nvmlDeviceGetName(gpu)} {nvml.nvmlDeviceGetMemoryInfo(gpu).total}"
     )
@@ -46,17 +46,16 @@ def memory() -> list[str]:
 
 
 class Gpu(NamedTuple):
-    """A GPU, from its driver."""
+    """A GPU, as its driver describes it."""
 
     name: str
     free_bytes: int
     total_bytes: int
-    driver: str
-    """The driver's version."""
+    driver_version: str
 
 
-def gpus() -> list[Gpu]:
-    """The NVIDIA GPUs that programs here see; empty without a driver."""
+def describe_gpus() -> list[Gpu]:
+    """The visible NVIDIA GPUs; empty without a driver."""
 
     def describe(nvml: Any, gpu: Any, name: str) -> Gpu:
         memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
@@ -67,21 +66,19 @@ def gpus() -> list[Gpu]:
 
 
 def free_gpu_memory() -> list[int]:
-    """The bytes of each GPU that programs here see which nothing has taken."""
+    """The free bytes of each visible GPU."""
     return _query_gpus(lambda nvml, gpu, name: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
 
 
-def _query_gpus(question: Callable[[Any, Any, str], Answer]) -> list[Answer]:
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return []
+def _query_gpus(query: Callable[[Any, Any, str], Value]) -> list[Value]:
+    import pynvml as nvml
+
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlInit()
         try:
-            everyone = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
-            names = os.environ.get("CUDA_VISIBLE_DEVICES", everyone).replace(" ", "").split(",")
-            return [question(nvml, _handle(nvml, name), name) for name in names if name not in ("", "-1")]
+            all_names = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
+            names = os.environ.get("CUDA_VISIBLE_DEVICES", all_names).replace(" ", "").split(",")
+            return [query(nvml, _handle(nvml, name), name) for name in names if name not in ("", "-1")]
         finally:
             nvml.nvmlShutdown()
     return []
@@ -92,10 +89,8 @@ def _handle(nvml: Any, name: str) -> Any:
 
 
 def killed_for_memory() -> int:
-    """How many processes Linux has killed because memory ran out, so far; 0 if that is unknown.
-
-    Those of this process's control group, such as a container or a scheduler's job, else of the whole machine.
-    """
+    """The number of processes that Linux has killed because memory ran out, in this process's control group (such as a
+    container), or else on the whole machine; 0 if unknown."""
     with contextlib.suppress(OSError):
         group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
         own = Path(f"/sys/fs/cgroup{group}/memory.events")
@@ -105,7 +100,7 @@ def killed_for_memory() -> int:
 
 
 def cpu_flags() -> set[str]:
-    """The processor's feature flags; empty where /proc/cpuinfo does not tell."""
+    """The processor's feature flags; empty if /proc/cpuinfo has none."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("flags"):

@@ -1,8 +1,7 @@
-"""Where jobs run: start, poll, stop, logs. This engine is the machine itself, through training.jobs.supervise.
+"""Launching jobs on this machine: start, poll, stop, logs; and `run_job`, which follows a job to its end.
 
-A handle is plain JSON, so whoever holds it may be another process than the one that started the job
-(on Linux; elsewhere only the starter can poll or stop it). Another engine, a cluster's scheduler, would offer
-the same four functions. `run_job` follows a job to its end over them.
+Each job runs under training.jobs.supervise. A handle is plain JSON, so that another process can poll or stop a job on
+Linux. Another engine, such as a cluster's scheduler, would have the same four functions.
 """
 
 from __future__ import annotations
@@ -40,38 +39,39 @@ from training.jobs.protocol import (
 from training.problems import UserError, full_disk
 
 STOP_GRACE_S = 20.0
-"""What training may take to save a checkpoint; below the 30 s after which Prefect kills a cancelled run."""
+"""For training to save a checkpoint; below the 30 s after which Prefect kills a cancelled run."""
 STALLED_GRACE_S = 5.0
-SHOWN_LOG_LINES = 20
+LOG_LINES = 20
+"""The end of the log that a failure's message shows."""
 LAUNCH = "launch.json"
 """In a job's folder: how its program was started."""
 
-# The other ends of the supervisors' standard inputs: they close when this process ends, however it ends.
+# The supervisors' standard inputs close when this process ends, however it ends.
 _started: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class Handle(BaseModel):
-    """One started job, wherever it is asked about."""
+    """A started job."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     job: str
-    """The job's directory, absolute."""
+    """The job's folder, absolute."""
     pid: int
-    """Its supervisor."""
+    """Of its supervisor."""
     started: int
-    """When the supervisor started, in clock ticks since boot: a pid alone is used again."""
+    """When the supervisor started, in clock ticks since boot: Linux reuses process ids."""
 
 
 class JobFailed(Exception):
-    """A job ended without its result, and not by the user's mistake."""
+    """A job ended without its result, and not because of the user's mistake."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
         super().__init__(failure.message)
 
     def __reduce__(self) -> tuple[type[JobFailed], tuple[Failure]]:
-        # Exception's own pickling would hand the message back to __init__.
+        # Exception's own pickling would pass the message to __init__.
         return type(self), (self.failure,)
 
 
@@ -79,24 +79,24 @@ class Launch(NamedTuple):
     """How a job's program is started."""
 
     argv: list[str]
-    """The command; the job's directory is to follow."""
+    """The command without its last argument, the job's folder."""
     env: dict[str, str]
-    """What it is given beside the environment that every job has."""
+    """Variables besides those of all jobs."""
     configuration: dict[str, Any]
-    """What accelerate or DeepSpeed is given by the program itself, where anything."""
+    """The configuration that the program passes to accelerate or DeepSpeed."""
 
-    def described(self, job: Path) -> dict[str, Any]:
-        """All of it, plain JSON."""
+    def as_json(self, job: Path) -> dict[str, Any]:
+        """The complete command, variables and configuration as plain JSON."""
         env = dict(sorted(added_environment(self.env).items()))
         return {"argv": [*self.argv, str(job)], "environment": env, "configuration": self.configuration}
 
-    def keep(self, job: Path) -> None:
-        """Writes it into the job's folder."""
-        write_atomically(job / LAUNCH, json.dumps(self.described(job), indent=1).encode())
+    def write(self, job: Path) -> None:
+        """Writes launch.json into the job's folder."""
+        write_atomically(job / LAUNCH, json.dumps(self.as_json(job), indent=1).encode())
 
 
 def require_finished(outcome: Outcome) -> Outcome:
-    """The outcome itself when it is good; else raises UserError with the problems, or JobFailed."""
+    """The outcome of a finished job. Raises UserError with the problems, or JobFailed."""
     if outcome.failure is None:
         return outcome
     if outcome.failure.kind == "user_error":
@@ -106,34 +106,27 @@ def require_finished(outcome: Outcome) -> Outcome:
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines that train together, as one of them sees them."""
+    """The machines that train together, and the place of this one."""
 
     count: int = 1
     rank: int = 0
-    """Which of them this one is."""
+    """This machine's number."""
     rendezvous: str = ""
     """`host:port` of machine 0; empty for one machine."""
 
     @property
     def on_loopback(self) -> bool:
-        """Whether all of them are this one, as in tests."""
+        """Whether all of them are this machine, as in tests."""
         return self.rendezvous.startswith(("127.", "localhost:"))
 
 
-ONE_MACHINE = Machines()
-
-
 def accelerate_argv(
-    program: str, *, num_processes: int, mixed_precision: str, use_cpu: bool, machines: Machines = ONE_MACHINE
+    program: str, *, num_processes: int, mixed_precision: str, use_cpu: bool, machines: Machines = Machines()
 ) -> list[str]:
-    """The command that runs a module under `accelerate launch`; the job's directory is to follow.
-
-    `num_processes` are those of all machines together.
-
-    Every value is given, and a configuration file of ours is named, so that nothing comes from the one that
-    `accelerate config` may have left in the user's cache: that is read even when every value is given here.
-    """
+    """The command, without the job's folder, that runs a module under `accelerate launch` with this number of processes
+    on all machines together."""
     argv = [sys.executable, "-m", "accelerate.commands.launch"]
+    # A file of ours: otherwise accelerate reads the one of `accelerate config`, even if all values are given here.
     argv += ["--config_file", str(Path(__file__).with_name("accelerate.yaml"))]
     argv += ["--num_processes", str(num_processes), "--num_machines", str(machines.count)]
     argv += ["--mixed_precision", mixed_precision, "--dynamo_backend", "no"]
@@ -142,7 +135,7 @@ def accelerate_argv(
         argv += ["--multi_gpu", "--machine_rank", str(machines.rank)]
         argv += ["--main_process_ip", host, "--main_process_port", port]
     elif num_processes > 1:
-        # On a CPU too: given --cpu, accelerate starts one process and says nothing. Port 0 is one that is free.
+        # On CPUs too: with --cpu, accelerate silently starts one process. Port 0 is any free port.
         argv += ["--multi_gpu", "--main_process_port", "0"]
     elif use_cpu:
         argv += ["--cpu"]
@@ -150,31 +143,31 @@ def accelerate_argv(
 
 
 def accelerate_environment(
-    *, num_processes: int, use_cpu: bool, strategy: str = "ddp", machines: Machines = ONE_MACHINE
+    *, num_processes: int, use_cpu: bool, strategy: str = "ddp", machines: Machines = Machines()
 ) -> dict[str, str]:
-    """What the processes of such a command are given beside the environment that every job has."""
+    """The variables of the processes of `accelerate_argv`, besides those of all jobs."""
     here = num_processes // machines.count
-    # One process that sees several GPUs would take them all, by torch's older DataParallel.
+    # A single process that sees several GPUs would use all of them, by torch's old DataParallel.
     env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:here])}
     if num_processes == 1:
         return env
     env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // here))}
     if use_cpu:
-        # Of all strategies, accelerate knows only DDP on the CPU; for the others training makes up the state itself.
+        # On CPUs accelerate supports only DDP; for the other strategies, training builds accelerate's state itself.
         env |= {"ACCELERATE_USE_CPU": "true"} if strategy == "ddp" else {}
         if LINUX and (machines.count == 1 or machines.on_loopback):
-            env |= {"GLOO_SOCKET_IFNAME": "lo"}  # else whatever the host's name leads to
+            env |= {"GLOO_SOCKET_IFNAME": "lo"}  # by default, the interface that the host's name resolves to
     return env
 
 
-def predicting(program: str, lock: Lock) -> Launch:
-    """How a program whose processes take batches of rows in turns is launched: by as many as train on this machine.
+def build_predict_launch(program: str, lock: Lock) -> Launch:
+    """The launch of a program whose processes share the batches of rows: as many processes as train on this machine.
 
-    Each has as many threads as one alone would have. Their number changes how sums are rounded, and what is predicted
-    shall not hang on the number of processes.
+    Each has as many threads as a single process would have. The number of threads changes how sums are rounded, and
+    predictions must not depend on the number of processes.
     """
     here, use_cpu = lock.num_processes // lock.num_machines, not visible_gpus()
-    argv = python_argv(program)  # one process needs no launcher, whose imports alone take seconds
+    argv = python_argv(program)  # importing the launcher takes seconds, and one process does not need it
     if here > 1:
         argv = accelerate_argv(program, num_processes=here, mixed_precision=lock.mixed_precision, use_cpu=use_cpu)
     env = accelerate_environment(num_processes=here, use_cpu=use_cpu)
@@ -183,32 +176,25 @@ def predicting(program: str, lock: Lock) -> Launch:
 
 
 def python_argv(program: str) -> list[str]:
-    """The command that runs a module as a single process; the job's directory is to follow."""
+    """The command, without the job's folder, that runs a module as a single process."""
     return [sys.executable, "-m", program]
 
 
 def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path | None = None) -> Handle:
-    """Start `argv` with the job's directory as its last argument, under a supervisor.
+    """Starts `argv` with the job's folder as its last argument, under a supervisor.
 
-    `env` is added to this process's environment and wins over it; secrets travel here and never in argv. The
-    job is stopped when this process ends. The supervisor's lock and logs are in the job's directory; given `work`,
-    the directory of the job of another machine, `job` is for these alone.
+    `env` has precedence over this process's environment; secrets belong there and not into argv. The job stops when
+    this process ends. On a machine that helps machine 0, `work` is the folder of the job, and `job` has only the
+    supervisor's lock and logs.
     """
     job = job.resolve()
     (job / LOGS).mkdir(parents=True, exist_ok=True)
     for outcome in job.glob("outcome*.json"):
-        outcome.unlink()  # of an earlier try; this one may be killed before it gets so far
+        outcome.unlink()  # of an earlier try: this one may be killed before it writes its own
+    command = [*python_argv("training.jobs.supervise"), "--grace-s", str(STOP_GRACE_S), str(job), "--"]
     with open(job / LOGS / "supervisor.log", "ab") as log:
         supervisor = subprocess.Popen(
-            [
-                *python_argv("training.jobs.supervise"),
-                "--grace-s",
-                str(STOP_GRACE_S),
-                str(job),
-                "--",
-                *argv,
-                str(work or job),
-            ],
+            [*command, *argv, str(work or job)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -220,33 +206,54 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path 
 
 
 def poll(handle: Handle) -> bool:
-    """Whether the job still runs. False means that its supervisor is gone and all below it."""
+    """Whether the job still runs; False only after its supervisor and all processes below it have ended."""
     supervisor = _started.get(handle.pid)
     if supervisor is None:
         return start_ticks(handle.pid) == handle.started != 0
     if supervisor.poll() is None:
         return True
-    _release(handle)
+    del _started[handle.pid]
+    if supervisor.stdin is not None:
+        supervisor.stdin.close()
     return False
 
 
 def stop(handle: Handle, grace_s: float) -> None:
-    """Ask the job to stop, kill what is left of it after `grace_s`, and return when all is gone."""
+    """Stops the job, kills its remaining processes after `grace_s`, and returns when all have ended."""
     deadline = time.monotonic() + grace_s
     if poll(handle):
         send(handle.pid, signal.SIGTERM)
     while poll(handle) and time.monotonic() < deadline:
         time.sleep(0.05)
     if poll(handle):
-        send(handle.pid, signal.SIGTERM)
+        send(handle.pid, signal.SIGTERM)  # at the second signal the supervisor kills
     while poll(handle):
         time.sleep(0.05)
 
 
 def logs(handle: Handle) -> Path:
-    """What the job printed, in its newest try."""
-    tries = (Path(handle.job) / LOGS).glob("[!r]*.log")  # those of rank 1 and on have files of their own
+    """The output of the job's last try."""
+    tries = (Path(handle.job) / LOGS).glob("[!r]*.log")  # ranks above 0 have files of their own
     return max(tries, key=lambda path: path.stat().st_mtime_ns)
+
+
+class EventReader:
+    """Reads the events of a job, of all its tries, and passes each on once."""
+
+    def __init__(self, path: Path, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
+        self._path = path
+        self._on_events = on_events
+        self._offset = 0
+        self.starts = 0
+        """How often the program has started."""
+
+    def read(self) -> bool:
+        """Passes new events on; returns whether there were any."""
+        events, self._offset = read_events(self._path, self._offset)
+        if events:
+            self.starts += sum(event["kind"] == "started" for event in events)
+            self._on_events(events)
+        return bool(events)
 
 
 def run_job(
@@ -254,119 +261,71 @@ def run_job(
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
-    on_events: Callable[[list[dict[str, Any]]], None],
+    on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None,
+    events: EventReader | None = None,
     stall_timeout_s: float,
     poll_s: float = 0.2,
 ) -> Outcome:
-    """Run the job to its end and give its outcome; a job that had finished before is not run again.
+    """Runs the job to its end and returns its outcome; a job that has finished before is not run again.
 
-    `on_events` gets every event once, those of earlier tries first. A job that says nothing for
-    `stall_timeout_s` is stopped. Any exception here, a cancellation or one of `on_events`, stops the job
-    before it goes on its way.
+    `on_events` gets every event once, those of earlier tries first; a caller that runs the job again passes `events`
+    instead. A job without new events for `stall_timeout_s` is stopped. Any exception, such as a cancellation or an
+    error of `on_events`, stops the job before it is raised.
     """
-    follow = _Follower(job / EVENTS, on_events)
-    earlier = finished_output(job)
-    follow.read()
-    if earlier is not None:
+    events = events or EventReader(job / EVENTS, on_events)
+    events.read()
+    if (earlier := finished_output(job)) is not None:
         return earlier
-    tries_before, killed_before = follow.tries, killed_for_memory()
-    handle = start(job, argv, env or {})
-    stalled = False
+    starts_before, killed_before = events.starts, killed_for_memory()
+    handle, stalled, last_event = start(job, argv, env or {}), False, time.monotonic()
     try:
         while poll(handle) and not stalled:
             time.sleep(poll_s)
-            follow.read()
-            stalled = follow.silent_s() > stall_timeout_s
+            if events.read():
+                last_event = time.monotonic()
+            stalled = time.monotonic() - last_event > stall_timeout_s
     except BaseException:
         stop(handle, STOP_GRACE_S)
         raise
     if stalled:
         stop(handle, STALLED_GRACE_S)
-    follow.read()
-    if stalled:
-        return _stalled(handle, stall_timeout_s)
-    return _ended(handle, began=follow.tries > tries_before, short_of_memory=killed_for_memory() > killed_before)
-
-
-def _ended(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
-    reported = _reported(handle)
-    # Where the system kills one of several for want of memory, the launcher stops the others.
-    if reported is None or (short_of_memory and _kind(reported) == "interrupted"):
-        return _unexplained(handle, began=began, short_of_memory=short_of_memory)
-    return reported
-
-
-def _reported(handle: Handle) -> Outcome | None:
-    """The outcome that the job's programs reported; the loss of another process is not its cause."""
-    outcome = read_outcome(Path(handle.job))
-    return None if outcome is None or _kind(outcome) == "lost_rank" else outcome
-
-
-def _stalled(handle: Handle, stall_timeout_s: float) -> Outcome:
-    # A program that is stopped reports "interrupted"; anything else was reported before and is the cause.
-    reported = _reported(handle)
-    if reported is not None and _kind(reported) != "interrupted":
+    events.read()
+    reported = read_outcome(job)
+    kind = reported.failure.kind if reported and reported.failure else None
+    killed_by_system = killed_for_memory() > killed_before
+    # These failures are consequences: a process that lost another one, or that this function or the launcher stopped.
+    consequences = {"lost_rank", *(["interrupted"] if stalled or killed_by_system else [])}
+    if reported is not None and kind not in consequences:
         return reported
-    message = f"No sign of life for {stall_timeout_s:g} s (compute.stall_timeout_s), so the job was stopped."
-    return _failed("stalled", message, handle)
+    if stalled:
+        message = f"No sign of life for {stall_timeout_s:g} s (compute.stall_timeout_s), so the job was stopped."
+        return _build_failure("stalled", message, handle)
+    return _explain_end(handle, began=events.starts > starts_before, killed_by_system=killed_by_system)
 
 
-def _kind(outcome: Outcome) -> str | None:
-    return outcome.failure.kind if outcome.failure else None
-
-
-class _Follower:
-    """Delivers a job's events, each once, and measures the time since the last one."""
-
-    def __init__(self, path: Path, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
-        self._path = path
-        self._on_events = on_events
-        self._offset = 0
-        self._last = time.monotonic()
-        self.tries = 0
-
-    def read(self) -> None:
-        events, self._offset = read_events(self._path, self._offset)
-        if events:
-            self._last = time.monotonic()
-            self.tries += sum(event["kind"] == "started" for event in events)
-            self._on_events(events)
-
-    def silent_s(self) -> float:
-        return time.monotonic() - self._last
-
-
-def _unexplained(handle: Handle, *, began: bool, short_of_memory: bool) -> Outcome:
-    """The failure of a job without an outcome. Its exit code is no help: accelerate's is always 1."""
+def _explain_end(handle: Handle, *, began: bool, killed_by_system: bool) -> Outcome:
+    """The failure of a job without an outcome. Its exit code does not help: accelerate's is always 1."""
     job = Path(handle.job)
-    if full := full_disk(job):  # then no outcome could be written
+    if full := full_disk(job):  # no outcome could be written
         failure = Failure(kind="user_error", message=str(full), problems=full.problems)
         return Outcome(state="failed", failure=failure)
     if not began:
-        return _failed("not_started", "The program ended before it began its work.", handle)
-    if short_of_memory:
-        return _failed("out_of_memory", "The system ran out of memory and killed the program.", handle)
+        return _build_failure("not_started", "The program ended before it began its work.", handle)
+    if killed_by_system:
+        return _build_failure("out_of_memory", "The system ran out of memory and killed the program.", handle)
     crashes = [file.read_text(errors="replace") for file in crash_files(job)]
     several = len(crashes) > 1
-    for where in crashes:
-        # Of several, one that lost another may abort.
-        if where and not (several and "Aborted" in where):
-            return _failed("internal", "The program crashed in native code.", handle, where)
-    if several:
-        message = "One of the processes was killed (the system does so, too, when memory runs out)."
-        return _failed("lost_rank", message, handle)
-    message = "The program was killed (the system does so, too, when memory runs out)."
-    return _failed("interrupted", message, handle)
+    for traceback in crashes:
+        # One of several processes may abort because it lost another.
+        if traceback and not (several and "Aborted" in traceback):
+            return _build_failure("internal", "The program crashed in native code.", handle, traceback)
+    killed = "One of the processes" if several else "The program"
+    message = f"{killed} was killed (the system also does so when memory runs out)."
+    return _build_failure("lost_rank" if several else "interrupted", message, handle)
 
 
-def _failed(kind: FailureKind, message: str, handle: Handle, where: str = "") -> Outcome:
+def _build_failure(kind: FailureKind, message: str, handle: Handle, traceback: str = "") -> Outcome:
     log = logs(handle)
-    lines = last_lines(log, SHOWN_LOG_LINES)
-    tail = "\n".join([message, f"The end of {log}:", *lines]) if lines else message
-    return Outcome(state="failed", failure=Failure(kind=kind, message=tail, traceback=where))
-
-
-def _release(handle: Handle) -> None:
-    supervisor = _started.pop(handle.pid)
-    if supervisor.stdin is not None:
-        supervisor.stdin.close()
+    lines = last_lines(log, LOG_LINES)
+    text = "\n".join([message, f"The end of {log}:", *lines]) if lines else message
+    return Outcome(state="failed", failure=Failure(kind=kind, message=text, traceback=traceback))

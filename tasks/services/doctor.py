@@ -30,7 +30,7 @@ from packaging.version import Version
 
 from tasks.cache import settings
 from tasks.cache.locks import held
-from tasks.jobs.hardware import gpus
+from tasks.jobs.hardware import describe_gpus
 from tasks.prefect import servers
 from tasks.prefect.ephemeral_server import database_url
 from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
@@ -159,12 +159,12 @@ def _memory() -> Finding:
 
 
 def _gpus() -> Iterator[Finding]:
-    found = gpus()
+    found = describe_gpus()
     if not found:
         yield Finding("ok", "GPU", "NVIDIA's driver shows none: training runs on the CPU")
     for gpu in found:
         memory = f"{gpu.free_bytes / 1e9:,.1f} of {gpu.total_bytes / 1e9:,.1f} GB free"
-        yield Finding("ok", "GPU", f"{gpu.name}, {memory}, driver {gpu.driver}")
+        yield Finding("ok", "GPU", f"{gpu.name}, {memory}, driver {gpu.driver_version}")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch = importlib.metadata.version("torch")
         if found and torch.endswith("+cpu"):

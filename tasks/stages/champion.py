@@ -9,9 +9,9 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.refs import Champion, Lock, Ref
 from tasks.cache.stage import Inputs, Work, action, stage
-from tasks.jobs.batch_memory import Fits
+from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import predicting
+from tasks.jobs.launch import build_predict_launch
 from tasks.registry.champions import folders_of, present
 from training import task_types
 from training.recipe import Recipe
@@ -77,7 +77,7 @@ def _task(recipe: Recipe, champion: Champion) -> dict[str, Any]:
 def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Mapping[str, Any]:
     """Has the champion predict every row of the split that is judged, with its own tokenizer."""
     folders = folders_of(work, champion, "release.registry")
-    launched = predicting("training.programs.predict_champion", lock)
+    launched = build_predict_launch("training.programs.predict_champion", lock)
     precision, batch_size = lock.mixed_precision, recipe.training.per_device_eval_batch_size
     return run_child(
         work,
@@ -94,7 +94,7 @@ def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion
             mixed_precision=precision,
         ),
         inputs={**folders, "data": data.path},
-        fits=Fits(
+        batches=BatchDivision(
             batch_size,
             folders["model"],
             program="training.programs.predict_champion",

@@ -15,11 +15,11 @@ from tasks.cache.secret_files import made_once
 from tasks.cache.settings import home
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.checkpoint_uploads import uploading
-from tasks.jobs.batch_memory import Fits
+from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import Launch, accelerate_argv, accelerate_environment
-from tasks.jobs.machines import gather, machines_of
+from tasks.jobs.machines import find_machines, gather
 from training import distributed, task_types
 from training.engine import checkpoints
 from training.engine.training_task import needs_own_checkpoint
@@ -146,8 +146,8 @@ def _resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
 
 
 def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
-    """How the job of this key is launched on this machine. Raises UserError as `machines_of` does."""
-    use_cpu, machines = not visible_gpus(), machines_of(recipe.compute)
+    """How the job of this key is launched on this machine. Raises UserError as `find_machines` does."""
+    use_cpu, machines = not visible_gpus(), find_machines(recipe.compute)
     argv = accelerate_argv(
         "training.programs.fit",
         num_processes=lock.num_processes,
@@ -232,9 +232,9 @@ def settings_of(recipe: Recipe, lock: Lock, data: Ref) -> FitSettings:
     )
 
 
-def fits_of(recipe: Recipe, lock: Lock, model: Ref) -> Fits:
+def fits_of(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
     """How large its batches may be here."""
-    return Fits(
+    return BatchDivision(
         max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
         model.path / "model",
         program="training.programs.fit",
@@ -249,11 +249,11 @@ def fits_of(recipe: Recipe, lock: Lock, model: Ref) -> Fits:
 @stage(inputs)
 def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
-    machines, stall_timeout_s = machines_of(recipe.compute), recipe.compute.stall_timeout_s
+    machines, stall_timeout_s = find_machines(recipe.compute), recipe.compute.stall_timeout_s
     launched = launch(recipe, lock, work.key)
 
     def before_try() -> None:
-        launched.keep(work.job)
+        launched.write(work.job)
         if machines.count > 1:
             gather(machines, work, stall_timeout_s)
 
@@ -265,7 +265,7 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
             env={**launched.env, checkpoints.SEAL_KEY: str(seal_key())},
             settings=settings_of(recipe, lock, data),
             inputs=inputs_of(recipe, model, tokens),
-            fits=fits_of(recipe, lock, model),
+            batches=fits_of(recipe, lock, model),
             stall_timeout_s=stall_timeout_s,
             before_try=before_try,
         )

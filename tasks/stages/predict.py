@@ -8,9 +8,9 @@ from typing import Any
 from tasks.cache.code import figures_code
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Inputs, Work, stage
-from tasks.jobs.batch_memory import Fits
+from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import predicting
+from tasks.jobs.launch import build_predict_launch
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import PredictSettings
@@ -41,7 +41,7 @@ def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Inputs:
 @stage(inputs)
 def predict(work: Work, recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Mapping[str, Any]:
     """Predicts every row of every split that is evaluated, once, in order."""
-    launched = predicting("training.programs.predict", lock)
+    launched = build_predict_launch("training.programs.predict", lock)
     return run_child(
         work,
         "training.programs.predict",
@@ -54,7 +54,7 @@ def predict(work: Work, recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -
             mixed_precision=lock.mixed_precision,
         ),
         inputs={"model": trained.path / "model", "tokens": tokens.path},
-        fits=Fits(
+        batches=BatchDivision(
             recipe.training.per_device_eval_batch_size,
             trained.path / "model",
             program="training.programs.predict",

@@ -218,10 +218,10 @@ class AsDivided(Listener):
         if row.name != "load_model" or not isinstance(result, Ref) or self._lock is None or self._rows is None:
             return
         asked, fits = self._recipe.training.per_device_train_batch_size, fits_of(self._recipe, self._lock, result)
-        while -(-asked // fits.division) > self._rows:
-            fits.division *= 2
-        if fits.division > 1:
-            fits.remember()
+        while -(-asked // fits.divisor) > self._rows:
+            fits.divisor *= 2
+        if fits.divisor > 1:
+            fits.save()
 
 
 def other_files(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from tasks.hub.client import Found as Looked
 from tasks.hub.client import Kind, look_up
 from tasks.hub.push import publishing_problems
 from tasks.jobs.hardware import mixed_precision, visible_gpus
-from tasks.jobs.machines import machines_of
+from tasks.jobs.machines import find_machines
 from tasks.registry.champions import rows_digest, started_from
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
@@ -87,7 +87,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
     compute = recipe.compute
     gpus, machines = len(visible_gpus()), 1
     try:
-        machines = machines_of(compute).count
+        machines = find_machines(compute).count
     except UserError as error:
         problems.extend(error.problems)
     processes = max(1, gpus) * machines if compute.num_processes == "auto" else compute.num_processes

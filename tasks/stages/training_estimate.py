@@ -53,7 +53,7 @@ def needs(recipe: Recipe, lock: Lock, *artifacts: Any) -> list[str]:
 
 def _found(flat: Mapping[str, Any], recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> dict[str, Any]:
     """The figures of training.programs.estimate: those that are remembered, else it runs."""
-    division = fits_of(recipe, lock, model).division
+    division = fits_of(recipe, lock, model).divisor
     hangs_on = {
         **{name: value for name, value in flat.items() if _setting(name) not in _NEEDS_NOTHING},
         "micro_batch_divisor": division,

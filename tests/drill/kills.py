@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from tasks.jobs.child import TRIED_AGAIN, TRIES
+from tasks.jobs.child import RETRIED, TRIES
 from tests.drill.compare import Left, left_by, tracking_faults
 from tests.drill.ground import WAYS, Ground, Run, victims
 from tests.drill.watch import Watch
@@ -181,7 +181,7 @@ def not_to_be_given_up(run: Run, parts_killed: int) -> str | None:
     """
     status = run.process.returncode
     kinds = {problem["kind"] for problem in run.result()["problems"]} if run.out.is_file() else set()
-    if status == 1 and parts_killed >= TRIES and kinds and kinds <= set(TRIED_AGAIN):
+    if status == 1 and parts_killed >= TRIES and kinds and kinds <= set(RETRIED):
         return None
     told = ", ".join(sorted(kinds)) or "no problem"
     return f"exit status {status} after {parts_killed} kills of its parts, with {told} told"

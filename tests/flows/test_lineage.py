@@ -179,7 +179,7 @@ def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) ->
     listener = AsDivided(recipe, record)
     listener.stage_ended(Row("resolve", "r", "ran", 0.0), lock)
     listener.stage_ended(Row("load_model", "k", "ran", 0.0), model)
-    assert fits_of(recipe, lock, model).division == 4
+    assert fits_of(recipe, lock, model).divisor == 4
 
 
 def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tasks.cache.stage import Work
 from tasks.jobs import launch
-from tasks.jobs.batch_memory import Fits
+from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import TRIES, run_child
 from tasks.jobs.launch import JobFailed
 from tests.tasks.watching import Heard
@@ -37,7 +37,7 @@ def run(
     folder: Path,
     main: str,
     env: dict[str, str] | None = None,
-    fits: Fits | None = None,
+    batches: BatchDivision | None = None,
     stall_timeout_s: float = 60.0,
 ) -> dict[str, Any]:
     """Runs a real program whose `main` has these lines."""
@@ -59,7 +59,7 @@ def run(
         inputs={"data": folder},
         env=env,
         stall_timeout_s=stall_timeout_s,
-        fits=fits,
+        batches=batches,
     )
 
 
@@ -167,38 +167,38 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_
     work: Work, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert run(work, tmp_path, NEEDS_QUARTERS, fits=Fits(6, tmp_path, program="p")) == {"division": 4}
+    assert run(work, tmp_path, NEEDS_QUARTERS, batches=BatchDivision(6, tmp_path, program="p")) == {"division": 4}
     (told,) = work.listeners
     assert isinstance(told, Heard)
     said = [event["message"].split(". ")[-1] for event in told.events if event["kind"] == "warning"]
     assert said == [
-        "Going on with at most 3 rows at a time.",
-        "Going on with at most 2 rows at a time.",
+        "Continuing with at most 3 rows at a time.",
+        "Continuing with at most 2 rows at a time.",
     ]
-    assert Fits(6, tmp_path, program="p").rows == 2
+    assert BatchDivision(6, tmp_path, program="p").rows == 2
     again = Work("j" * 40, tmp_path / "again", "run", (Heard(),), "child")
     again.out.mkdir()
-    run(again, tmp_path, NEEDS_QUARTERS, fits=Fits(6, tmp_path, program="p"))
+    run(again, tmp_path, NEEDS_QUARTERS, batches=BatchDivision(6, tmp_path, program="p"))
     assert kinds(again) == ["note", "started"]
-    assert Fits(6, tmp_path, program="other").rows == Fits(8, tmp_path, program="p").rows - 2 == 6
+    assert BatchDivision(6, tmp_path, program="other").rows == BatchDivision(8, tmp_path, program="p").rows - 2 == 6
     (tmp_path / "config.json").write_text('{"hidden_size": 1}')
-    assert Fits(6, tmp_path, program="p").rows == 6
+    assert BatchDivision(6, tmp_path, program="p").rows == 6
 
 
 def test_when_single_rows_do_not_fit_the_run_ends_and_says_what_helps(work: Work, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(JobFailed, match="choose a smaller model") as failed:
-        run(work, tmp_path, "raise MemoryError", fits=Fits(3, tmp_path, program="p"))
+        run(work, tmp_path, "raise MemoryError", batches=BatchDivision(3, tmp_path, program="p"))
     assert failed.value.failure.kind == "out_of_memory" and kinds(work).count("started") == 3
 
 
 def test_a_job_that_goes_on_keeps_its_batches_whatever_others_have_learnt_since(work: Work, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    first = Fits(6, tmp_path, program="p")
+    first = BatchDivision(6, tmp_path, program="p")
     with pytest.raises(JobFailed):
-        run(work, tmp_path, "1 / 0", fits=first)
-    learnt = Fits(6, tmp_path, program="p")
+        run(work, tmp_path, "1 / 0", batches=first)
+    learnt = BatchDivision(6, tmp_path, program="p")
     assert learnt.halve()
     learnt.remember()
-    again = run(work, tmp_path, "return job.settings", fits=Fits(6, tmp_path, program="p"))
+    again = run(work, tmp_path, "return job.settings", batches=BatchDivision(6, tmp_path, program="p"))
     assert again["micro_batch_divisor"] == 1

@@ -15,8 +15,8 @@ import pytest
 from flows.cli.main import main
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Row, Work
-from tasks.jobs.launch import JobFailed, Machines, accelerate_argv, accelerate_environment, predicting
-from tasks.jobs.machines import Helper, Leader, Said, gather, machines_of
+from tasks.jobs.launch import JobFailed, Machines, accelerate_argv, accelerate_environment, build_predict_launch
+from tasks.jobs.machines import Helper, Leader, LeaderState, find_machines, gather
 from tests.flows.small import write_project
 from tests.tasks.watching import Heard
 from training.problems import UserError
@@ -32,7 +32,7 @@ def nothing_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def helped(helper: Helper) -> Said:
+def helped(helper: Helper) -> LeaderState:
     return helper.help(20.0, lambda text: None)
 
 
@@ -52,31 +52,31 @@ def test_which_machine_this_is_comes_from_the_recipe_or_else_the_environment(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert machines_of(Compute(**compute)) == Machines(2, 1, "10.0.0.1:29400")
+    assert find_machines(Compute(**compute)) == Machines(2, 1, "10.0.0.1:29400")
 
 
 def test_of_one_machine_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NNODES", "4")
     monkeypatch.setenv("SLURM_NODEID", "3")
-    assert machines_of(Compute()) == Machines()
+    assert find_machines(Compute()) == Machines()
 
 
 def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError) as raised:
-        machines_of(Compute(num_machines=2))
+        find_machines(Compute(num_machines=2))
     assert [problem.where for problem in raised.value.problems] == ["compute.machine_rank", "compute.rendezvous"]
     monkeypatch.setenv("NODE_RANK", "2")
     with pytest.raises(UserError, match=r"compute\.machine_rank: 2 is out of range: there are 2 machines, 0 to 1"):
-        machines_of(Compute(num_machines=2, rendezvous="a:1"))
+        find_machines(Compute(num_machines=2, rendezvous="a:1"))
     monkeypatch.setenv("MASTER_ADDR", "a")
     monkeypatch.setenv("MASTER_PORT", "port")
     with pytest.raises(
-        UserError, match=r"compute\.rendezvous: 'a:port' in MASTER_ADDR and MASTER_PORT is no host:port"
+        UserError, match=r"compute\.rendezvous: 'a:port' in MASTER_ADDR and MASTER_PORT is not host:port"
     ):
-        machines_of(Compute(num_machines=2, machine_rank=0))
+        find_machines(Compute(num_machines=2, machine_rank=0))
     monkeypatch.setenv("NODE_RANK", "first")
-    with pytest.raises(UserError, match="NODE_RANK='first' in the environment is no number"):
-        machines_of(Compute(num_machines=2, rendezvous="a:1"))
+    with pytest.raises(UserError, match="NODE_RANK='first' in the environment is not a number"):
+        find_machines(Compute(num_machines=2, rendezvous="a:1"))
 
 
 def test_each_machine_launches_its_share_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     described = [
-        predicting("p", Lock(num_processes=processes, num_machines=machines)).described(Path("job"))
+        build_predict_launch("p", Lock(num_processes=processes, num_machines=machines)).as_json(Path("job"))
         for processes, machines in ((1, 1), (4, 2))
     ]
     alone, launched = (dict(itertools.pairwise(of["argv"])) for of in described)
@@ -108,7 +108,7 @@ def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_
 
 @pytest.mark.parametrize(("state", "message"), [("failed", "No rows."), ("interrupted", "KeyboardInterrupt")])
 def test_a_helper_ends_as_a_run_did_that_never_came_to_train(state: str, message: str) -> None:
-    helper, told = Helper(SECOND), list[Said]()
+    helper, told = Helper(SECOND), list[LeaderState]()
     helping = threading.Thread(target=lambda: told.append(helped(helper)))
     helping.start()
     leader = Leader(FIRST, "run")
@@ -132,7 +132,7 @@ def test_a_helper_ends_when_machine_0s_run_was_killed() -> None:
 
 def test_two_runs_do_not_meet_their_machines_at_one_place() -> None:
     leader = Leader(FIRST, "one")
-    with pytest.raises(UserError, match=r"another run meets its machines at 127\.0\.0\.1:29400"):
+    with pytest.raises(UserError, match=r"another run uses 127\.0\.0\.1:29400"):
         Leader(FIRST, "two")
     leader.run_ended({"state": "completed", "problems": []})
     Leader(FIRST, "two").run_ended({"state": "completed", "problems": []})
@@ -140,7 +140,7 @@ def test_two_runs_do_not_meet_their_machines_at_one_place() -> None:
 
 def test_machine_0_does_not_wait_for_ever(tmp_path: Path) -> None:
     leader, heard = Leader(FIRST, "run"), Heard()
-    with pytest.raises(JobFailed, match=r"Nothing was heard of machine 1 of 2 within 0.1 s"):
+    with pytest.raises(JobFailed, match=r"No sign of machine 1 of 2 within 0.1 s"):
         gather(FIRST, Work("k", tmp_path, "run", (heard,), "fit"), timeout_s=0.1)
     leader.run_ended({"state": "failed", "problems": []})
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.stage import Work
-from tasks.jobs.batch_memory import Fits
+from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tests.training import tiny
 from training.jobs.processes import LINUX
@@ -53,7 +53,7 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
     work = Work("k" * 40, tmp_path / "out", "run")
     work.on_events = said.extend  # type: ignore[method-assign]
     work.out.mkdir()
-    fits = Fits(64, world / "base/model")
+    fits = BatchDivision(64, world / "base/model")
     figures = run_child(
         work,
         "training.programs.fit",
@@ -61,13 +61,13 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
         settings=job.settings,
         inputs={name: Path(path) for name, path in job.inputs.items()},
         env={"OMP_NUM_THREADS": "1"},
-        fits=fits,
+        batches=fits,
     )
     assert (figures["micro_batch_size"], figures["steps"]) == (32, 3)  # 150 rows, 64 a step
     assert json.loads((work.job / "job.json").read_text())["settings"]["micro_batch_divisor"] == 2
     warnings = [event["message"] for event in said if event["kind"] == "warning"]
     would_fit = re.search(r"for 64 rows at a time.* training.per_device_train_batch_size (\d+) would fit", warnings[0])
     assert would_fit is not None and 1 <= int(would_fit[1]) < 64
-    assert warnings[1].endswith("Going on with at most 32 rows at a time.")
+    assert warnings[1].endswith("Continuing with at most 32 rows at a time.")
     assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
-    assert Fits(64, world / "base/model").rows == 32
+    assert BatchDivision(64, world / "base/model").rows == 32
