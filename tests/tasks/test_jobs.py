@@ -199,6 +199,6 @@ def test_a_job_that_goes_on_keeps_its_batches_whatever_others_have_learnt_since(
         run(work, tmp_path, "1 / 0", batches=first)
     learnt = BatchDivision(6, tmp_path, program="p")
     assert learnt.halve()
-    learnt.remember()
+    learnt.save()
     again = run(work, tmp_path, "return job.settings", batches=BatchDivision(6, tmp_path, program="p"))
     assert again["micro_batch_divisor"] == 1
