@@ -40,8 +40,7 @@ OUTSIDE = (
     # The recipe's fields and tables: the values that a stage reads are among its inputs.
     "training.recipe",
     # Pictures, and measurements of speed and memory.
-    *("training.evaluation.plots", "training.evaluation.loss_curve"),
-    *("training.engine.throughput", "training.engine.estimation"),
+    *("training.evaluation.plots", "training.engine.throughput", "training.engine.estimation"),
 )
 """Rooms and modules that cannot change the output of any stage."""
 INSIDE = (

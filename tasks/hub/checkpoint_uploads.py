@@ -56,10 +56,10 @@ def _end(child: Handle, folder: Path, work: Work) -> None:
     """Waits for the remaining uploads as long as they make progress, and warns about missing checkpoints."""
     (folder / ENDED).touch()
     saved = work.job / CHECKPOINTS
-    left, deadline = checkpoints.to_send(saved), time.monotonic() + LAST_UPLOAD_S
+    left, deadline = checkpoints.list_unsent(saved), time.monotonic() + LAST_UPLOAD_S
     while poll(child) and time.monotonic() < deadline:
         time.sleep(0.1)
-        if (now := checkpoints.to_send(saved)) != left:
+        if (now := checkpoints.list_unsent(saved)) != left:
             left, deadline = now, time.monotonic() + LAST_UPLOAD_S
     message = None
     if poll(child):
@@ -68,12 +68,14 @@ def _end(child: Handle, folder: Path, work: Work) -> None:
         message = outcome.failure.message if outcome and outcome.failure else "what sends them was killed"
     elif outcome.figures["trouble"]:
         message = outcome.figures["trouble"]
-    missing = checkpoints.to_send(saved) if (work.job / checkpoints.OUTGOING).is_dir() else []
+    missing = checkpoints.list_unsent(saved) if (work.job / checkpoints.OUTGOING).is_dir() else []
     said = (
         [f"{_names(missing)}: {message or 'damaged before it was sent'}"] if missing else [message] if message else []
     )
-    if lost := checkpoints.lost(saved):
-        said.append(f"{_names(lost)}: the disk had less than {checkpoints.LEAST_FREE:.0%} free to keep them until then")
+    if lost := checkpoints.list_lost(saved):
+        said.append(
+            f"{_names(lost)}: the disk had less than {checkpoints.MIN_FREE_SHARE:.0%} free to keep them until then"
+        )
     if said:
         work.on_events([{"kind": "warning", "message": f"the Hub has not all checkpoints: {'; '.join(said)}"}])
 

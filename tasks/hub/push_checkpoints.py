@@ -85,7 +85,7 @@ class Uploads:
 
     def _due(self) -> Iterable[Path]:
         if self._all:
-            found = checkpoints.to_send(self._folder)
+            found = checkpoints.list_unsent(self._folder)
         else:
             found = sorted(self._folder.glob("checkpoint-*"), key=checkpoints.step_of)[-1:]
         return [checkpoint for checkpoint in found if checkpoint.name not in self.pushed]
@@ -96,11 +96,11 @@ class Uploads:
         last = self._aside / checkpoints.LAST / checkpoint.name
         try:
             shutil.copytree(checkpoint, last, copy_function=_link)
-            for needed in [] if self._all else checkpoints.needed(checkpoint):
+            for needed in [] if self._all else checkpoints.list_needed(checkpoint):
                 shutil.copytree(needed, self._aside / checkpoints.BEST / needed.name, copy_function=_link)
         except (OSError, shutil.Error):
             return False
-        return checkpoints.damage_of(last, with_needed=not self._all) is None
+        return checkpoints.find_damage(last, with_needed=not self._all) is None
 
     def _push(self, name: str) -> None:
         repo, which = self._say["repo"], self._say["checkpoints"]

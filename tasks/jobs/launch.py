@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from tasks.cache.refs import Lock
 from tasks.jobs.child_environment import added_environment, cores, environment
 from tasks.jobs.hardware import killed_for_memory, visible_gpus
-from training.jobs.processes import LINUX, send, start_ticks
+from training.jobs.processes import send, start_ticks
 from training.jobs.protocol import (
     EVENTS,
     LOGS,
@@ -155,7 +155,7 @@ def accelerate_environment(
     if use_cpu:
         # On CPUs accelerate supports only DDP; for the other strategies, training builds accelerate's state itself.
         env |= {"ACCELERATE_USE_CPU": "true"} if strategy == "ddp" else {}
-        if LINUX and (machines.count == 1 or machines.on_loopback):
+        if machines.count == 1 or machines.on_loopback:
             env |= {"GLOO_SOCKET_IFNAME": "lo"}  # by default, the interface that the host's name resolves to
     return env
 

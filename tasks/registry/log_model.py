@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.cache.code import code_behind
 from tasks.registry.predict_rows import logged, parts_of
 from tasks.tracking.connection import mlflow_errors
-from training.jobs.optional_packages import absent
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
-from training.jobs.search_path import PROJECT
+from training.jobs.search_path import PROJECT, hide_package
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +34,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """
     events.progress(done=0, total=3)
     # Where deepspeed is installed, transformers would look for an engine of it: 2 seconds.
-    with mlflow_errors(), absent("deepspeed"):
+    with mlflow_errors(), hide_package("deepspeed"):
         return {"version": _log_and_register(job_dir, job, events)}
 
 

@@ -18,9 +18,6 @@ import pytest
 
 from tests.flows.small import command, environment
 from tests.machine import Machine, of_home, wait_until
-from training.jobs.processes import LINUX
-
-pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which processes belong to a home")
 
 EVIL = "http://evil.example"
 NOBODY = "00000000-0000-0000-0000-000000000000"

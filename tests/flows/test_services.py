@@ -13,9 +13,7 @@ from tasks.prefect.events import VERDICT
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun, finetune
 from tests.machine import Machine, of_home, wait_until
-from training.jobs.processes import LINUX, variable
-
-pytestmark = pytest.mark.skipif(not LINUX, reason="elsewhere nothing tells which processes belong to a home")
+from training.jobs.processes import variable
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def tokenizer(tmp_path: Path) -> Path:
 def save(job: Path, step: int, needs: Sequence[int] = ()) -> None:
     """A checkpoint as training writes one, and the older ones that go then."""
     final = job / CHECKPOINTS / checkpoints.name(step)
-    with checkpoints.writing(final, [checkpoints.name(other) for other in needs]) as folder:
+    with checkpoints.write(final, [checkpoints.name(other) for other in needs]) as folder:
         (folder / "model.safetensors").write_bytes(b"weights %d" % step)
         (folder / "config.json").write_text("{}")
         (folder / "optimizer.pt").write_bytes(b"momentum %d" % step)
@@ -70,9 +70,9 @@ def test_the_newest_lies_with_those_that_it_needs_where_training_can_go_on_from_
     uploads(hub, job, tokenizer, "checkpoint").push_new()  # a run that goes on after a kill
     assert len(hub.repos["models", NAME].commits) == made == 4
     down = Path(HfApi(endpoint=hub.url, token=hub.token()).snapshot_download(NAME, cache_dir=tmp_path / "cache"))
-    checkpoints.require_good(down / "last-checkpoint" / "checkpoint-30")
+    checkpoints.require_intact(down / "last-checkpoint" / "checkpoint-30")
     checkpoints.adopt(down / "last-checkpoint" / "checkpoint-30", tmp_path)
-    assert checkpoints.damage_of(tmp_path / "checkpoint-30") is None and (tmp_path / "checkpoint-10").is_dir()
+    assert checkpoints.find_damage(tmp_path / "checkpoint-30") is None and (tmp_path / "checkpoint-10").is_dir()
 
 
 def test_all_of_them_stay_there_although_training_removes_the_old_ones(
@@ -94,7 +94,7 @@ def test_those_that_training_saves_faster_than_they_are_sent_all_arrive(
         save(job, step, needs)
     sent.push_new()
     assert {path.partition("/")[0] for path in content(hub)} == {f"checkpoint-{n}" for n in range(10, 70, 10)}
-    assert checkpoints.to_send(job / CHECKPOINTS) == checkpoints.lost(job / CHECKPOINTS) == []
+    assert checkpoints.list_unsent(job / CHECKPOINTS) == checkpoints.list_lost(job / CHECKPOINTS) == []
     save(job, 70)  # what was sent is rotated as ever, and nothing waits for room
     left = sorted(path.name for folder in (CHECKPOINTS, checkpoints.OUTGOING) for path in (job / folder).glob("*0"))
     assert left == ["checkpoint-50", "checkpoint-60", "checkpoint-70"]
@@ -105,7 +105,7 @@ def test_those_that_are_missing_at_the_end_are_named_with_the_reason(
 ) -> None:
     for name, value in hub.environment(tmp_path / "hf", hub.token()).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(checkpoints, "LEAST_FREE", 2.0)
+    monkeypatch.setattr(checkpoints, "MIN_FREE_SHARE", 2.0)
     told = Told()
     work = Work("key", home / "out", "run", (told,), "fit")  # type: ignore[arg-type]
     hub.stop()

@@ -22,10 +22,9 @@ ROOT = Path(__file__).parents[2]
 ALLOWED = {
     # It measures, and leaves all as it was: a resumed training does without it, and ends with the same bytes.
     "training.engine.estimation": {""},
-    "training.engine.throughput": {"", "ExpectedEnd", "Speed", "flops", "hardware_limit"},
+    "training.engine.throughput": {"", "PROGRESS_EVERY_S", "Reporter", "Speed", "flops", "hardware_limit"},
     # Pictures lie under log/, which the content's digest leaves out.
     "training.evaluation.plots": {"", "draw_rows", "draw_tokens"},
-    "training.evaluation.loss_curve": {""},
     # The module and class of each name: the module that is named counts.
     "training.recipe.tables.task_types": {"TASK_TYPES"},
     "training.recipe.tables.engines": {"ENGINES"},
@@ -220,7 +219,7 @@ def test_fit_leaves_out_evaluation_code_that_only_figures_come_from() -> None:
     users = [name for package in packages for name in code_digests(["training.programs.fit"]) if package in name]
     imported = {module for name in users for module, _ in imports_left_out(ROOT / name, "training.evaluation")}
     figures = {name for name in imported if name.startswith("training.evaluation.")}
-    assert figures == {"training.evaluation.loss_curve", "training.evaluation.metrics"}
+    assert figures == {"training.evaluation.plots", "training.evaluation.metrics"}
 
 
 def imports_left_out(file: Path, *more: str) -> Iterator[tuple[str, str]]:

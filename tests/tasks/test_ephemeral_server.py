@@ -16,7 +16,6 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import tasks
 from tasks.prefect.ephemeral_server import ensure_prefect_server
-from training.jobs.processes import LINUX
 
 ROOT = str(Path(tasks.__path__[0]).parent)
 START = """
@@ -57,7 +56,6 @@ def url_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.skipif(not LINUX, reason="elsewhere nothing dies with its parent")
 @pytest.mark.drill
 def test_two_runs_start_a_server_each_on_a_fresh_database_and_neither_outlives_its_run(tmp_path: Path) -> None:
     home = tmp_path / "home"

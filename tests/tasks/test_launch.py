@@ -25,7 +25,7 @@ from tasks.jobs.launch import (
     stop,
 )
 from tests.drill.full_disk import SmallDisk, why_not
-from training.jobs.processes import LINUX, start_ticks
+from training.jobs.processes import start_ticks
 from training.jobs.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome
 from training.problems import UserError
 
@@ -237,7 +237,6 @@ def test_when_the_follower_is_killed_the_job_is_gone_soon_after(tmp_path: Path) 
     until(lambda: not start_ticks(pid), 5.0)
 
 
-@pytest.mark.skipif(not LINUX, reason="elsewhere only the process that started a job can ask about it")
 def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> None:
     job, argv = write_job(tmp_path, "print('here', flush=True)\ntime.sleep(60)")
     handle = start(job, argv, {})

@@ -14,7 +14,6 @@ from tasks.cache.stage import Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tests.training import tiny
-from training.jobs.processes import LINUX
 from training.jobs.protocol import Job
 
 # 64 rows need more than 480 MiB for this model's wide layers, 32 rows some 330.
@@ -30,7 +29,7 @@ def main(job_dir, job, events):
     # What they need is there before the limit: to compile a module takes memory, too.
     from training.batching import batches
     from training.engine import estimation, export, task_setup, throughput, trainer
-    from training.evaluation import loss_curve
+    from training.evaluation import plots
     from training.evaluation.metrics import labels
     from training.models import loading
     from training.task_types import sequence_classification
@@ -44,7 +43,6 @@ run_program(main, stops_itself=True)
 """
 
 
-@pytest.mark.skipif(not LINUX, reason="only Linux limits the memory that a process may write to")
 def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_steps(home: Path, tmp_path: Path) -> None:
     world = tiny.make_world(tmp_path / "world", **WIDE)
     job = Job.read(tiny.fit_job(world, tmp_path / "job", per_device_train_batch_size=64, num_train_epochs=1))

@@ -22,7 +22,7 @@ import json, subprocess, sys
 from pathlib import Path
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.jobs.child_environment import environment
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 from training.jobs.protocol import Job, read_outcome
 
 job = Path("job")
@@ -33,7 +33,7 @@ from training.jobs.program import run_program
 run_program(lambda *given: {"file": importlib.import_module("mine.rows").__file__})
 '''
 subprocess.run([sys.executable, "-c", program, str(job)], env=environment({}), check=True)
-here = Place("data", "data.path", "my_rows:load", "a function", callable).load("mine.rows:load")
+here = CodeField("data", "data.path", "my_rows:load", "a function", callable).load("mine.rows:load")
 modules, distributions = users_code({"data.path": "mine.rows:load"})
 code = code_behind(modules)
 print(json.dumps({

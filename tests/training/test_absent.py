@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.jobs.optional_packages import absent
+from training.jobs.search_path import hide_package
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_inside_it_cannot_be_found_nor_imported_and_afterwards_it_can(heavy: str) -> None:
-    with pytest.raises(ModuleNotFoundError), absent(heavy):
+    with pytest.raises(ModuleNotFoundError), hide_package(heavy):
         assert find_spec(heavy) is None
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(f"{heavy}.part")
@@ -37,7 +37,7 @@ def test_inside_it_cannot_be_found_nor_imported_and_afterwards_it_can(heavy: str
 
 def test_what_was_imported_before_stays(heavy: str) -> None:
     before = importlib.import_module(heavy)
-    with absent(heavy):
+    with hide_package(heavy):
         assert importlib.import_module(heavy) is before
         importlib.import_module(f"{heavy}.part")
     assert sys.modules[heavy] is before

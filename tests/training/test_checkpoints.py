@@ -22,7 +22,7 @@ from training.recipe import ResolvedCompute, Training
 
 def write(folder: Path, step: int, content: str = "weights", needs: Sequence[str] = ()) -> Path:
     final = folder / checkpoints.name(step)
-    with checkpoints.writing(final, needs) as aside:
+    with checkpoints.write(final, needs) as aside:
         (aside / "deep").mkdir()
         (aside / "deep/file").write_text(content)
     return final
@@ -31,19 +31,19 @@ def write(folder: Path, step: int, content: str = "weights", needs: Sequence[str
 def newest(folder: Path) -> tuple[str | None, list[str]]:
     """The name of the newest good one, and what was said on the way to it."""
     said: list[str] = []
-    found = checkpoints.newest_good(folder, said.append)
+    found = checkpoints.find_newest_intact(folder, said.append)
     return found.name if found else None, said
 
 
 def test_checkpoint_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
-    with checkpoints.writing(tmp_path / "checkpoint-1") as aside:
+    with checkpoints.write(tmp_path / "checkpoint-1") as aside:
         (aside / "file").write_text("half")
         assert not (tmp_path / "checkpoint-1").exists()
-    assert checkpoints.damage_of(tmp_path / "checkpoint-1") is None
+    assert checkpoints.find_damage(tmp_path / "checkpoint-1") is None
 
 
 def test_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="disk full"), checkpoints.writing(tmp_path / "checkpoint-1"):
+    with pytest.raises(OSError, match="disk full"), checkpoints.write(tmp_path / "checkpoint-1"):
         raise OSError("disk full")
     assert list(tmp_path.iterdir()) == []
 
@@ -189,7 +189,7 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_that_it_is_not_told_t
     tmp_path: Path, strategy: str, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = tmp_path / "written"
-    with monkeypatch.context() as elsewhere, checkpoints.writing(tmp_path / "foreign/checkpoint-2") as aside:
+    with monkeypatch.context() as elsewhere, checkpoints.write(tmp_path / "foreign/checkpoint-2") as aside:
         elsewhere.delenv(checkpoints.SEAL_KEY)
         (aside / "pytorch_model_fsdp_0").mkdir()
         (aside / "pytorch_model_fsdp_0/.metadata").write_bytes(pickle.dumps(Payload(written)))

@@ -61,7 +61,7 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
             "my_mistakes:nothing",
             "'my_mistakes:nothing' returned NoneType: it must return a training.engine.training_task.Trained.",
         ),
-        ("my_engine:train", "'my_engine:train' would train alone in each of 2 processes: have it make accelerate."),
+        ("my_engine:train", "'my_engine:train' would train alone in each of 2 processes: create accelerate."),
     ],
 )
 def test_what_is_wrong_with_an_engine_is_one_message(world: Path, mine: Path, engine: str, message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.engine.environment import differences
+from training.engine.environment import find_differences
 from training.problems import UserError
 
 HERE: dict[str, Any] = {
@@ -25,7 +25,7 @@ HERE: dict[str, Any] = {
 def told(accepted: bool, here: dict[str, Any], **written: Any) -> str | None:
     """What is accepted, or the message of the refusal."""
     try:
-        return differences(Path("checkpoint-4"), "field", {**HERE, **written}, {**HERE, **here}, accepted=accepted)
+        return find_differences(Path("checkpoint-4"), "field", {**HERE, **written}, {**HERE, **here}, accepted=accepted)
     except UserError as error:
         (problem,) = error.problems
         assert problem.where == "field"
@@ -55,8 +55,8 @@ def test_all_differences_are_named_at_once_with_the_flag_that_accepts_them() -> 
 @pytest.mark.parametrize(
     ("here", "written", "why"),
     [
-        ({}, {"strategy": "fsdp"}, "each strategy has files of its own"),
-        ({}, {"engine": "accelerate"}, "each engine has files of its own"),
+        ({}, {"strategy": "fsdp"}, "strategies write different files"),
+        ({}, {"engine": "accelerate"}, "engines write different files"),
         ({"strategy": "deepspeed-zero2"}, {"strategy": "deepspeed-zero2", "processes": 4}, "only ddp"),
         ({"engine": "mine:train"}, {"engine": "mine:train", "processes": 4}, "only ddp"),
         ({}, {"processes": 1, "global batch size": 8}, "it must stay the same: change the batch size"),

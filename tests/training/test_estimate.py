@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.training.forks import events
+from training.batching.batches import LengthGroupedBatches
 from training.engine import estimation, throughput
 from training.engine.training_task import Task
 from training.jobs import resources
@@ -124,9 +125,9 @@ def test_the_expected_end_is_told_once_as_a_time_of_the_clock(tmp_path: Path, mo
     monkeypatch.setattr(throughput, "FIRST_STEPS_S", 0.0)
     monkeypatch.setattr(throughput, "SOON_S", 0.0)
     said = Events(tmp_path / "events.jsonl")
-    end = throughput.ExpectedEnd(said)
+    batches = LengthGroupedBatches(np.ones(8, np.int32), 2, seed=0)
+    reporter = throughput.Reporter(said, throughput.Speed(said, batches, (1.0, 1.0), 1.0), 4)
     for step in range(1, 5):
-        end.stepped(step, 4)
-    said.close()
+        reporter.stepped(step, 1.0)
     (note,) = (event["message"] for event in events(tmp_path, "note"))
     assert re.fullmatch(r"0 minutes to go at this speed: training ends about \d\d:\d\d", note)

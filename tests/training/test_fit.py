@@ -22,7 +22,7 @@ from tests.training.forks import (
     kill_when,
     run_fit,
 )
-from training.engine.checkpoints import damage_of
+from training.engine.checkpoints import find_damage
 from training.jobs.protocol import Job, Outcome, read_outcome
 
 EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
@@ -157,7 +157,7 @@ def test_a_disk_too_small_or_full_ends_training_with_one_message_and_with_room_a
         )
         assert problem_on(disk, job_dir, folder).startswith("the disk is full: 0 of 1 MB are free. Make room")
         kept = sorted(disk.seen.iterdir(), key=step)  # and nothing that is half written
-        assert kept and all(damage_of(checkpoint) is None for checkpoint in kept)
+        assert kept and all(find_damage(checkpoint) is None for checkpoint in kept)
         disk.resize(megabytes=50)
         assert finish_on(disk, job_dir).state == "finished"
     assert f"resuming from {kept[-1].name}" in [event["message"] for event in events(job_dir, "note")]

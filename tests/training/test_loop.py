@@ -30,7 +30,7 @@ from tests.training.forks import (
 )
 from training.batching.batches import TokenRows
 from training.engine import task_setup
-from training.engine.checkpoints import damage_of
+from training.engine.checkpoints import find_damage
 from training.jobs.protocol import read_outcome
 from training.problems import UserError
 from training.recipe import Training, parse
@@ -165,7 +165,7 @@ def test_killed_within_steps_evaluations_and_saves_it_ends_with_the_same_bytes(
     finished(job_dir)
     assert started_from(job_dir) == [6, 7, 9, 12, 13, 20]
     assert_same(job_dir, undisturbed)
-    assert all(damage_of(checkpoint) is None for checkpoint in (job_dir / "checkpoints").iterdir())
+    assert all(find_damage(checkpoint) is None for checkpoint in (job_dir / "checkpoints").iterdir())
 
     shutil.rmtree(job_dir / "output")  # as if killed between the last step and the export
     assert finished(job_dir)["steps"] == 21
@@ -218,7 +218,7 @@ def test_two_ranks_stopped_or_killed_end_with_the_same_bytes(world: Path, two_ra
     stopped = read_outcome(job_dir)
     assert stopped is not None and stopped.failure is not None and stopped.failure.kind == "interrupted"
     (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
-    assert damage_of(checkpoint) is None
+    assert find_damage(checkpoint) is None
 
     shutil.rmtree(checkpoint)
     settings = tiny.fit_job(world, job_dir, processes=2, **TWO, checkpoint_interval_s=1e-9)

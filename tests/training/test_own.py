@@ -93,7 +93,7 @@ def test_what_is_evaluated_while_training_is_batched_as_it_will_be_for_predictio
          "is the class Masked: it must be a subclass of training.trainer.ExactTrainer."),
         ({"trainer": "tests.training.own:Lonely"}, "training.trainer", "got an unexpected keyword argument 'model'"),
         ({"callbacks": ["tests.training.own:Slow"]}, "training.callbacks[0]", "Did you mean 'Slower'?"),
-        ({"callbacks": ["tests.training.own:NeedsMore"]}, "training.callbacks[0]", "cannot be made without arguments"),
+        ({"callbacks": ["tests.training.own:NeedsMore"]}, "training.callbacks[0]", "created without arguments"),
         ({"collator": "tests.training.own:twice"}, "training.collator", "returned 16 rows for 8"),
         ({"collator": "tests.training.owns:twice"}, "training.collator",
          "there is no module 'tests.training.owns' here or installed. Did you mean 'own'?"),

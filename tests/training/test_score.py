@@ -98,7 +98,7 @@ def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_eve
 def test_draws_are_the_same_however_many_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = bootstrap.draws(7, 10, seed=1)
     assert (whole.sum(axis=1) == 7).all() and len(np.unique(whole, axis=0)) > 1
-    monkeypatch.setattr(bootstrap, "AT_ONCE", 25)
+    monkeypatch.setattr(bootstrap, "MAX_COUNTS", 25)
     cut = list(bootstrap.draws(7, 10, seed=1))
     assert [len(part) for part in cut] == [3, 3, 3, 1]
     np.testing.assert_array_equal(np.concatenate(cut), whole)

@@ -21,7 +21,7 @@ from tests.training.forks import assert_same, checkpoints_written, curve, events
 from training import distributed
 from training.distributed import zero
 from training.distributed.fsdp import find_wrapped_layers
-from training.engine.checkpoints import damage_of, step_of
+from training.engine.checkpoints import find_damage, step_of
 from training.jobs.protocol import Failure, Job, Outcome, read_outcome
 from training.problems import UserError
 from training.recipe import ResolvedCompute
@@ -108,7 +108,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert kill_when(job_dir, lambda: trained(6), signal.SIGTERM, victim=1)
     assert failure(read_outcome(job_dir)).kind == "interrupted"
     checkpoint = max(folder.glob("checkpoint-*"), key=step_of)
-    assert 5 < step_of(checkpoint) < 10 and damage_of(checkpoint) is None
+    assert 5 < step_of(checkpoint) < 10 and find_damage(checkpoint) is None
     assert strategy != "fsdp" or kill_when(job_dir, lambda: trained(10), victim=1)
     assert kill_when(job_dir, lambda: any(folder.glob(".writing-checkpoint-10")))
     assert finish(job_dir).state == "finished"

@@ -8,7 +8,7 @@ from pathlib import Path
 import transformers.models.bert.modeling_bert  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from training.evaluation.loss_curve import draw_curves
+from training.evaluation.plots import draw_curves
 
 get_checkpoint_conversion_mapping("bert")
 with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.data.file_systems import display_name, is_url, is_web, local, name_of
 from training.data.listing import Listing, SourceFile, joined
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.tables.formats import FORMATS, PACKED
 
@@ -232,16 +232,16 @@ def fingerprint(rows: Any) -> str | None:
     try:
         answer = method()
     except Exception as error:
-        raise _PLACE.refused(f"its fingerprint() failed: {type(error).__name__}: {error}") from error
+        raise _PLACE.error(f"its fingerprint() failed: {type(error).__name__}: {error}") from error
     if not isinstance(answer, str):
-        raise _PLACE.refused(f"fingerprint() gave {type(answer).__name__}: it must give a text.")
+        raise _PLACE.error(f"fingerprint() gave {type(answer).__name__}: it must give a text.")
     return answer
 
 
-_PLACE = Place(
+_PLACE = CodeField(
     kind="data",
     where="data.path",
     example="my_rows:rows",
     accepted="a function of a split's name, a mapping of splits to rows, or rows with a length and an index",
-    fits=_gives_rows,
+    accepts=_gives_rows,
 )

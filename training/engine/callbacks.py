@@ -1,7 +1,7 @@
-"""The Trainer's callbacks: saving, reporting, and those that the recipe names.
+"""The Trainer's callbacks: saving, reporting, and the recipe's.
 
-The recipe names subclasses of transformers' TrainerCallback as module:Class; each process makes one of each, without
-arguments. A callback with state from step to step is an ExportableState too, and every checkpoint has its state.
+The recipe names subclasses of transformers' TrainerCallback as module:Class; each process creates one of each, without
+arguments. A callback that keeps state between steps is an ExportableState too: checkpoints contain its state.
 """
 
 from __future__ import annotations
@@ -14,38 +14,44 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 
 from training.distributed import ranks
 from training.jobs.program import Interrupted, stop_requested
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 
 if TYPE_CHECKING:
-    from training.engine.reporter import Reporter
+    from training.engine.throughput import Reporter
     from training.recipe import Training
 
 
 def recipe_callbacks(training: Training) -> list[TrainerCallback]:
-    """The recipe's callbacks, and early stopping if it has a patience. Raises UserError if a name is not found or not a
+    """The recipe's callbacks, and early stopping if it has a patience. Raises UserError if a name is not found or is no
     callback."""
     callbacks: list[TrainerCallback] = []
     for index, name in enumerate(training.callbacks):
-        place = _callback(index)
+        field = CodeField(
+            kind="training",
+            where=f"training.callbacks[{index}]",
+            example="my_callbacks:Mine",
+            accepted="a subclass of transformers.TrainerCallback",
+            accepts=lambda found: isinstance(found, type) and issubclass(found, TrainerCallback),
+        )
         try:
-            callbacks.append(place.load(name)())
+            callbacks.append(field.load(name)())
         except TypeError as error:
-            raise place.refused(f"{name!r} cannot be made without arguments: {error}.") from error
+            raise field.error(f"{name!r} cannot be created without arguments: {error}.") from error
     if patience := training.early_stopping_patience:
         callbacks.append(EarlyStoppingCallback(patience, training.early_stopping_threshold))
     return callbacks
 
 
 class Saves(TrainerCallback):
-    """Decides when a checkpoint is written beyond those at evaluations, and ends training on a request to stop.
+    """Requests checkpoints between evaluations, and ends training on a request to stop.
 
-    After the last step of an epoch, it saves only once all that belongs to the epoch's end is done, such as an
-    evaluation: a run that resumed from an earlier checkpoint would begin the next epoch without it.
+    After the last step of an epoch, it saves only after all work of the epoch's end, such as an evaluation: a resumed
+    run would begin the next epoch without that work.
 
     Args:
         interval_s: seconds between two checkpoints.
         ends_epoch: whether an epoch, or all of training, ends with an optimizer step.
-        restore: called when training begins, to restore what the Trainer does not.
+        restore: called when training begins, to restore the state that the Trainer does not.
     """
 
     def __init__(self, interval_s: float, *, ends_epoch: Callable[[int], bool], restore: Callable[[], None]) -> None:
@@ -53,7 +59,7 @@ class Saves(TrainerCallback):
         self._ends_epoch, self._restore = ends_epoch, restore
         self._saved_at = time.monotonic()
         self._saved_step = 0
-        self._owed = False
+        self._postponed = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
@@ -63,11 +69,11 @@ class Saves(TrainerCallback):
         if not self._ends_epoch(state.global_step):
             control.should_save |= self._due(state)
         else:
-            self._owed, control.should_save = control.should_save, False
+            self._postponed, control.should_save = control.should_save, False
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        requested = (control.should_save or self._owed) and state.global_step != self._saved_step
-        control.should_save, self._owed = requested or self._due(state), False
+        requested = (control.should_save or self._postponed) and state.global_step != self._saved_step
+        control.should_save, self._postponed = requested or self._due(state), False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
@@ -82,7 +88,7 @@ class Saves(TrainerCallback):
 
 
 class Reports(TrainerCallback):
-    """Passes the Trainer's events on to the reporter."""
+    """Passes the Trainer's events to the reporter."""
 
     def __init__(self, make_reporter: Callable[[], Reporter], set_rate: Callable[[float], None]) -> None:
         self._make_reporter, self._set_rate = make_reporter, set_rate
@@ -117,9 +123,9 @@ class Reports(TrainerCallback):
     ) -> None:
         step, epoch = state.global_step, logs.get("epoch", 0.0)
         if "loss" in logs:
-            more = ("learning_rate", "grad_norm", "num_input_tokens_seen")
-            figures = {name: logs[name] for name in more if name in logs}
-            self._reporter.trained(step, epoch, {"train_loss": logs["loss"], **figures})
+            names = ("learning_rate", "grad_norm", "num_input_tokens_seen")
+            values = {name: logs[name] for name in names if name in logs}
+            self._reporter.trained(step, epoch, {"train_loss": logs["loss"], **values})
         evaluated = {name: value for name, value in logs.items() if name.startswith("eval_") and not is_timing(name)}
         if evaluated:
             self._reporter.figures(step, epoch, evaluated)
@@ -128,17 +134,3 @@ class Reports(TrainerCallback):
 def is_timing(name: str) -> bool:
     """Whether a logged figure is a duration or a rate, which differs from run to run."""
     return name.endswith(("_runtime", "_per_second", "_preparation_time"))
-
-
-def _is_callback(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, TrainerCallback)
-
-
-def _callback(index: int) -> Place:
-    return Place(
-        kind="training",
-        where=f"training.callbacks[{index}]",
-        example="my_callbacks:Mine",
-        accepted="a subclass of transformers.TrainerCallback",
-        fits=_is_callback,
-    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from training.batching.random_states import SeededBatch, seed_generators
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 from training.task_types.task_type import TaskType
 
 Collate = Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]
@@ -32,11 +32,11 @@ class TrainingCollator:
         try:
             rows = len(batch["labels"])
         except (TypeError, KeyError):
-            raise PLACE.refused(
+            raise FIELD.error(
                 f"it returned {type(batch).__name__} without 'labels': it must return tensors by name."
             ) from None
         if rows != len(features):
-            raise PLACE.refused(f"it returned {rows} rows for {len(features)}: each row must be returned once.")
+            raise FIELD.error(f"it returned {rows} rows for {len(features)}: each row must be returned once.")
         return batch
 
 
@@ -50,18 +50,16 @@ def collator(name: str | None, task_type: TaskType, *settings: Any) -> Collate:
     own: Collate = task_type.collator(*settings)
     if name is None:
         return own
-    users = PLACE.load(name)(*settings)
+    users = FIELD.load(name)(*settings)
     if not callable(users):
-        raise PLACE.refused(
-            f"{name!r} returned {type(users).__name__}: it must return a function of a batch's features."
-        )
+        raise FIELD.error(f"{name!r} returned {type(users).__name__}: it must return a function of a batch's features.")
     return TrainingCollator(users, own)
 
 
-PLACE = Place(
+FIELD = CodeField(
     kind="training",
     where="training.collator",
     example="my_batches:Masked",
     accepted="a function or class that is called with a tokenizer and a multiple to pad to",
-    fits=callable,
+    accepts=callable,
 )

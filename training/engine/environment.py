@@ -1,9 +1,9 @@
-"""The environment of a training, written into its checkpoints, and whether resuming in another one is exact.
+"""The environment of a training: stored in its checkpoints, compared before a resume.
 
 Other library versions, other hardware, another number of processes or of threads round differently from the first step
-on. The number of threads is taken over from the checkpoint: torch computes the same with as many threads on fewer
-cores. Other differences are refused, or accepted if the recipe has `training.inexact_resume: true`; with some, no
-resume is possible.
+on. A resume uses the checkpoint's number of threads: torch computes the same with as many threads on fewer cores. Other
+differences are refused, or accepted if the recipe has `training.inexact_resume: true`; after some, a resume is
+impossible.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 THREADS, GLOBAL_BATCH_SIZE, STEPS_PER_EPOCH = "threads", "global batch size", "steps per epoch"
 ACCEPTED = "training.inexact_resume"
 _NEVER_RESUMES = {
-    "engine": "each engine has files of its own",
-    "strategy": "each strategy has files of its own",
-    "processes": "only ddp with the engine trainer can divide its work anew",
-    "LoRA": "its weights are others, or are added up differently",
+    "engine": "engines write different files",
+    "strategy": "strategies write different files",
+    "processes": "only ddp with the engine trainer can resume with another number of processes",
+    "LoRA": "its weights differ, or are added up differently",
     GLOBAL_BATCH_SIZE: "with another number of processes, it must stay the same: change the batch size to match",
     STEPS_PER_EPOCH: "with another number of processes, it must stay the same",
 }
-# With the same number of processes these are settings of the recipe, as the learning rate is.
-_OF_PROCESSES = {GLOBAL_BATCH_SIZE, STEPS_PER_EPOCH}
+# With the same number of processes, these are settings that may change, as the learning rate.
+_PER_PROCESSES = {GLOBAL_BATCH_SIZE, STEPS_PER_EPOCH}
 
 
 def training_environment(
@@ -46,7 +46,7 @@ def training_environment(
     return {
         "engine": training.engine,
         "strategy": compute.strategy,
-        "LoRA": _adapters(training.lora) if training.lora else "none",
+        "LoRA": _describe_adapters(training.lora) if training.lora else "none",
         "processes": compute.num_processes,
         GLOBAL_BATCH_SIZE: global_batch_size,
         STEPS_PER_EPOCH: steps_per_epoch,
@@ -61,18 +61,17 @@ def machine() -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "device": _device(),
         "processor": _processor(),
-        "cores": cores,
+        "cores": len(os.sched_getaffinity(0)),
         "gpus": gpus,
         "system": f"{platform.system()} {platform.machine()}",
         THREADS: torch.get_num_threads(),
     }
 
 
-def differences(
+def find_differences(
     checkpoint: Path, where: str, written: Mapping[str, Any], here: Mapping[str, Any], *, accepted: bool
 ) -> str | None:
     """The differences between a checkpoint's environment and this one, if the recipe accepts them and a resume is
@@ -80,32 +79,29 @@ def differences(
 
     `where` is the recipe's field to name. Raises UserError with all differences otherwise.
     """
-    others = [name for name, value in written.items() if name in here and here[name] != value]
+    differing = [name for name, value in written.items() if name in here and here[name] != value]
     if not accepted:
-        others = [name for name in others if name != THREADS]  # they are taken over
-    if "processes" not in others:
-        others = [name for name in others if name not in _OF_PROCESSES]
-    if not others:
+        differing = [name for name in differing if name != THREADS]  # the resume uses the checkpoint's number
+    if "processes" not in differing:
+        differing = [name for name in differing if name not in _PER_PROCESSES]
+    if not differing:
         return None
-    found = ", ".join(f"{name} {written[name]} (here {here[name]})" for name in others)
-    never = [name for name in others if name in _NEVER_RESUMES and not (name == "processes" and _divides_anew(here))]
+    found = ", ".join(f"{name} {written[name]} (here {here[name]})" for name in differing)
+    resizable = {"processes"} if here["strategy"] == "ddp" and here["engine"] == "trainer" else set()
+    never = [name for name in differing if name in _NEVER_RESUMES and name not in resizable]
     if never:
         reasons = "; ".join(f"{name}: {_NEVER_RESUMES[name]}" for name in never)
         message = f"{checkpoint.name} was written with {found}. It cannot be resumed ({reasons})."
     elif not accepted:
         message = f"{checkpoint.name} was written with {found}: resuming from it would end with other weights. Resume "
-        message += f"where it was written, or accept that by {ACCEPTED}: true."
+        message += f"in that environment, or accept other weights by {ACCEPTED}: true."
     else:
         return found
     raise UserError([Problem(kind="training", where=where, message=message)])
 
 
-def _divides_anew(here: Mapping[str, Any]) -> bool:
-    return bool(here["strategy"] == "ddp" and here["engine"] == "trainer")
-
-
-def _adapters(lora: Lora) -> str:
-    """The settings that the weights of a checkpoint with adapters depend on; dropout may change, as other settings."""
+def _describe_adapters(lora: Lora) -> str:
+    """The settings that fix the form of the weights; dropout may change."""
     return ", ".join(f"{name} {value}" for name, value in lora if value and name != "lora_dropout")
 
 
@@ -120,8 +116,5 @@ def _processor() -> str:
     """The processor's name, and the instruction set that torch uses."""
     import torch
 
-    try:
-        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return f"{found[1] if found else platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from training.distributed import ranks
 from training.engine import checkpoints, inference
-from training.engine.reporter import PROGRESS_EVERY_S
+from training.engine.throughput import PROGRESS_EVERY_S
 from training.jobs.protocol import Events, rank
 from training.models import adapters, loading
 from training.problems import Problem, UserError

@@ -1,8 +1,8 @@
 """The engine `accelerate`: a plain loop over Accelerate, for one process and for DDP.
 
 `Loop.run` is the table of contents. `Loop.save` and `Loop.restore` handle the state from which a killed run resumes to
-the same weights. Optimizer, schedule and loss are transformers' own (training/engine/optimization.py), so a setting has
-the same meaning as with the Trainer.
+the same weights. Optimizer, schedule and loss are made by transformers' functions, so a setting has the same meaning as
+with the Trainer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -24,7 +24,8 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from safetensors.torch import load_model, save_model
 from torch.utils.data import DataLoader
-from transformers import enable_full_determinism, set_seed
+from transformers import Trainer, TrainingArguments, enable_full_determinism, get_scheduler, set_seed
+from transformers.trainer_pt_utils import LabelSmoother
 
 from training import distributed
 from training.batching import random_states
@@ -32,17 +33,17 @@ from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBat
 from training.distributed import ranks
 from training.engine import checkpoints, collation, state_check
 from training.engine.inference import evaluate
-from training.engine.optimization import arguments, loss_function, make_optimizer, make_scheduler
-from training.engine.reporter import Reporter
-from training.engine.throughput import Speed, flops, hardware_limit
+from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, require_requested_processes
 from training.jobs.program import Interrupted, stop_requested
+from training.jobs.user_code import blame_field
 from training.models import adapters
 from training.models.loading import DTYPES
 from training.recipe.tables.metrics import more_is_better
 
 MODEL, OPTIMIZER, PROGRESS, RANK_STATE = "model.safetensors", "optimizer.pt", "progress.json", "rank{}.pt"
 """The files of a checkpoint: weights; optimizer and scheduler; the progress; the state of each rank."""
+_ARGUMENTS = {"learning_rate", "optim", "weight_decay", "warmup_steps", "lr_scheduler_type"}
 
 
 def train(task: Task) -> Trained:
@@ -68,7 +69,7 @@ class Progress:
 
 
 class Loop:
-    """A task's training. Every rank makes one, and all of them call its methods together."""
+    """A task's training. Every rank creates one, and all ranks call its methods together."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.training, self.progress = task, task.training, Progress()
@@ -90,9 +91,9 @@ class Loop:
             seed=seed,
             targets=task.train.targets,
         )
-        self.state_check = state_check.StateCheck(task.checkpoints.parent, self.batches, self.watched)
+        self.state_check = state_check.StateCheck(task.checkpoints.parent, self.batches, self.get_state)
         self.collate = state_check.marked(task.collate)
-        self.arithmetic = flops(task.model)
+        self.operations = flops(task.model)
         steps, epochs = self.training.max_steps, self.training.num_train_epochs
         self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
         self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
@@ -114,7 +115,7 @@ class Loop:
         self.model.train()
         while progress.step < self.last and not progress.stopped_early:
             epoch, done = divmod(progress.step, self.batches.steps)
-            batches = self.batches_of(epoch, done)
+            batches = self.load_batches(epoch, done)
             for _ in range(done, min(self.batches.steps, self.last - epoch * self.batches.steps)):
                 gradient_norm, learning_rate = self.step(batches)
                 progress.step += 1
@@ -122,9 +123,9 @@ class Loop:
                     self.reporter.stepped(progress.step, self.epoch)
                 if progress.step % self.training.logging_steps == 0:
                     self.record(gradient_norm, learning_rate)
-                if evaluated := self.evaluation_is_due():
+                if evaluated := self.is_evaluation_due():
                     self.judge(self.evaluate())
-                self.save_where_due(evaluated)
+                self.save_if_due(evaluated)
                 if progress.stopped_early:
                     break
         rate = self.reporter.ended(progress.step) if self.rank == 0 else 0.0
@@ -141,20 +142,20 @@ class Loop:
     @property
     def epoch(self) -> float:
         """The number of passes over the training rows so far."""
-        whole, steps = divmod(self.progress.step, self.batches.steps)
-        return whole + steps * self.accumulation / len(self.batches)
+        epochs, steps = divmod(self.progress.step, self.batches.steps)
+        return epochs + steps * self.accumulation / len(self.batches)
 
     # Training
 
-    def batches_of(self, epoch: int, done: int) -> Iterator[Batch]:
+    def load_batches(self, epoch: int, done: int) -> Iterator[Batch]:
         """This rank's micro-batches of an epoch, without those of its first `done` steps."""
         self.batches.set_epoch(epoch)
         loader = self.loader(self.task.train, islice(self.batches, done * self.accumulation, None))
-        # An iterator draws a seed. In an epoch that began before a kill, it was drawn then.
+        # An iterator draws a seed. For an epoch that began before a kill, it was drawn then.
         with torch.random.fork_rng(devices=[], enabled=done > 0):
             batches = iter(loader)
-        # A user's collator sets the generators of the process, which dropout draws from: it runs in no thread.
-        return batches if isinstance(self.task.collate, collation.TrainingCollator) else ahead(batches)
+        # A user's collator sets the process's generators, from which dropout draws, so it must not run in a thread.
+        return batches if isinstance(self.task.collate, collation.TrainingCollator) else prefetch(batches)
 
     def loader(self, rows: TokenRows, batches: Iterable[list[int]]) -> DataLoader[Any]:
         on_gpu = self.device.type == "cuda"
@@ -167,13 +168,18 @@ class Loop:
         target count alike.
         """
         step = self.progress.step
-        pieces = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
-        for piece in range(1, pieces + 1):
+        micro_batches = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
+        for number in range(1, micro_batches + 1):
             batch = next(batches)
             self.state_check.trains(step, batch)
-            weight = self.task.task_type.target_count(batch) * pieces * self.ranks / self.batches.targets_of_step(step)
-            with nullcontext() if piece == pieces else self.accelerator.no_sync(self.model):
-                loss = self.loss_and_outputs(self.model, batch)[0] * weight / pieces
+            weight = (
+                self.task.task_type.target_count(batch)
+                * micro_batches
+                * self.ranks
+                / self.batches.targets_of_step(step)
+            )
+            with nullcontext() if number == micro_batches else self.accelerator.no_sync(self.model):
+                loss = self.loss_and_outputs(self.model, batch)[0] * weight / micro_batches
                 self.accelerator.backward(loss)
             self.loss += loss.detach()
         gradient_norm = self.accelerator.clip_grad_norm_(
@@ -197,7 +203,7 @@ class Loop:
 
     # Evaluation
 
-    def evaluation_is_due(self) -> bool:
+    def is_evaluation_due(self) -> bool:
         """Whether the validation split is evaluated after this step; always after the last one."""
         every = {"epoch": self.batches.steps, "steps": self.training.eval_steps}.get(self.training.eval_strategy)
         return every is not None and (self.progress.step % every == 0 or self.progress.step == self.last)
@@ -236,8 +242,8 @@ class Loop:
     def judge(self, values: dict[str, float]) -> None:
         """Records the best evaluation, and ends training after too many without a gain."""
         name = (self.training.metric_for_best_model or "loss").removeprefix("eval_")
-        value, progress, more = values[f"eval_{name}"], self.progress, self.training.greater_is_better
-        sign = 1 if (more_is_better(name) if more is None else more) else -1
+        value, progress, greater = values[f"eval_{name}"], self.progress, self.training.greater_is_better
+        sign = 1 if (more_is_better(name) if greater is None else greater) else -1
         gain = sign * (value - (-sign * math.inf if progress.best_metric is None else progress.best_metric))
         progress.no_better = 0 if gain > self.training.early_stopping_threshold else progress.no_better + 1
         if gain > 0:
@@ -250,7 +256,7 @@ class Loop:
         """Loads the weights of the best evaluation, if these are to be exported."""
         if self.best_to_load not in (None, self.progress.step):
             best = self.task.checkpoints / checkpoints.name(self.best_to_load)
-            if damage := checkpoints.damage_of(best):
+            if damage := checkpoints.find_damage(best):
                 raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
             self.load_weights(best / MODEL)
 
@@ -261,8 +267,8 @@ class Loop:
 
     # Checkpoints
 
-    def save_where_due(self, evaluated: bool) -> None:
-        """Saves after an evaluation, after the interval, and on a request to stop, which then raises Interrupted."""
+    def save_if_due(self, evaluated: bool) -> None:
+        """Saves after an evaluation, after the interval, and on a request to stop; then raises Interrupted."""
         late = time.monotonic() - self.saved_at >= self.training.checkpoint_interval_s
         # Clocks and signals differ between ranks, and all must save at the same step.
         late, stop = ranks.any_rank(late, stop_requested())
@@ -273,14 +279,10 @@ class Loop:
 
     def save(self) -> None:
         """Writes a checkpoint of all state that later steps depend on."""
-        step, began, scaler = self.progress.step, time.monotonic(), self.accelerator.scaler
-        final = self.task.checkpoints / checkpoints.name(step)
+        step, scaler = self.progress.step, self.accelerator.scaler
         needs = [checkpoints.name(self.best_to_load)] if self.best_to_load not in (None, step) else []
-        first = self.rank == 0
-        aside_only = nullcontext(checkpoints.place_aside(final))
-        with checkpoints.writing(final, needs, self.task.environment()) if first else aside_only as folder:
-            ranks.barrier()  # the folder is there
-            if first:
+        with self.task.write_checkpoint(step, needs) as folder:
+            if self.rank == 0:
                 self.save_weights(folder / MODEL)
                 state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
                 torch.save(state | ({"scaler": scaler.state_dict()} if scaler else {}), folder / OPTIMIZER)
@@ -289,11 +291,8 @@ class Loop:
             torch.save(
                 {"loss": self.loss, "random": random_states.random_states()}, folder / RANK_STATE.format(self.rank)
             )
-            ranks.barrier()  # every rank's file is there
         self.saved_at = time.monotonic()
-        if first:
-            checkpoints.rotate(final.parent)
-            self.task.events.write("checkpoint", step=step, seconds=round(self.saved_at - began, 3))
+        if self.rank == 0:
             self.reporter.paused()
 
     def save_weights(self, file: Path) -> None:
@@ -306,7 +305,7 @@ class Loop:
         (adapters.load_trained if self.training.lora else load_model)(self.task.model, file)
 
     def restore(self, start: Path) -> None:
-        """Restores the state that this checkpoint has saved."""
+        """Restores the state of a checkpoint."""
         self.progress = Progress(**json.loads((start / PROGRESS).read_text()))
         self.load_weights(start / MODEL)
         state = torch.load(start / OPTIMIZER, map_location="cpu", weights_only=True)
@@ -314,13 +313,13 @@ class Loop:
         self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        own = torch.load(start / RANK_STATE.format(self.rank), map_location="cpu", weights_only=True)
-        self.loss.copy_(own["loss"])
-        random_states.set_random_states(own["random"])
+        rank_state = torch.load(start / RANK_STATE.format(self.rank), map_location="cpu", weights_only=True)
+        self.loss.copy_(rank_state["loss"])
+        random_states.set_random_states(rank_state["random"])
         self.state_check.restored(start)
 
-    def watched(self) -> state_check.State:
-        """The live state, compared after a restore with the saved one."""
+    def get_state(self) -> state_check.State:
+        """Digests of the live state, which the state check compares with the saved one."""
         return state_check.state_of(
             model=self.task.model,
             optimizer=self.optimizer,
@@ -333,7 +332,7 @@ class Loop:
 
     def make_reporter(self) -> Reporter:
         limit = self.ranks * hardware_limit(self.device, DTYPES[self.task.compute.mixed_precision])
-        return Reporter(self.task.events, Speed(self.task.events, self.batches, self.arithmetic, limit), self.last)
+        return Reporter(self.task.events, Speed(self.task.events, self.batches, self.operations, limit), self.last)
 
     def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:
         """Reports the mean loss since the last call. Between evaluations, the host waits for a GPU only here."""
@@ -349,10 +348,58 @@ class Loop:
         return float(self.accelerator.reduce(self.loss, "mean").item())
 
 
-def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+def prefetch(batches: Iterator[Batch]) -> Iterator[Batch]:
     """The same batches, each prepared in a thread while the previous one is trained on."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:
             coming = thread.submit(next, batches, None)
             yield batch
+
+
+def arguments(task: Task) -> TrainingArguments:
+    """The arguments from which transformers makes an optimizer and a schedule. Making them connects the processes.
+
+    Raises UserError if TrainingArguments refuses a value.
+    """
+    precision = task.compute.mixed_precision
+    with blame_field("training"):
+        return TrainingArguments(
+            **task.training.model_dump(mode="json", include=_ARGUMENTS),
+            **task.training.extra,
+            output_dir=str(task.checkpoints),
+            eval_strategy=task.training.eval_strategy,  # some schedules depend on it
+            eval_steps=task.training.eval_steps,
+            bf16=precision == "bf16",
+            fp16=precision == "fp16",
+            use_cpu=not torch.cuda.is_available(),
+            report_to="none",
+        )
+
+
+def make_optimizer(model: torch.nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
+    """The Trainer's optimizer, with decay for the same weights."""
+    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    groups = [
+        {"params": [weights[name] for name in weights if name in decayed], "weight_decay": args.weight_decay},
+        {"params": [weights[name] for name in weights if name not in decayed], "weight_decay": 0.0},
+    ]
+    with blame_field("training.optim"):
+        optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        return optimizer_class(groups, **settings)
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, args: TrainingArguments, steps: int) -> Any:
+    with blame_field("training.extra.lr_scheduler_kwargs"):
+        warmup = args.get_warmup_steps(steps)
+        return get_scheduler(args.lr_scheduler_type, optimizer, warmup, steps, args.lr_scheduler_kwargs)
+
+
+def loss_function(task: Task) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """The mean loss of logits (B, L) and labels (B,); None for the model's own."""
+    smoothing = task.training.label_smoothing_factor
+    if task.loss is not None or not smoothing:
+        return task.loss
+    smoother = LabelSmoother(smoothing)
+    return lambda logits, labels: smoother({"logits": logits}, labels)

@@ -1,13 +1,14 @@
-"""Throughput of a training: rows and tokens per second over all processes, and the share of the hardware's limit.
+"""Progress and throughput of a training, reported to its job's events.
 
-Tokens are those of the rows: padding is not counted. The operations of a training step are counted as by Kaplan et al.
-(arXiv:2001.08361), with attention's own part: 6 for each token and each trained weight outside the embeddings, and 12
-for each layer, each unit of its width and each pair of a row's tokens. The hardware's limit is the speed of a large
-matrix product on the same device in the same precision, measured at the start.
+Tokens are those of the rows, without padding. The operations of a training step are counted as by Kaplan et al.
+(arXiv:2001.08361), with attention: 6 for each token and each trained weight outside the embeddings, and 12 for each
+layer, each unit of its width and each pair of a row's tokens. The hardware's limit is the speed of a large matrix
+product on the same device in the same precision, measured at the start.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,29 +22,101 @@ if TYPE_CHECKING:
 
     from training.batching.batches import LengthGroupedBatches
 
+PROGRESS_EVERY_S = 1.0
 LIMIT_S = 0.05
 FIRST_STEPS_S, SOON_S = 10.0, 60.0
+"""The expected end is reported after the first steps, unless it is soon."""
 _SIDE = {"cpu": 768, "cuda": 4096}
 _AMOUNTS = ("seconds", "rows", "tokens", "flops")
 
 
-class Speed:
-    """The throughput of one try, measured on rank 0.
-
-    The events `speed` leave out evaluations and checkpoints: the engine calls `stepped` at the end of each step, and
-    `paused` at the end of such a pause.
+class Reporter:
+    """Writes to a job's events, on rank 0.
 
     Args:
-        batches: those of the training.
-        arithmetic: the result of `flops` for the model before it is sharded.
-        limit: floating-point operations per second that all processes together could do.
+        speed: the throughput of this try.
+        total: optimizer steps of the whole training.
+    """
+
+    def __init__(self, events: Events, speed: Speed, total: int) -> None:
+        self._events, self._speed, self._total = events, speed, total
+        self._loss: float | None = None
+        self._diverged = False
+        self._reported_at = time.monotonic()
+        self._first: tuple[float, int] | None = None  # time and number of the first step, which initializes
+        self._end_reported = False
+
+    def stepped(self, step: int, epoch: float) -> None:
+        """Reports the end of an optimizer step, counted from 1: about once a second, and after the last one."""
+        self._speed.stepped(step)
+        if self._is_due() or step == self._total:
+            rate = round(self._speed.recent_rows_per_second(), 2)
+            self._progress(step, epoch, phase="train", loss=self._loss, samples_per_second=rate)
+        if not self._end_reported:
+            self._report_end(step)
+
+    def evaluating(self, step: int, epoch: float) -> None:
+        """Reports that an evaluation is running, about once a second."""
+        if self._is_due():
+            self._progress(step, epoch, phase="evaluate")
+
+    def paused(self) -> None:
+        """Excludes the time since the last step from the throughput: an evaluation, or a checkpoint."""
+        self._speed.paused()
+        self._reported_at = time.monotonic()
+
+    def trained(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        """Reports figures of the steps since the last call, `train_loss` among them."""
+        self._loss = values["train_loss"]
+        if not self._diverged and not math.isfinite(self._loss):
+            self._diverged = True
+            self._events.warning(f"The training loss is {self._loss} at step {step}: lower training.learning_rate.")
+        self._speed.report(step)
+        self.figures(step, epoch, values)
+
+    def figures(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        """Reports points of the curves."""
+        self._events.metrics(step, {**values, "epoch": epoch})
+
+    def ended(self, step: int) -> float:
+        """Reports the throughput of the last steps. Returns the rows per second of the whole try."""
+        self._speed.report(step)
+        return self._speed.rows_per_second()
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._reported_at >= PROGRESS_EVERY_S
+
+    def _progress(self, step: int, epoch: float, **fields: object) -> None:
+        self._events.progress(done=step, total=self._total, epoch=round(epoch, 4), **fields)
+        self._reported_at = time.monotonic()
+
+    def _report_end(self, step: int) -> None:
+        now = time.monotonic()
+        began, first = self._first = self._first or (now, step)
+        if step == first or now - began < FIRST_STEPS_S:
+            return
+        self._end_reported = True
+        remaining_s = (now - began) / (step - first) * (self._total - step)
+        if remaining_s >= SOON_S:
+            end = time.localtime(time.time() + remaining_s)
+            clock = time.strftime("%H:%M" if remaining_s < 12 * 3600 else "%H:%M on %A, %d %B", end)
+            self._events.note(f"{remaining_s / 60:,.0f} minutes to go at this speed: training ends about {clock}")
+
+
+class Speed:
+    """The throughput of one try, measured on rank 0, without evaluations and checkpoints.
+
+    Args:
+        batches: the batches of the training.
+        operations: the result of `flops` for the model before it is sharded.
+        limit: floating-point operations per second that all processes together can do.
     """
 
     def __init__(
-        self, events: Events, batches: LengthGroupedBatches, arithmetic: tuple[float, float], limit: float
+        self, events: Events, batches: LengthGroupedBatches, operations: tuple[float, float], limit: float
     ) -> None:
         self._events, self._batches, self._limit = events, batches, limit
-        self._a_token, self._a_pair = arithmetic
+        self._per_token, self._per_pair = operations
         self._sums = dict.fromkeys(_AMOUNTS, 0.0)
         self._epoch = -1
         self._tokens: tuple[list[int], list[int]] = ([], [])
@@ -57,14 +130,14 @@ class Speed:
             self._epoch, self._tokens = epoch, self._batches.tokens_of_steps(epoch)
         tokens, pairs = (amounts[within] for amounts in self._tokens)
         now, rows = time.monotonic(), self._batches.rows_of_step(step - 1)
-        amounts = (now - self._mark, rows, tokens, self._a_token * tokens + self._a_pair * pairs)
+        amounts = (now - self._mark, rows, tokens, self._per_token * tokens + self._per_pair * pairs)
         self._mark = now
         for name, amount in zip(_AMOUNTS, amounts, strict=True):
             self._sums[name] += amount
         self._rows += rows
 
     def paused(self) -> None:
-        """Leaves out the time since the last step's end."""
+        """Excludes the time since the last step."""
         self._mark = time.monotonic()
         self._recent_mark, self._recent_rows = self._mark, self._rows
 
@@ -87,33 +160,8 @@ class Speed:
         return self._rows / (time.monotonic() - self._began)
 
 
-class ExpectedEnd:
-    """Reports once, after the first steps of a try, when training will end, unless that is soon."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._since: tuple[float, int] | None = None  # after the first step, which initializes
-        self._reported = False
-
-    def stepped(self, step: int, total: int) -> None:
-        """Counts an optimizer step of `total` that has ended; the first is step 1."""
-        now = time.monotonic()
-        since, first = self._since = self._since or (now, step)
-        if self._reported or step == first or now - since < FIRST_STEPS_S:
-            return
-        self._reported = True
-        left = (now - since) / (step - first) * (total - step)
-        if left >= SOON_S:
-            self._events.note(f"{left / 60:,.0f} minutes to go at this speed: training ends about {_clock(left)}")
-
-
-def _clock(left: float) -> str:
-    end = time.localtime(time.time() + left)
-    return time.strftime("%H:%M" if left < 12 * 3600 else "%H:%M on %A, %d %B", end)
-
-
-def overall(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """train_tokens_per_second and hardware_share over all of a job's steps, repeated ones included; empty if its engine
+def overall_rates(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """train_tokens_per_second and hardware_share over all steps of a job, repeated ones included; empty if its engine
     reports none."""
     speeds = [event for event in events if event["kind"] == "speed"]
     if not speeds:
@@ -123,8 +171,8 @@ def overall(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _rates(amounts: list[Any]) -> dict[str, float]:
-    sums = {name: sum(one[name] for one in amounts) for name in _AMOUNTS}
-    possible = sum(one["seconds"] * one["limit"] for one in amounts)
+    sums = {name: sum(event[name] for event in amounts) for name in _AMOUNTS}
+    possible = sum(event["seconds"] * event["limit"] for event in amounts)
     return {
         "samples_per_second": round(sums["rows"] / sums["seconds"], 3),
         "tokens_per_second": round(sums["tokens"] / sums["seconds"], 3),
@@ -142,14 +190,13 @@ def flops(network: PreTrainedModel) -> tuple[float, float]:
     }
     computing = [weight for weight in network.parameters() if id(weight) not in embeddings]
     # Forward, and backward to the layers before; backward for the weight itself only if it is trained.
-    weights = sum(_numbers(weight) * (6.0 if weight.requires_grad else 4.0) for weight in computing)
+    # A byte holds two weights of 4 bits.
+    weights = sum(
+        weight.numel() * (2 if weight.dtype == torch.uint8 else 1) * (6.0 if weight.requires_grad else 4.0)
+        for weight in computing
+    )
     layers, width = (getattr(network.config, name, 0) or 0 for name in ("num_hidden_layers", "hidden_size"))
     return weights, 12.0 * layers * width
-
-
-def _numbers(weight: torch.Tensor) -> int:
-    """The number of weights; a byte holds two of 4 bits."""
-    return weight.numel() * (2 if weight.dtype == torch.uint8 else 1)
 
 
 def hardware_limit(device: torch.device, dtype: torch.dtype) -> float:

@@ -7,17 +7,16 @@ stopping on request.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
-import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Sampler
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
@@ -28,13 +27,13 @@ from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBat
 from training.distributed import ranks
 from training.engine import callbacks, checkpoints, state_check
 from training.engine.inference import evaluate
-from training.engine.reporter import Reporter
-from training.engine.throughput import Speed, flops, hardware_limit
-from training.engine.training_arguments import training_arguments
+from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, require_requested_processes
-from training.jobs.user_code import Place, users_mistake
+from training.jobs.protocol import rank
+from training.jobs.user_code import CodeField, blame_field
 from training.models import adapters
 from training.models.loading import DTYPES
+from training.recipe.tables.metrics import more_is_better
 
 LOSS_SUM = "loss_sum.rank{}.json"
 # The progress in a TrainerState, without its settings and the paths of checkpoints.
@@ -68,7 +67,7 @@ def make_trainer(task: Task) -> ExactTrainer:
     """The task's Trainer, of the class that the recipe names. Raises UserError if something that the recipe names is
     not found or not accepted."""
     training = task.training
-    trainer_class = ExactTrainer if training.trainer is None else _CLASS.load(training.trainer)
+    trainer_class = ExactTrainer if training.trainer is None else _FIELD.load(training.trainer)
     arguments = {
         "model": task.model,
         "args": training_arguments(task),
@@ -81,8 +80,42 @@ def make_trainer(task: Task) -> ExactTrainer:
     try:
         inspect.signature(trainer_class).bind(**arguments)
     except TypeError as error:
-        raise _CLASS.refused(f"{training.trainer!r} does not take the arguments of ExactTrainer: {error}.") from error
+        raise _FIELD.error(f"{training.trainer!r} does not take the arguments of ExactTrainer: {error}.") from error
     return trainer_class(**arguments)
+
+
+def training_arguments(task: Task) -> TrainingArguments:
+    """The recipe's training section as TrainingArguments, with the fields that the project or the strategy sets. Raises
+    UserError if TrainingArguments refuses a value."""
+    training, compute = task.training, task.compute
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    fields = training.model_dump(mode="json", include=known, exclude_none=True)
+    fixed = {
+        "output_dir": str(task.checkpoints),
+        "save_strategy": training.eval_strategy,
+        "bf16": compute.mixed_precision == "bf16",
+        "fp16": compute.mixed_precision == "fp16",
+        "use_cpu": not torch.cuda.is_available(),
+        "disable_tqdm": True,
+        "report_to": training.report_to or "none",
+        "remove_unused_columns": False,
+        "restore_callback_states_from_checkpoint": True,
+    }
+    fields["logging_nan_inf_filter"] = False  # by default it logs a NaN loss as 0
+    if training.eval_strategy != "no":
+        fields.setdefault("metric_for_best_model", "loss")  # early stopping needs it
+    if metric := fields.get("metric_for_best_model"):
+        fields.setdefault("greater_is_better", more_is_better(metric.removeprefix("eval_")))
+    if training.eval_strategy == "steps":
+        fixed["save_steps"] = training.eval_steps
+    strategy = distributed.load(compute.strategy)
+    shared = strategy.build_arguments(compute, task.model)
+    if shared and rank() == 0:
+        task.events.write("strategy", arguments=shared)  # `finetune plan --show-launch` could not know them yet
+    with blame_field("training"):
+        arguments = TrainingArguments(**{**fields, **training.extra, **fixed, **shared})
+    strategy.adjust_arguments(arguments, compute)
+    return arguments
 
 
 class ExactTrainer(Trainer):
@@ -108,16 +141,16 @@ class ExactTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
             self.add_callback(callbacks.Reports(self._make_reporter, self._set_rate))
-            self._arithmetic = flops(self.model)
+            self._operations = flops(self.model)
         self.add_callback(
             callbacks.Saves(
                 task.training.checkpoint_interval_s, ends_epoch=self._ends_epoch, restore=self._restore_loss_sum
             )
         )
         self._resumed_from: Path | None = None
-        self._divided_anew = False
+        self._is_resized = False
         """Whether another number of processes wrote the checkpoint."""
-        self._ended_before = False
+        self._is_finished = False
         self.rows_per_second = 0.0
         """Of this try, on rank 0."""
 
@@ -141,7 +174,7 @@ class ExactTrainer(Trainer):
             seed=self.args.seed,
             targets=self.train_dataset.targets,
         )
-        self._state_check = state_check.StateCheck(Path(self.args.output_dir).parent, self._batches, self._watched)
+        self._state_check = state_check.StateCheck(Path(self.args.output_dir).parent, self._batches, self._get_state)
         return self._batches
 
     def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
@@ -150,7 +183,7 @@ class ExactTrainer(Trainer):
         return self._plan
 
     def evaluation_loop(
-        self, dataloader: DataLoader[Any], *asked: Any, metric_key_prefix: str = "eval", **named: Any
+        self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **named: Any
     ) -> EvalLoopOutput:
         """The loss and the metrics of the validation split, by the same inference as in the programs that predict: the
         Trainer's own loop holds the logits of all rows, and counts some twice."""
@@ -184,7 +217,7 @@ class ExactTrainer(Trainer):
 
     def _make_reporter(self) -> Reporter:
         limit = self.args.world_size * hardware_limit(self.args.device, DTYPES[self._task.compute.mixed_precision])
-        speed = Speed(self._events, self._batches, self._arithmetic, limit)
+        speed = Speed(self._events, self._batches, self._operations, limit)
         return Reporter(self._events, speed, self.state.max_steps)
 
     def _set_rate(self, rows_per_second: float) -> None:
@@ -197,15 +230,15 @@ class ExactTrainer(Trainer):
             prepared["labels"] = labels.to(self.args.device)
         return prepared
 
-    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """The loss; in training, weighted so that every target of an optimizer step counts alike.
 
         The Trainer and DDP take means over micro-batches and ranks. These are the mean over the step's targets only if
         all micro-batches and ranks have equally many.
         """
         targets = self._task.task_type.target_count(inputs)
-        own = super().compute_loss if self._task.loss is None else self._other_loss
-        loss = own(model, inputs, *more, **named)
+        compute = super().compute_loss if self._task.loss is None else self._task_loss
+        loss = compute(model, inputs, *args, **named)
         if not model.training:
             return loss
         shares = self.current_gradient_accumulation_steps * self.args.world_size
@@ -214,32 +247,32 @@ class ExactTrainer(Trainer):
             return loss
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
 
-    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """Lists the micro-batch for the state check, then trains on it as super does."""
         self._state_check.trains(self.state.global_step, inputs)
-        return super().training_step(model, inputs, *more)
+        return super().training_step(model, inputs, *args)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # Restored last, and before any callback can change something.
         super()._load_rng_state(checkpoint)
-        if self._divided_anew:  # no rank has a state of its own
+        if self._is_resized:  # no rank has a state of its own
             torch.manual_seed(self.args.seed + self.state.global_step * self.args.world_size + self.args.process_index)
         elif checkpoint is not None:
             self._state_check.restored(Path(checkpoint))
 
-    def _watched(self) -> state_check.State:
+    def _get_state(self) -> state_check.State:
         progress = {name: getattr(self.state, name) for name in _PROGRESS}
         logged = [{name: log[name] for name in log if not callbacks.is_timing(name)} for log in self.state.log_history]
-        callbacks_alone = {name: state for name, state in self._callback_states().items() if name != "TrainerControl"}
+        callback_states = {name: state for name, state in self._callback_states().items() if name != "TrainerControl"}
         return state_check.state_of(
             model=self.model,
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             scaler=getattr(self.accelerator, "scaler", None),
-            trainer=progress | {"logged": logged} | self._loss_sum() | callbacks_alone,
+            trainer=progress | {"logged": logged} | self._loss_sum() | callback_states,
         )
 
-    def _other_loss(
+    def _task_loss(
         self,
         model: torch.nn.Module,
         inputs: dict[str, Any],
@@ -252,40 +285,29 @@ class ExactTrainer(Trainer):
         loss = self._task.loss(outputs["logits"].float(), inputs["labels"])
         return (loss, outputs) if return_outputs else loss
 
-    def _checkpoint(self, step: int) -> Path:
-        return Path(self.args.output_dir) / checkpoints.name(step)
-
     def _best(self) -> Path | None:
         step = self.state.best_global_step
-        return self._checkpoint(step) if step and self.args.load_best_model_at_end else None
+        best = Path(self.args.output_dir) / checkpoints.name(step or 0)
+        return best if step and self.args.load_best_model_at_end else None
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         # Not super's: it writes in place, and records the place that it writes to.
         self.store_flos()
-        final, best = self._checkpoint(self.state.global_step), self._best()
+        step, best = self.state.global_step, self._best()
         self.state.best_model_checkpoint = str(best) if best else None
-        needs = [best.name] if best and best != final else []
-        began = time.monotonic()
-        first = self.is_world_process_zero()
-        aside_only = nullcontext(checkpoints.place_aside(final))
-        with checkpoints.writing(final, needs, self._task.environment()) if first else aside_only as aside:
-            ranks.barrier()  # the folder is there
+        needs = [best.name] if best and best.name != checkpoints.name(step) else []
+        with self._task.write_checkpoint(step, needs) as folder:
             if self._strategy.ONE_FILE:  # else the optimizer's share is saved with the model's
-                self.save_model(str(aside), _internal_call=True)
-            (aside / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that contains the user's token
-            self._save_optimizer_and_scheduler(str(aside))
-            self._save_scaler(str(aside))
-            self._save_rng_state(str(aside))
-            (aside / self._loss_file()).write_text(json.dumps(self._loss_sum()))
+                self.save_model(str(folder), _internal_call=True)
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that contains the user's token
+            self._save_optimizer_and_scheduler(str(folder))
+            self._save_scaler(str(folder))
+            self._save_rng_state(str(folder))
+            (folder / self._loss_file()).write_text(json.dumps(self._loss_sum()))
             self.state.stateful_callbacks = self._callback_states()
-            self._state_check.saves(aside, self.state.global_step)
-            if first:
-                self.state.save_to_json(str(aside / TRAINER_STATE_NAME))
-            ranks.barrier()  # every rank's files are there
-        if first:
-            checkpoints.rotate(final.parent)
-            seconds = round(time.monotonic() - began, 3)
-            self._events.write("checkpoint", step=self.state.global_step, seconds=seconds)
+            self._state_check.saves(folder, step)
+            if self.is_world_process_zero():
+                self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if not self.has_adapters:
@@ -299,9 +321,9 @@ class ExactTrainer(Trainer):
 
     def _load_adapters(self, checkpoint: str) -> bool:
         """Restores adapters if the checkpoint has only these: super's would not notice missing weights."""
-        if alone := self.has_adapters and self._strategy.ONE_FILE:
+        if adapters_only := self.has_adapters and self._strategy.ONE_FILE:
             adapters.load_trained(self.model, Path(checkpoint, SAFE_WEIGHTS_NAME))
-        return alone
+        return adapters_only
 
     def _load_callback_state(self) -> None:
         # super's moves the callbacks that it restores behind all others.
@@ -332,63 +354,63 @@ class ExactTrainer(Trainer):
     def _restore_loss_sum(self) -> None:
         """Restores the running loss from the checkpoint, so that the curve has the same points."""
         if self._resumed_from is not None:
-            name = LOSS_SUM.format("*") if self._divided_anew else self._loss_file()
+            name = LOSS_SUM.format("*") if self._is_resized else self._loss_file()
             saved = [json.loads(file.read_text()) for file in self._resumed_from.glob(name)]
-            self._tr_loss.fill_(sum(one["since_log"] for one in saved) / len(saved))
+            self._tr_loss.fill_(sum(sums["since_log"] for sums in saved) / len(saved))
             self._total_loss_scalar = saved[0]["logged"]
             self._globalstep_last_logged = saved[0]["last_log"]
 
     def _init_training_state(
         self, max_steps: int, steps_per_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
-        was_the_end = False
+        had_ended = False
         if resume_from_checkpoint is not None:
             saved = json.loads(Path(resume_from_checkpoint, TRAINER_STATE_NAME).read_text())
-            was_the_end = saved["global_step"] >= saved["max_steps"]
+            had_ended = saved["global_step"] >= saved["max_steps"]
         place = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
             self._resumed_from = Path(resume_from_checkpoint)
-            processes = checkpoints.written_by(self._resumed_from).get("processes")
-            self._divided_anew = processes not in (None, self.args.world_size)
+            processes = checkpoints.read_environment(self._resumed_from).get("processes")
+            self._is_resized = processes not in (None, self.args.world_size)
             # on_train_begin resets a stop by early stopping, and an epoch continues past the last step.
-            self._ended_before = self.state.global_step >= max_steps
-            if not was_the_end:  # not a shorter training that this one begins with
-                self._ended_before |= self.control.should_training_stop
+            self._is_finished = self.state.global_step >= max_steps
+            if not had_ended:  # not a shorter training that this one begins with
+                self._is_finished |= self.control.should_training_stop
             best = self._best()  # the recorded path is that of the folder at that time
             self.state.best_model_checkpoint = str(best) if best else None
         return place
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        with users_mistake("training.optim"):
+        with blame_field("training.optim"):
             return super().create_optimizer(model)
 
-    def create_scheduler(self, *asked: Any, **named: Any) -> Any:
-        with users_mistake("training.extra.lr_scheduler_kwargs"):
-            return super().create_scheduler(*asked, **named)
+    def create_scheduler(self, *args: Any, **named: Any) -> Any:
+        with blame_field("training.extra.lr_scheduler_kwargs"):
+            return super().create_scheduler(*args, **named)
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
         if skip_scheduler and self._resumed_from is not None:
             return {}  # eval_on_start: the start was before the checkpoint
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
-    def _finalize_training(self, *asked: Any) -> Any:
+    def _finalize_training(self, *args: Any) -> Any:
         # super counts this rank's own loss for the steps since the last log.
         self._tr_loss.fill_(self.accelerator.gather(self._tr_loss).mean())
         # Schedule-free optimizers train with other weights than those for inference. The best weights, if loaded, were
         # saved after an evaluation, which uses the right ones.
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
-        return super()._finalize_training(*asked)
+        return super()._finalize_training(*args)
 
-    def _prepare_for_training(self, *asked: Any) -> tuple[torch.nn.Module, Any]:
-        model, batches = super()._prepare_for_training(*asked)
+    def _prepare_for_training(self, *args: Any) -> tuple[torch.nn.Module, Any]:
+        model, batches = super()._prepare_for_training(*args)
         wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
         if wrong := self._strategy.check_wrapper(wrapped, self._task.compute):
             raise RuntimeError(f"requested {self._task.compute.strategy}, but the model is not wrapped for it: {wrong}")
         return model, batches
 
     def _run_epoch(self, *, epoch: int, **rest: Any) -> None:
-        if self._ended_before:
+        if self._is_finished:
             self.control.should_training_stop = True
             return
         # The Trainer's set_epoch does not reach the sampler after a resume with several processes.
@@ -396,16 +418,16 @@ class ExactTrainer(Trainer):
         super()._run_epoch(epoch=epoch, **rest)
 
     def _load_best_model(self) -> None:
-        if damage := checkpoints.damage_of(Path(self.state.best_model_checkpoint)):
+        if damage := checkpoints.find_damage(Path(self.state.best_model_checkpoint)):
             raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
         if not self._load_adapters(self.state.best_model_checkpoint):
             super()._load_best_model()
 
 
-_CLASS = Place(
+_FIELD = CodeField(
     kind="training",
     where="training.trainer",
     example="my_trainer:Mine",
     accepted="a subclass of training.trainer.ExactTrainer",
-    fits=lambda found: isinstance(found, type) and issubclass(found, ExactTrainer),
+    accepts=lambda found: isinstance(found, type) and issubclass(found, ExactTrainer),
 )

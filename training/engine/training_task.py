@@ -1,17 +1,17 @@
-"""The task of an engine. The engines are transformers' Trainer, a plain loop over Accelerate, or a user's function.
+"""The task of an engine, and the engines: transformers' Trainer, a plain loop over Accelerate, or a user's function.
 
-An engine is a function `train(task) -> Trained`. It is called once on every process, with the model in float32 on the
-CPU (with `training.lora.quantization` in 4 bits on its GPU), and trains the weights that require a gradient:
+An engine is a function `train(task) -> Trained`. Every process calls it once, with the model in float32 on the CPU
+(with `training.lora.quantization` in 4 bits on its GPU). It trains the weights that require a gradient:
 
 1. It initializes accelerate's state, which connects the processes, and then calls `task.begin()`, which returns the
    checkpoint to resume from, or None.
 2. It trains `task.model` on `task.train` by `task.training`, the recipe's section of that name. Settings that it does
    not read have no effect.
-3. It writes checkpoints with `checkpoints.writing` into `task.checkpoints`, and passes them `task.environment()`, so
-   that resuming in another one is refused. Between steps it looks at `stop_requested()` on all ranks together
-   (`ranks.any_rank`); if one was asked to stop, it writes a checkpoint and raises Interrupted.
-4. It leaves the weights to be exported in `task.model`, or if each process has only a share of them, in
-   `Trained.weights` of rank 0.
+3. It writes checkpoints with `checkpoints.write` into `task.checkpoints`, with `task.environment()`, so that a resume
+   in another environment is refused. Between steps it checks `stop_requested()` on all ranks together
+   (`ranks.any_rank`); if one has received a request, it writes a checkpoint and raises Interrupted.
+4. It leaves the weights to export in `task.model`, or if each process has only a share of them, in `Trained.weights`
+   of rank 0.
 
 A job without `task.events.progress` counts as stalled; rank 0 alone writes events.
 """
@@ -21,7 +21,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ from training import distributed
 from training.engine import checkpoints, environment
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 from training.recipe.tables.engines import ENGINES
 
 if TYPE_CHECKING:
@@ -48,19 +50,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """All that an engine trains with. B rows of a batch, L labels."""
+    """The input of an engine. B rows of a batch, L labels."""
 
     model: PreTrainedModel
     """The base model with a head for the labels."""
     train: TokenRows
     validation: TokenRows
     collate: Collate
-    """Makes a batch of features into tensors; random if the recipe's collator draws numbers."""
+    """Converts the features of a batch to tensors; random if the recipe's collator draws numbers."""
     loss: Loss | None
     """Of logits (B, L) and labels (B,), the mean over a batch; None: the model's own."""
     task_type: TaskType
-    """Makes predictions from a batch's outputs (`predictions`), and counts the targets that its loss is the
-    mean of (`target_count`)."""
+    """Its `predictions` come from a batch's outputs; `target_count` is the number of targets of a batch's loss."""
     metrics: Callable[[pa.Table], dict[str, float]]
     """Computes the recipe's metrics by name from the predictions of all validation rows, in order."""
     training: Training
@@ -72,22 +73,23 @@ class Task:
     checkpoints: Path
     """The folder for checkpoints, kept from one try to the next."""
     named_checkpoint: Path | None
-    """The checkpoint of another job to begin with, if the recipe names one."""
+    """The checkpoint of another job to start from, if the recipe names one."""
     events: Events
 
     def begin(self) -> Path | None:
-        """The job's newest intact checkpoint; without one, that of another job that the recipe names, or None.
+        """The job's newest intact checkpoint; without one, the checkpoint that the recipe names, or None.
 
-        Every rank calls it, and gets the same. Raises UserError if the named one cannot be resumed from, or if the
-        processes are not connected, and Interrupted if a rank was asked to stop meanwhile.
+        Every rank calls it and gets the same. Raises UserError if the named checkpoint cannot be resumed from, or if
+        the processes are not connected, and Interrupted on a request to stop.
         """
         import torch
 
         from training.distributed import ranks
 
         if (processes := self.compute.num_processes) != ranks.world_size():
-            message = f"{self.training.engine!r} would train alone in each of {processes} processes: have it make "
-            raise _PLACE.refused(f"{message}accelerate.PartialState() first, or set compute.num_processes to 1.")
+            message = f"{self.training.engine!r} would train alone in each of {processes} processes: create "
+            message += "accelerate.PartialState() first in it, or set compute.num_processes to 1."
+            raise _FIELD.error(message)
         start, threads = ranks.broadcast(self._newest() if rank() == 0 else (None, None))
         if start is not None and rank() == 0:
             self.events.note(f"resuming from {start.name}")
@@ -100,22 +102,38 @@ class Task:
         return start
 
     def environment(self) -> dict[str, Any]:
-        """The environment that must be the same to resume exactly from a checkpoint that is written now."""
+        """The environment that must be the same to resume exactly from a checkpoint of this process."""
         from training.batching.batches import steps_per_epoch
 
         steps = steps_per_epoch(len(self.train), self.global_batch_size, self.compute.num_processes)
         return environment.training_environment(self.training, self.compute, self.global_batch_size, steps)
 
+    @contextmanager
+    def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
+        """Yields the folder for a checkpoint's files; every rank calls it. Rank 0 completes and reports the checkpoint,
+        and removes older ones."""
+        from training.distributed import ranks
+
+        began, final = time.monotonic(), self.checkpoints / checkpoints.name(step)
+        staging = nullcontext(checkpoints.staging_folder(final))
+        with checkpoints.write(final, needs, self.environment()) if rank() == 0 else staging as folder:
+            ranks.barrier()  # the folder exists
+            yield folder
+            ranks.barrier()  # every rank's files are there
+        if rank() == 0:
+            checkpoints.rotate(final.parent)
+            self.events.write("checkpoint", step=step, seconds=round(time.monotonic() - began, 3))
+
     def _newest(self) -> tuple[Path | None, int | None]:
         """The checkpoint to resume from, and the number of threads to take over from it."""
-        found, named = checkpoints.newest_good(self.checkpoints, self.events.warning), self.named_checkpoint
-        # One before the named checkpoint was only copied because that depends on it: the copy was interrupted, or
-        # damaged since.
+        found, named = checkpoints.find_newest_intact(self.checkpoints, self.events.warning), self.named_checkpoint
+        # An earlier one than the named checkpoint was copied because the named one needs it; the copy of the named one
+        # was interrupted, or is damaged.
         if found is not None and (named is None or checkpoints.step_of(found) >= checkpoints.step_of(named)):
             return found, self._threads_for(found, environment.ACCEPTED)
         if named is None:
             return None, None
-        checkpoints.require_good(named)
+        checkpoints.require_intact(named)
         key = checkpoint_key(self.training, self.compute)
         if key is not None:
             checkpoints.require_own(named, key)
@@ -124,34 +142,36 @@ class Task:
         return self.checkpoints / named.name, threads
 
     def _threads_for(self, checkpoint: Path, where: str) -> int | None:
-        """The number of threads that wrote it, if this process has another one; None if inexact resume is accepted.
+        """The number of threads that wrote the checkpoint, if this process has another number and resumes exactly.
 
-        Raises UserError if it was written in an environment from which no resume is possible, or accepted.
+        Raises UserError if a resume from the checkpoint's environment is impossible or not accepted.
         """
-        written, here, accepted = checkpoints.written_by(checkpoint), self.environment(), self.training.inexact_resume
-        if accepts := environment.differences(checkpoint, where, written, here, accepted=accepted):
-            self.events.warning(f"{checkpoint.name} was written with {accepts}: this run ends with other weights.")
-        threads, own = written.get(environment.THREADS), here[environment.THREADS]
-        if accepted or threads in (None, own):
-            return None
-        self.events.note(
-            f"computing with {threads} threads per process, not {own}, because {checkpoint.name} was written with them"
+        written, here, accepted = (
+            checkpoints.read_environment(checkpoint),
+            self.environment(),
+            self.training.inexact_resume,
         )
+        if differences := environment.find_differences(checkpoint, where, written, here, accepted=accepted):
+            self.events.warning(f"{checkpoint.name} was written with {differences}: this run ends with other weights.")
+        threads, current = written.get(environment.THREADS), here[environment.THREADS]
+        if accepted or threads in (None, current):
+            return None
+        message = f"computing with {threads} threads per process, not {current}"
+        self.events.note(f"{message}, because {checkpoint.name} was written with them")
         return int(threads)
 
 
 def needs_own_checkpoint(training: Training, compute: Compute) -> bool:
-    """Whether a checkpoint that this home did not write is refused: FSDP and DeepSpeed unpickle theirs, and a user's
-    engine may."""
+    """Whether checkpoints of other homes are refused: FSDP and DeepSpeed unpickle theirs, and a user's engine may."""
     loads_safely = training.engine in ENGINES and not distributed.load(compute.strategy).UNPICKLES
     return not loads_safely and not training.trust_checkpoint
 
 
 def checkpoint_key(training: Training, compute: Compute) -> Path | None:
-    """The key that recognizes this home's checkpoints, if those from elsewhere are refused; else None."""
+    """The key that recognizes this home's checkpoints, if those of other homes are refused; else None."""
     if not needs_own_checkpoint(training, compute):
         return None
-    # Without the variable there is no key, and every checkpoint is one from elsewhere.
+    # Without the variable there is no key, and every checkpoint counts as another home's.
     return Path(os.environ.get(checkpoints.SEAL_KEY, os.devnull + "/none"))
 
 
@@ -169,31 +189,31 @@ class Trained:
     best_step: int | None = None
     best_metric: float | None = None
     weights: dict[str, torch.Tensor] | None = None
-    """The weights for the export on rank 0, if the model has only a share of its own; else None."""
+    """The weights to export, on rank 0, if its model has only a share of them; else None."""
 
 
 def load(name: str) -> Callable[[Task], Trained]:
-    """The engine of this name, or the user's `module:function`. Raises UserError if there is none.
+    """The engine of this name, or the user's `module:function`. Raises UserError if it does not exist.
 
     A user's engine raises UserError if it does not return a Trained.
     """
     if name in ENGINES:
         train: Callable[[Task], Trained] = importlib.import_module(ENGINES[name].module).train
         return train
-    users_engine = _PLACE.load(name)
+    users_engine = _FIELD.load(name)
 
-    def checked(task: Task) -> Trained:
+    def train_checked(task: Task) -> Trained:
         trained = users_engine(task)
         if not isinstance(trained, Trained):
-            raise _PLACE.refused(
+            raise _FIELD.error(
                 f"{name!r} returned {type(trained).__name__}: it must return a training.engine.training_task.Trained."
             )
         return trained
 
-    return checked
+    return train_checked
 
 
-def _takes_one(found: Any) -> bool:
+def _is_engine(found: Any) -> bool:
     try:
         inspect.signature(found).bind(None)
     except (TypeError, ValueError):
@@ -201,12 +221,12 @@ def _takes_one(found: Any) -> bool:
     return callable(found) and not isinstance(found, type)
 
 
-_PLACE = Place(
+_FIELD = CodeField(
     kind="training",
     where="training.engine",
     example="my_engine:train",
     accepted="a function that takes a Task and returns a Trained, both of training.engine.training_task",
-    fits=_takes_one,
+    accepts=_is_engine,
 )
 
 

@@ -1,17 +1,19 @@
-"""The reports of rows and of their tokens as pictures, and how good predictions are. A report is what
-`training.data.load_rows` and `training.tokenization.encoder` write to log/report.json."""
+"""Plots: data and token reports, training curves, and predictions. A report is the log/report.json of
+`training.data.load_rows` or `training.tokenization.encoder`."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
@@ -19,54 +21,75 @@ from training.evaluation.tags import agreement, types_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-MOST_LABELS = 30  # the most frequent ones; the others share a bar
-LONGEST_NAME = 28  # characters of a label's name beside its bar
-MOST_COUNTED = 20  # labels with whose rows' numbers a confusion matrix can still be read
-MOST_NAMED = 40  # labels for which a confusion matrix grows
-MOST_PANELS = 4  # metrics whose groups are drawn, the first ones
-MOST_CURVES = 10  # labels that have a curve of their own, the most frequent ones
+MOST_LABELS = 30  # bars, for the most frequent labels; the others share a bar
+LONGEST_NAME = 28  # characters of a name
+MOST_COUNTED = 20  # labels up to which a confusion matrix shows numbers
+MOST_NAMED = 40  # labels up to which a confusion matrix grows
+MOST_PANELS = 4  # metrics of groups
+MOST_CURVES = 10  # curves, for the most frequent labels
+NOT_DRAWN = ("_runtime", "_per_second", "_loss", "epoch")  # ends of names of evaluated figures
+LOSSES = {"train_loss": "training", "eval_loss": "validation"}
 COLORS = {"train": "C0", "validation": "C1", "test": "C2"}
 
 
 def draw_rows(report: Mapping[str, Any], folder: Path) -> None:
-    """Into the folder, which is made: `lengths.png`, how long the texts of each split are, in characters; and
-    `labels.png`, which share of each split's rows has which label, or of its labels where rows have lists of them."""
+    """Writes `lengths.png`, the lengths of each split's texts in characters, and `labels.png`, the share of each label
+    among a split's rows, or among its labels if rows have lists of them."""
     lengths = {
         split: entry for split, entry in report["characters"].items() if entry.get("histogram", {}).get("counts")
     }
     if lengths:
         _save(_lengths(lengths, "characters"), folder / "lengths.png")
     if any(any(counts.values()) for counts in report["labels"].values()):
-        # More or fewer labels than rows: those of lists.
-        counted = {split: sum(counts.values()) for split, counts in report["labels"].items()}
-        unit = "rows" if report.get("rows", counted) == counted else "labels"
+        label_counts = {split: sum(counts.values()) for split, counts in report["labels"].items()}
+        unit = "rows" if report.get("rows", label_counts) == label_counts else "labels"
         _save(_labels(report["labels"], unit), folder / "labels.png")
 
 
 def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> None:
-    """Into the folder, which is made: `lengths.png`, how many tokens the rows of each split have, where they are cut
-    (at `max_length` tokens), and how many are."""
-    lengths = _with_rows(report["length"])
+    """Writes `lengths.png`: the tokens of each split's rows, and how many rows are truncated to `max_length`."""
+    lengths = {split: entry for split, entry in report["length"].items() if entry["histogram"]["counts"]}
     if not lengths:
         return
     figure = _lengths(lengths, "tokens")
     for axes, split in zip(figure.axes, lengths, strict=True):
         cut, rows = report["truncated"][split], report["rows"][split]
-        said = f"{cut:,} rows ({cut / rows:.1%}) cut at {max_length}" if cut else f"none cut at {max_length}"
+        title = f"{cut:,} rows ({cut / rows:.1%}) cut at {max_length}" if cut else f"none cut at {max_length}"
         axes.axvline(max_length, color="C3", linewidth=1)
-        axes.set_title(said, loc="right", fontsize=9, color="C3")
+        axes.set_title(title, loc="right", fontsize=9, color="C3")
     _save(figure, folder / "lengths.png")
 
 
+def draw_curves(events: Iterable[Mapping[str, Any]], file: Path) -> None:
+    """Draws the losses and the evaluated metrics of a training by optimizer step."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for event in events:
+        for name, value in event["values"].items() if event["kind"] == "metrics" else ():
+            curves.setdefault(name, []).append((event["step"], value))
+    losses = {name: curves[name] for name in LOSSES if name in curves}
+    metrics = {n: c for n, c in curves.items() if n.startswith("eval_") and not n.endswith(NOT_DRAWN)}
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axes, title, panel in zip(figure.subplots(1, 2), ("loss", "evaluation"), (losses, metrics), strict=True):
+        for name, points in panel.items():
+            steps, values = zip(*sorted(points), strict=True)
+            axes.plot(steps, values, marker=".", label=LOSSES.get(name, name.removeprefix("eval_")))
+        axes.set_title(title)
+        axes.set_xlabel("optimizer step")
+        axes.grid(alpha=0.3)
+        if panel:
+            axes.legend()
+    _save(figure, file)
+
+
 def draw_scores(predicted: Predictions, split: str, folder: Path) -> None:
-    """Into the folder, of a classification: `confusion_SPLIT.png`, how many rows of each true label were given each;
-    `calibration_SPLIT.png`, how often predictions of some probability are right, and how many there are of it; and
-    `precision_recall_SPLIT.png`, of label 1 where there are two labels, else a line for each, up to ten. Where rows
-    have any number of labels, `labels_SPLIT.png`: the F1 of each and its threshold, of the most frequent 30. Of
-    numbers, `numbers_SPLIT.png`: each prediction against its label. Of tagged words, `spans_SPLIT.png`: precision,
-    recall and F1 of each type of span, of the most frequent 30.
+    """Writes the plots of a split's predictions.
+
+    One label a row: `confusion_SPLIT.png`, rows by true and predicted label; `calibration_SPLIT.png`, the share of
+    right predictions by their probability; `precision_recall_SPLIT.png`, the curve of label 1 of two, else of up to ten
+    labels. Any number of labels a row: `labels_SPLIT.png`, F1 and threshold of the 30 most frequent. Numbers:
+    `numbers_SPLIT.png`, predictions against labels. Tagged words: `spans_SPLIT.png`, precision, recall and F1 of the 30
+    most frequent types of spans.
     """
     match predicted:
         case OneLabel():
@@ -75,81 +98,64 @@ def draw_scores(predicted: Predictions, split: str, folder: Path) -> None:
                 _save(_calibration(predicted), folder / f"calibration_{split}.png")
                 _save(_precision_recall(predicted), folder / f"precision_recall_{split}.png")
         case ManyLabels():
-            _save(_f1_of_labels(predicted), folder / f"labels_{split}.png")
+            _save(_label_scores(predicted), folder / f"labels_{split}.png")
         case Numbers():
             _save(_numbers(predicted), folder / f"numbers_{split}.png")
         case Tagged():
-            _save(_of_types(predicted), folder / f"spans_{split}.png")
+            _save(_span_scores(predicted), folder / f"spans_{split}.png")
 
 
 def draw_slice(
     name: str, split: str, groups: Sequence[Mapping[str, Any]], whole: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> None:
-    """Into the folder: `slices_SPLIT_SLICE.png`, the first metrics of each group with their intervals, beside that of
-    all rows. `groups` and `whole` are as training.programs.score writes them; of the slice's name the file has what is
-    safe."""
-    _save(_slice(name, split, groups, whole), folder / f"slices_{split}_{plain_name(name)}.png")
+    """Writes `slices_SPLIT_SLICE.png`: the first metrics of each group with their intervals, and those of all rows.
 
-
-def plain_name(name: str) -> str:
-    """A part of a file's name for any name: itself where it is plain, else what is plain of it, and a digest."""
+    `groups` and `whole` are as training.programs.score writes them. A name with other characters than letters, digits,
+    - and _ becomes its plain part and a digest in the file's name.
+    """
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:LONGEST_NAME]
-    return plain if plain == name else f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    if plain != name:
+        plain = f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    _save(_slice(name, split, groups, whole), folder / f"slices_{split}_{plain}.png")
 
 
 def _slice(
     name: str, split: str, groups: Sequence[Mapping[str, Any]], whole: Mapping[str, Mapping[str, Any]]
 ) -> Figure:
-    """A panel a metric, side by side: they have the groups in common."""
-    from matplotlib.figure import Figure
-
     metrics = list(whole)[:MOST_PANELS]
     figure = Figure(figsize=(3 + 2.6 * len(metrics), 1.3 + 0.28 * len(groups)), layout="constrained")
     panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         scores = [group["metrics"][metric] for group in groups]
-        axes.barh(range(len(groups)), [_height(score["value"]) for score in scores], color=COLORS.get(split))
+        axes.barh(range(len(groups)), [score["value"] or 0.0 for score in scores], color=COLORS.get(split))
         ends = [(place, score["low"], score["high"]) for place, score in enumerate(scores) if score["low"] is not None]
         if ends:
             axes.hlines(*zip(*ends, strict=True), color="black", linewidth=1.5)
         if whole[metric]["value"] is not None:
             axes.axvline(whole[metric]["value"], color="C3", linewidth=1, linestyle="--")
         axes.set_title(_shown(metric), loc="left", fontsize=9, parse_math=False)
-        _plain(axes)
+        _style(axes)
     names = [f"{_shown(group['group'])} ({group['rows']:,})" for group in groups]
-    panels[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
-    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    _name_bars(panels[0], names)
     title = f"{split} by {_shown(name)}: rows in brackets, lines are 95% intervals, dashed is all rows"
     figure.suptitle(title, fontsize=9, parse_math=False)
     return figure
 
 
-def _height(value: float | None) -> float:
-    return 0.0 if value is None else value
-
-
-def _with_rows(lengths: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {split: entry for split, entry in lengths.items() if entry["histogram"]["counts"]}
-
-
 def _lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
-    """A panel a split, one below the other: they have the lengths in common, not the number of rows."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
     figure = Figure(figsize=(8, 0.8 + 1.7 * len(lengths)), layout="constrained")
     panels = figure.subplots(len(lengths), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (split, entry) in zip(panels, lengths.items(), strict=True):
         edges, counts = entry["histogram"]["edges"], entry["histogram"]["counts"]
         widths = [b - a for a, b in pairwise(edges)]
-        # Whole numbers fill bins of two widths: only a bar's area tells how many rows it stands for.
+        # Bins of whole numbers have two widths, so a bar's area, not its height, is its share.
         heights = [count / sum(counts) / width for count, width in zip(counts, widths, strict=True)]
         axes.bar(edges[:-1], heights, widths, align="edge", color=COLORS.get(split))
         axes.axvline(entry["median"], color="black", linewidth=1, linestyle="--")
-        said = f"{split}: {sum(counts):,} rows, median {entry['median']:,}, longest {entry['max']:,} {unit}"
-        axes.set_title(said, loc="left", fontsize=9)
+        title = f"{split}: {sum(counts):,} rows, median {entry['median']:,}, longest {entry['max']:,} {unit}"
+        axes.set_title(title, loc="left", fontsize=9)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-        _plain(axes)
+        _style(axes)
     end = _end(lengths)
     panels[-1].set_xlim(0, end)
     panels[-1].set_xlabel(f"{unit} (dashed: the median{'; the longest lie outside' if end else ''})")
@@ -159,18 +165,15 @@ def _lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
 
 
 def _end(lengths: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Where the drawing ends: a few texts that are far longer than all others would press those into one bar. None:
-    behind the longest."""
+    """The right end of the axis if a few texts are far longer than the others, which would share one bar; else None."""
     edges = [entry["histogram"]["edges"] for entry in lengths.values()]
-    far = [len(one) > 2 and one[-1] - one[-2] > 5 * (one[-2] - one[-3]) for one in edges]
-    return max(one[-2] if out else one[-1] for one, out in zip(edges, far, strict=True)) * 1.02 if any(far) else None
+    outlying = [len(ends) > 2 and ends[-1] - ends[-2] > 5 * (ends[-2] - ends[-3]) for ends in edges]
+    if not any(outlying):
+        return None
+    return 1.02 * max(ends[-2] if is_far else ends[-1] for ends, is_far in zip(edges, outlying, strict=True))
 
 
 def _labels(labels: Mapping[str, Mapping[str, int]], unit: str) -> Figure:
-    """A panel a split, side by side: they have the labels in common. `unit` is what is counted."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
     names, table = _most_frequent(labels)
     figure = Figure(figsize=(3 + 2.6 * len(table), 1.1 + 0.28 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(table), sharey=True, sharex=True, squeeze=False)[0]
@@ -181,26 +184,24 @@ def _labels(labels: Mapping[str, Mapping[str, int]], unit: str) -> Figure:
         axes.bar_label(bars, [f"{c:,}" for c in counts], padding=3, fontsize=8)
         axes.set_title(f"{split}: {rows:,} {unit}", loc="left", fontsize=9)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-        _plain(axes)
-    # A name is no formula, whatever it holds.
-    panels[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
-    panels[0].set_ylim(len(names) - 0.4, -0.6)
+        _style(axes)
+    _name_bars(panels[0], names)
     widest = max(bar.get_width() for axes in panels for bar in axes.patches)
-    panels[0].set_xlim(0, 1.25 * widest)  # with room for the numbers beside the bars
+    panels[0].set_xlim(0, 1.25 * widest)  # with space for the numbers
     panels[0].set_xticks([tick for tick in panels[0].get_xticks() if tick <= widest * 1.1])
     figure.supxlabel(f"share of the {unit}, and their number", fontsize="medium")
     return figure
 
 
 def _most_frequent(labels: Mapping[str, Mapping[str, int]]) -> tuple[list[str], dict[str, list[int]]]:
-    """The names to show, in the labels' own order, and each split's rows of them; at the end those of all others."""
-    every = list(dict.fromkeys(name for counts in labels.values() for name in counts))
-    total = {name: sum(counts.get(name, 0) for counts in labels.values()) for name in every}
-    kept = set(sorted(every, key=lambda name: -total[name])[:MOST_LABELS])
-    names = [name for name in every if name in kept]
+    """The names of the most frequent labels, in the labels' order, and each split's rows of them; last, all others."""
+    all_names = list(dict.fromkeys(name for counts in labels.values() for name in counts))
+    total = {name: sum(counts.get(name, 0) for counts in labels.values()) for name in all_names}
+    kept = set(sorted(all_names, key=lambda name: -total[name])[:MOST_LABELS])
+    names = [name for name in all_names if name in kept]
     table = {split: [counts.get(name, 0) for name in names] for split, counts in labels.items()}
     shown = [_shown(name) for name in names]
-    if others := len(every) - len(names):
+    if others := len(all_names) - len(names):
         shown.append(f"{others:,} others")
         for split, counts in labels.items():
             table[split].append(sum(counts.values()) - sum(table[split]))
@@ -208,8 +209,6 @@ def _most_frequent(labels: Mapping[str, Mapping[str, int]]) -> tuple[list[str], 
 
 
 def _confusion(predicted: OneLabel) -> Figure:
-    from matplotlib.figure import Figure
-
     labels = [_shown(label) for label in predicted.labels]
     counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
     np.add.at(counts, (predicted.references, predicted.predictions), 1)
@@ -226,9 +225,6 @@ def _confusion(predicted: OneLabel) -> Figure:
 
 
 def _calibration(predicted: OneLabel) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
     from training.evaluation.metrics.probabilities import BINS, calibration
 
     bins, gaps = calibration(predicted.probabilities, predicted.references)
@@ -246,14 +242,12 @@ def _calibration(predicted: OneLabel) -> Figure:
     counts.set(ylabel="rows", xlabel="probability of the predicted label")
     curve.yaxis.set_major_formatter(PercentFormatter(1.0))
     counts.xaxis.set_major_formatter(PercentFormatter(1.0))
-    _plain(curve)
-    _plain(counts)
+    _style(curve)
+    _style(counts)
     return figure
 
 
 def _precision_recall(predicted: OneLabel) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
     from sklearn.metrics import precision_recall_curve
 
     rows = np.bincount(predicted.references, minlength=len(predicted.labels))
@@ -269,26 +263,22 @@ def _precision_recall(predicted: OneLabel) -> Figure:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0))
     for text in axes.legend(loc="lower left").get_texts() if axes.lines else ():
-        text.set_parse_math(False)  # a name is no formula
-    _plain(axes)
+        text.set_parse_math(False)
+    _style(axes)
     return figure
 
 
-def _of_types(predicted: Tagged) -> Figure:
-    """A panel a figure, side by side: they have the types in common."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
+def _span_scores(predicted: Tagged) -> Figure:
     counts = agreement(
         predicted.labels, predicted.references, predicted.predictions, predicted.rows, len(predicted)
     ).sum(axis=0)
     types = np.array(types_of(predicted.labels), object)
     shown = np.argsort(-counts[:, 0], kind="stable")[:MOST_LABELS]
     true, found, both = counts[shown].T
-    panels = {"precision": (both, found), "recall": (both, true), "f1": (2 * both, true + found)}
-    figure = Figure(figsize=(3 + 2.6 * len(panels), 1.3 + 0.28 * len(shown)), layout="constrained")
-    every = figure.subplots(1, len(panels), sharey=True, sharex=True, squeeze=False)[0]
-    for axes, (name, (part, whole)) in zip(every, panels.items(), strict=True):
+    figures = {"precision": (both, found), "recall": (both, true), "f1": (2 * both, true + found)}
+    figure = Figure(figsize=(3 + 2.6 * len(figures), 1.3 + 0.28 * len(shown)), layout="constrained")
+    panels = figure.subplots(1, len(figures), sharey=True, sharex=True, squeeze=False)[0]
+    for axes, (name, (part, whole)) in zip(panels, figures.items(), strict=True):
         shares = np.divide(part, whole, out=np.zeros(len(shown)), where=whole > 0)
         axes.bar_label(
             axes.barh(range(len(shown)), shares), [f"{share:.1%}" for share in shares], padding=3, fontsize=8
@@ -297,17 +287,14 @@ def _of_types(predicted: Tagged) -> Figure:
         axes.set_xlim(0, 1.25)
         axes.set_xticks((0, 0.5, 1))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        _plain(axes)
+        _style(axes)
     names = [f"{_shown(name)} ({number:,.0f})" for name, number in zip(types[shown], true, strict=True)]
-    every[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
-    every[0].set_ylim(len(names) - 0.4, -0.6)
+    _name_bars(panels[0], names)
     figure.suptitle("spans by type: in brackets how many there are", fontsize=9)
     return figure
 
 
-def _f1_of_labels(predicted: ManyLabels) -> Figure:
-    from matplotlib.figure import Figure
-
+def _label_scores(predicted: ManyLabels) -> Figure:
     from training.evaluation.metrics.labels import f1
 
     references, predictions = predicted.references, predicted.predictions
@@ -320,30 +307,32 @@ def _f1_of_labels(predicted: ManyLabels) -> Figure:
     axes.barh(places, scores[shown], label="F1")
     axes.plot(predicted.thresholds[shown], places, "|", color="black", markersize=10, label="threshold")
     names = [f"{_shown(predicted.labels[label])} ({rows[label]:,})" for label in shown]
-    axes.set_yticks(places, names, fontsize=8, parse_math=False)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlabel("F1, and the least probability that is taken for the label; rows in brackets")
+    _name_bars(axes, names)
+    axes.set_xlabel("F1, and the probability from which the label is predicted; rows in brackets")
     figure.legend(loc="outside upper right", ncols=2, frameon=False)
-    _plain(axes)
+    _style(axes)
     return figure
 
 
 def _numbers(predicted: Numbers) -> Figure:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.add_subplot(xlabel="label", ylabel="prediction")
     axes.plot(predicted.references, predicted.predictions, ".", markersize=4, alpha=0.5, rasterized=True)
     axes.axline((float(predicted.references.mean()),) * 2, slope=1, color="black", linewidth=1, linestyle="--")
-    _plain(axes)
+    _style(axes)
     return figure
+
+
+def _name_bars(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def _shown(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
-def _plain(axes: Axes) -> None:
+def _style(axes: Axes) -> None:
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -352,5 +341,5 @@ def _plain(axes: Axes) -> None:
 def _save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks: they are drawn as boxes
+        warnings.simplefilter("ignore")  # about letters that the font lacks: boxes stand for them
         figure.savefig(file, dpi=100)

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.evaluation.bootstrap import draws, portions
-from training.evaluation.confusion import Counts, Figure, Floats
+from training.evaluation.bootstrap import Counts, Figure, Floats, draws, portions
 
 SEED = 20_260
 DRAWS_BEYOND = 50

@@ -1,8 +1,4 @@
-"""What the operating system knows about processes: birth, parents, and dying together.
-
-Standard library only, so that the supervisor starts fast. Linux answers all of it; elsewhere `start_ticks`
-gives 0, `descendants` gives nothing, and the calls that tie lives together do nothing.
-"""
+"""Linux processes: start time, parents, environment and signals. Standard library only: the supervisor starts fast."""
 
 from __future__ import annotations
 
@@ -10,45 +6,42 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 from pathlib import Path
 
-LINUX = sys.platform.startswith("linux")
 SUPERVISOR = "FINETUNE_SUPERVISOR"
-"""The environment variable by which a job's processes know their supervisor: its `identity`."""
+"""Environment variable of a job's processes: the `identity` of their supervisor."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Loaded once, here: between fork and exec nothing may be imported.
-_libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
+_libc = ctypes.CDLL(None, use_errno=True)  # at import: between fork and exec nothing may be imported
 
 
 def die_with_parent() -> None:
-    """Ask Linux to send SIGKILL to this process when the thread that started it ends."""
+    """Makes Linux kill this process when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent dies, whatever its session."""
+    """Makes this process the parent of every descendant whose parent dies, in whatever session."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def identity(pid: int) -> str:
-    """Names one process for as long as the machine is up; the pid alone is used again."""
+    """A name of a process, unique until the machine restarts; a pid alone is used again."""
     return f"{pid}:{start_ticks(pid)}"
 
 
 def start_ticks(pid: int) -> int:
-    """When `pid` started, in clock ticks since boot, or 0 when it is gone, a zombie, or not known."""
-    fields = _stat(pid)
+    """The start of a process in clock ticks since boot; 0 if it has ended or is a zombie."""
+    fields = _read_stat(pid)
     return int(fields[19]) if fields and fields[0] not in ("Z", "X") else 0
 
 
 def descendants(pid: int) -> list[int]:
-    """Every descendant of `pid`, parents before children, the dead that nobody has collected included."""
+    """All descendants of a process, zombies included, parents before children."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir() if LINUX else ():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _read_stat(int(entry.name))):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     found, queue = [], [pid]
     while queue:
@@ -57,31 +50,28 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def reading_from(path: Path) -> list[int]:
+def find_readers(path: Path) -> list[int]:
     """The processes whose standard input is this file."""
     found = []
-    for entry in Path("/proc").iterdir() if LINUX else ():
-        try:
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
             if entry.name.isdigit() and os.path.samefile(entry / "fd" / "0", path):
                 found.append(int(entry.name))
-        except OSError:
-            continue
     return found
 
 
 def variable(pid: int, name: str) -> str | None:
-    """The environment variable that the process was started with; None without it, or when `pid` is gone."""
+    """An environment variable of a process at its start; None without it, or if the process has ended."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return None
-    start = f"{name}=".encode()
-    found = [entry for entry in environment.split(b"\0") if entry.startswith(start)]
-    return found[0][len(start) :].decode() if found else None
+    pairs = (entry.partition(b"=") for entry in environment.split(b"\0"))
+    return next((value.decode() for key, _, value in pairs if key == name.encode()), None)
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether `pid` has a handler for the signal (neither the default action nor ignoring it)."""
+def handles_signal(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for the signal; the default action and ignoring are none."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -91,22 +81,22 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send the signal; a process that is gone is no error."""
+    """Sends a signal; does nothing if the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def _prctl(option: int, value: int) -> None:
-    if _libc is not None and _libc.prctl(option, value, 0, 0, 0) != 0:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third (state) on; none when the process is gone."""
+def _read_stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third, the state, on; empty if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
-    # The second field is the program's name in parentheses and may itself hold spaces and parentheses.
+    # The second field is the program's name in parentheses, which may contain spaces and parentheses.
     return text[text.rindex(")") + 2 :].split()

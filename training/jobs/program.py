@@ -1,4 +1,4 @@
-"""How a program of a job runs: it dies with its supervisor, can be asked to stop, and tells at the end how it ended."""
+"""The frame of a job's program: it dies with its supervisor, stops on request, and writes its outcome at the end."""
 
 from __future__ import annotations
 
@@ -38,60 +38,63 @@ from training.problems import UserError, full_disk, mistake_in
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked the program to stop. No `except Exception` on the way may swallow it."""
+    """A requested stop of the program. `except Exception` does not catch it."""
 
 
-USUAL = gc.get_threshold()
+_GC_THRESHOLD = gc.get_threshold()
+_OUT_OF_MEMORY = (
+    *("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc"),
+    *("can't start new thread", "could not create a primitive"),  # the last is oneDNN's
+)
 _stop_requested = False
 
 
-def collect_garbage_as_usual() -> None:
-    """For a program that goes on for long, when all is imported: that stays, and is not looked through again."""
+def restore_garbage_collection() -> None:
+    """Python's usual garbage collection, without the objects so far: a long program calls it after its imports."""
     gc.freeze()
-    gc.set_threshold(*USUAL)
+    gc.set_threshold(*_GC_THRESHOLD)
 
 
 def stop_requested() -> bool:
-    """Whether this program was asked to stop (SIGTERM or SIGINT)."""
+    """Whether this program has received SIGTERM or SIGINT."""
     return _stop_requested
 
 
 def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_itself: bool = False) -> NoReturn:
-    """Run `main(job_dir, job, events)` for the job directory in argv[1], tell how it ended, and exit.
+    """Runs `main(job_dir, job, events)` for the job directory in argv[1], writes the outcome, and exits.
 
-    What `main` returns are the outcome's figures. A UserError it raises becomes user_error with all problems, and
-    so does an error that came of a full disk; running out of memory becomes out_of_memory, SIGTERM or SIGINT
-    interrupted, anything else internal with its traceback. The exit status is 0 only when the job finished. Every
-    rank calls this; rank 0 alone tells of success.
+    `main` returns the outcome's figures. A UserError becomes user_error with all problems, and so does the error of a
+    full disk; out of memory becomes out_of_memory, SIGTERM or SIGINT interrupted, any other error internal with its
+    traceback. The exit status is 0 only if the job finished. Every rank calls this; rank 0 alone writes success.
 
-    Being asked to stop raises Interrupted in `main` at once. A main that wants to save first passes
-    `stops_itself=True`, looks at `stop_requested()` now and then, and raises Interrupted when it is ready;
-    one that returns instead has finished.
+    A request to stop raises Interrupted in `main` at once. A main that saves first passes `stops_itself=True`, checks
+    `stop_requested()` now and then, and raises Interrupted when it has saved; if it returns, the job has finished.
 
-    Call this before heavy imports and have `main` do those: a program dies with its supervisor, and
-    can be asked to stop, from here on only.
+    Call this before heavy imports, and import in `main`: only from here on does a program die with its supervisor and
+    stop on request.
     """
-    # Importing torch and transformers makes objects by the hundred thousand, all of which stay: to look through them
-    # for what could go takes a tenth of the time.
+    # Importing torch and transformers creates some 100,000 objects that all stay: searching them for garbage takes a
+    # tenth of the time.
     gc.set_threshold(50_000, 50, 50)
     _die_with_supervisor()
-    _listen_for_stop(raises=not stops_itself)
+    _handle_stop_signals(raises=not stops_itself)
     use_search_path()
     job_dir = Path(sys.argv[1])
     if rank() > 0:
-        _print_into(job_dir / LOGS / f"rank{rank()}.log")
-    told = job_dir / (OUTCOME if rank() == 0 else f"outcome.rank{rank()}.json")
-    told.unlink(missing_ok=True)
+        _redirect_output(job_dir / LOGS / f"rank{rank()}.log")
+    file = job_dir / (OUTCOME if rank() == 0 else f"outcome.rank{rank()}.json")
+    file.unlink(missing_ok=True)
     try:
         figures = _run(main, job_dir)
-        outcome = Outcome(state="finished", figures=figures, files=_settle(job_dir / OUTPUT) if rank() == 0 else {})
+        outcome = Outcome(state="finished", figures=figures, files=_sync(job_dir / OUTPUT) if rank() == 0 else {})
     except BaseException as error:
-        _ignore_stop()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         traceback.print_exc()
-        outcome = Outcome(state="failed", failure=_failure(_told(error, job_dir)))
-    faulthandler.disable()  # what crashes at exit does so after all is told
+        outcome = Outcome(state="failed", failure=_failure(_find_users_mistake(error, job_dir)))
+    faulthandler.disable()  # a crash at exit comes after the outcome
     if rank() == 0 or outcome.state == "failed":
-        write_atomically(told, outcome.model_dump_json(indent=1).encode())
+        write_atomically(file, outcome.model_dump_json(indent=1).encode())
     sys.exit(0 if outcome.state == "finished" else 1)
 
 
@@ -99,7 +102,7 @@ def _run(main: Callable[[Path, Job, Events], dict[str, Any]], job_dir: Path) -> 
     job = Job.read(job_dir)
     for folder in (CHECKPOINTS, LOGS):
         (job_dir / folder).mkdir(exist_ok=True)
-    # Native code that crashes leaves no outcome; this file then says where it was.
+    # A crash in native code leaves no outcome; its traceback is in this file.
     crash = os.open(crash_file(job_dir, rank()), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     faulthandler.enable(crash)
     if rank() == 0:
@@ -110,8 +113,8 @@ def _run(main: Callable[[Path, Job, Events], dict[str, Any]], job_dir: Path) -> 
     return main(job_dir, job, events)
 
 
-def _print_into(log: Path) -> None:
-    """Sends what this process prints into a file of its own: lines of several ranks in one would mix."""
+def _redirect_output(log: Path) -> None:
+    """Sends this process's output to its own file: lines of several ranks in one file would mix."""
     log.parent.mkdir(exist_ok=True)
     with open(log, "ab", buffering=0) as file:
         for stream in (sys.stdout, sys.stderr):
@@ -120,50 +123,44 @@ def _print_into(log: Path) -> None:
 
 
 def _die_with_supervisor() -> None:
-    """Tie this process's life to its supervisor's, where it has one."""
     if supervisor := os.environ.get(SUPERVISOR):
         die_with_parent()
-        # It may have died before the line above took effect; then nobody would ever stop this process.
+        # It may have died before the line above took effect; then nothing would ever stop this process.
         if identity(int(supervisor.partition(":")[0])) != supervisor:
             os._exit(1)
 
 
-def _listen_for_stop(*, raises: bool) -> None:
+def _handle_stop_signals(*, raises: bool) -> None:
     def on_signal(number: int, frame: FrameType | None) -> None:
         global _stop_requested
         _stop_requested = True
         if raises:
-            raise Interrupted(f"asked to stop by {signal.Signals(number).name}")
+            raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
 
 
-def _ignore_stop() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _told(error: BaseException, job_dir: Path) -> BaseException:
-    """The error, or the user's mistake that it comes of: a full disk, or the code of a task type of their own."""
+def _find_users_mistake(error: BaseException, job_dir: Path) -> BaseException:
+    """The user's mistake behind an error, which is a full disk or the code of a user's task type; else the error."""
     if full := full_disk(job_dir, error):
         return full
     if not isinstance(error, Exception) or is_out_of_memory(error) or _is_lost_rank(error):
         return error
     with contextlib.suppress(OSError, ValueError):  # a job that cannot be read, which may be the error itself
-        module, own, _ = str(Job.read(job_dir).settings.get("task", "")).partition(":")
-        return (own and mistake_in(module, error)) or error
+        module, colon, _ = str(Job.read(job_dir).settings.get("task", "")).partition(":")
+        return (colon and mistake_in(module, error)) or error
     return error
 
 
 def _failure(error: BaseException) -> Failure:
     if isinstance(error, UserError):
         return Failure(kind="user_error", message=str(error), rank=rank(), problems=error.problems)
-    own = type(error).__module__.partition(".")[0] in ("tasks", "training")  # these speak for themselves
-    message = str(error) if own else "".join(traceback.format_exception_only(error)).strip()
+    is_ours = type(error).__module__.partition(".")[0] in ("tasks", "training")  # their messages need no class name
+    message = str(error) if is_ours else "".join(traceback.format_exception_only(error)).strip()
     kind: FailureKind = "internal"
     if isinstance(error, KeyboardInterrupt):
-        kind, message = "interrupted", str(error) or "The program was asked to stop."
+        kind, message = "interrupted", str(error) or "The program was stopped on request."
     elif is_out_of_memory(error):
         kind = "out_of_memory"
     elif _is_lost_rank(error):
@@ -173,14 +170,10 @@ def _failure(error: BaseException) -> Failure:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, the machine's or a GPU's."""
-    # torch is not imported here: its error is known by name, and those of allocators and drivers by their words.
+    """Whether an error means that the machine's or a GPU's memory ran out."""
+    # By names and texts, because torch is not imported here.
     names = {cls.__name__ for cls in type(error).__mro__}
-    words = ("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
-    no_stack = "can't start new thread"
-    if str(error) == "could not create a primitive":  # oneDNN's
-        return True
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(word in str(error) for word in (*words, no_stack))
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _is_lost_rank(error: BaseException) -> bool:
@@ -189,8 +182,8 @@ def _is_lost_rank(error: BaseException) -> bool:
     return bool(names & {"DistBackendError", "DistNetworkError"}) or "/gloo/" in str(error)
 
 
-def _settle(output: Path) -> dict[str, str]:
-    """Have the disk hold everything under output/, and give the digest of every file."""
+def _sync(output: Path) -> dict[str, str]:
+    """Syncs all files of output/ to the disk. Returns the digest of each."""
     files = {}
     for path in sorted(output.rglob("*")):
         if path.is_file():

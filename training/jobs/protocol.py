@@ -1,19 +1,20 @@
-"""What crosses the process boundary: job.json in, events.jsonl while it runs, outcome.json at the very end.
+"""The files of a job, the protocol between the flow's process and a program.
 
-A job is a directory. Whoever wants something done writes job.json; a program (`python -m training.programs.fit JOB`)
-reads it, appends events, fills output/ and writes outcome.json last. No outcome means that it was killed.
+A job is a directory. The flow writes job.json; a program (`python -m training.programs.fit JOB`) reads it, appends
+events, fills output/ and writes outcome.json last. A job without outcome was killed.
 
-    job.json        what to run: program, settings, inputs
+    job.json        program, settings, inputs
     events.jsonl    append-only: progress, metrics with their step and time, warnings, notes
-    outcome.json    finished, with the digest of every file under output/; or why it failed
-    checkpoints/    the program's own, kept from one try to the next
+    outcome.json    finished, with the digest of every file in output/; or the reason of the failure
+    checkpoints/    the program's, kept from one try to the next
     output/         the result; emptied when a program starts
-    logs/           what the launcher and rank 0 printed, one file a try; what each other rank printed
-    lock            held by the job's supervisor and by everything that it started
+    logs/           output of the launcher and rank 0, a file for each try; output of each other rank
+    lock            held by the job's supervisor and all its descendants
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -45,64 +46,64 @@ class Settings(BaseModel):
 
 
 class Job(BaseModel):
-    """One run of a training-side program: everything that it needs to know."""
+    """A program with its settings and inputs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     program: str
-    """The module that is run, such as `training.programs.fit`."""
+    """The module to run, such as `training.programs.fit`."""
     key: str
-    """Names the work: the same key is the same work, so a later try continues an earlier one."""
+    """Two tries with the same key do the same work, so the later one continues the earlier one."""
     settings: dict[str, Any] = {}
     """The program's Settings as plain JSON values."""
     inputs: dict[str, str] = {}
-    """Absolute paths of what it reads."""
+    """Absolute paths by name."""
 
     def write(self, job_dir: Path) -> None:
-        """Make the job's directory if need be and write its job.json."""
+        """Writes job.json, and creates the directory if it is missing."""
         job_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(job_dir / JOB, self.model_dump_json(indent=1).encode())
 
     @classmethod
     def read(cls, job_dir: Path) -> Job:
-        """The job of this directory. Raises FileNotFoundError, or pydantic's ValidationError."""
+        """The job in a directory. Raises FileNotFoundError or pydantic's ValidationError."""
         return cls.model_validate_json((job_dir / JOB).read_bytes())
 
 
 class Failure(BaseModel):
-    """Why a job did not finish."""
+    """The reason why a job did not finish."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: FailureKind
-    """What may help: mend (user_error), less at once (out_of_memory), try again (the others but internal)."""
+    """The remedy: a new recipe (user_error), smaller batches (out_of_memory), another try (others, not internal)."""
     message: str
     """One or two sentences for the user."""
     traceback: str = ""
-    """Of the rank that failed; empty where there is none, and for the user's own mistakes."""
+    """Of the rank that failed; empty for user_error."""
     rank: int = 0
-    """The process that failed, 0 to world size - 1."""
+    """The process that failed, from 0."""
     problems: tuple[Problem, ...] = ()
-    """All of the user's mistakes, for user_error."""
+    """All mistakes of the user, for user_error."""
 
 
 class Outcome(BaseModel):
-    """How a job ended."""
+    """The end of a job."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     state: Literal["finished", "failed"]
     failure: Failure | None = None
     figures: dict[str, Any] = {}
-    """What the program found worth saying, such as the number of steps."""
+    """Results of the program by name, such as the number of steps."""
     files: dict[str, str] = {}
-    """SHA-256 of every file under output/, by its path relative to output/ with forward slashes."""
+    """SHA-256 of every file in output/, by its path relative to output/ with forward slashes."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` so that `path` is always whole: the old file or the new one, also after a power cut.
+    """Writes a file that is always complete: the old one or the new one, even after a power cut.
 
-    Raises OSError (a full disk, say); then `path` is as before and nothing is left beside it.
+    Raises OSError, for example if the disk is full; then the old file is unchanged and no other file is left.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -118,7 +119,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Have the disk hold what was written to this file, or this directory's list of names."""
+    """Syncs a file, or a directory's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -133,15 +134,15 @@ def sha256(path: Path) -> str:
 
 
 def rank() -> int:
-    """Which of the job's processes this is, as its launcher numbered them; 0 when there is but one."""
+    """The number of this process in its job, as the launcher sets it; 0 for a single process."""
     return int(os.environ.get("RANK", "0"))
 
 
 class Events:
     """Appends to a job's events.jsonl: JSON lines, each with `time` (Unix seconds) and `kind`.
 
-    A line goes out in one system call, so a reader sees it whole, lines of several processes never mix, and a
-    kill can tear at most the last one; that one is closed with a newline when the file is opened again.
+    Each line is written by one system call, so lines of several processes never mix, and a kill can cut only the last
+    one. The next writer ends a cut line with a newline.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,50 +153,41 @@ class Events:
             os.write(self._file, b"\n")
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append an event of any kind; the fields are plain JSON values."""
+        """Appends an event; the fields are plain JSON values."""
         line = json.dumps({"time": time.time(), "kind": kind, **fields})
         os.write(self._file, line.encode() + b"\n")
 
     def progress(self, **fields: Any) -> None:
-        """Say how far the work is; also the sign of life that a stalled job fails to give."""
+        """Reports progress. A job without progress for some time counts as stalled."""
         self.write("progress", **fields)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Record figures of one step, unless these names were recorded at that step before.
-
-        A job that goes on from a checkpoint repeats the steps after it, exactly; the curve keeps one point of
-        each.
-        """
+        """Records figures of a step, unless these names were recorded for that step before: a job that resumes from a
+        checkpoint repeats the steps after it."""
         point = step, frozenset(values)
         if point not in self._recorded:
             self._recorded.add(point)
             self.write("metrics", step=step, values={name: float(value) for name, value in values.items()})
 
     def warning(self, message: str) -> None:
-        """Say what the user should know although the work goes on."""
+        """Reports a problem that does not end the job."""
         self.write("warning", message=message)
 
     def note(self, message: str) -> None:
-        """Say what happened, for the log."""
+        """Reports an occurrence, for the log."""
         self.write("note", message=message)
 
     @cached_property
     def _recorded(self) -> set[tuple[int, frozenset[str]]]:
-        """The points of earlier tries. Only the process that writes figures reads them."""
-        earlier = read_events(self._path, 0, ["metrics"])[0]
-        return {(event["step"], frozenset(event["values"])) for event in earlier if _is_point(event)}
-
-    def close(self) -> None:
-        """Close the file; nothing can be written any more."""
-        os.close(self._file)
+        """The points of earlier tries, read on first use: most processes record none."""
+        return {(event["step"], frozenset(event["values"])) for event in read_events(self._path, 0, ["metrics"])[0]}
 
 
 def read_events(path: Path, offset: int, kinds: Collection[str] = ()) -> tuple[list[dict[str, Any]], int]:
-    """The events written at or after byte `offset`, and the offset to go on from; given `kinds`, only events of these.
+    """The events from byte `offset` on, and the offset for the next call; with `kinds`, only events of these kinds.
 
-    Lines of other kinds are not parsed: a long training writes a line of progress each second. A last line without its
-    newline is left for the next call; a line that is no event (torn by a kill) is passed over. A file that is not
-    there has no events.
+    Lines of other kinds are not parsed: a long training writes a line of progress each second. A last line without a
+    newline is left for the next call. A line that a kill has cut is skipped. A missing file has no events.
     """
     try:
         with open(path, "rb") as file:
@@ -203,11 +195,11 @@ def read_events(path: Path, offset: int, kinds: Collection[str] = ()) -> tuple[l
             content = file.read()
     except FileNotFoundError:
         return [], offset
-    whole = content[: content.rfind(b"\n") + 1]
+    complete = content[: content.rfind(b"\n") + 1]
     marks = [f'"kind": {json.dumps(kind)}'.encode() for kind in kinds]
-    lines = (line for line in whole.splitlines() if not marks or any(mark in line for mark in marks))
+    lines = (line for line in complete.splitlines() if not marks or any(mark in line for mark in marks))
     events = [event for line in lines if (event := _event(line)) is not None]
-    return [event for event in events if not kinds or event["kind"] in kinds], offset + len(whole)
+    return [event for event in events if not kinds or event["kind"] in kinds], offset + len(complete)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -218,12 +210,8 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and "kind" in event and "time" in event else None
 
 
-def _is_point(event: Mapping[str, Any]) -> bool:
-    return "step" in event and isinstance(event.get("values"), dict)
-
-
 def last_lines(path: Path, count: int, longest_bytes: int = 65_536) -> list[str]:
-    """The last lines of a text file, read from its end: a log may be large. Of more than `longest_bytes`, the end."""
+    """The last lines of a text file, at most `longest_bytes` of it: a log may be large."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - longest_bytes))
@@ -231,43 +219,35 @@ def last_lines(path: Path, count: int, longest_bytes: int = 65_536) -> list[str]
 
 
 def read_outcome(job_dir: Path) -> Outcome | None:
-    """How the job ended as its programs told it, or None when they told nothing.
+    """The outcome of a job; None if none of its processes wrote one.
 
-    When several processes failed, the first is the cause and the others are its consequences; one that only says
-    that it lost another, or was asked to stop, is a consequence even when it speaks first.
+    If several processes failed, the first failure is the cause and the others follow from it. Interrupted and lost_rank
+    are never the cause, even if they come first.
     """
-    told = sorted(job_dir.glob("outcome*.json"), key=lambda path: path.stat().st_mtime_ns)
     outcomes = []
-    for path in told:
-        try:
+    for path in sorted(job_dir.glob("outcome*.json"), key=lambda path: path.stat().st_mtime_ns):
+        with contextlib.suppress(ValidationError):
             outcomes.append(Outcome.model_validate_json(path.read_bytes()))
-        except ValidationError:
-            continue
-    return min(outcomes, key=_telling, default=None)
-
-
-def _telling(outcome: Outcome) -> int:
-    """How little an outcome says of the cause; equal ones stay in the order of their times."""
-    if outcome.failure is None:
-        return 0
-    return {"interrupted": 2, "lost_rank": 3}.get(outcome.failure.kind, 1)
+    late = {"interrupted": 2, "lost_rank": 3}
+    return min(outcomes, key=lambda outcome: late.get(outcome.failure.kind, 1) if outcome.failure else 0, default=None)
 
 
 def finished_output(job_dir: Path) -> Outcome | None:
-    """The outcome of a job that finished and whose every output file is there, byte for byte; else None."""
+    """The outcome of a finished job if all its output files are unchanged; else None."""
     outcome = read_outcome(job_dir)
     if outcome is None or outcome.state != "finished":
         return None
     output = job_dir / OUTPUT
-    whole = all((output / name).is_file() and sha256(output / name) == digest for name, digest in outcome.files.items())
-    return outcome if whole else None
+    files = outcome.files.items()
+    intact = all((output / name).is_file() and sha256(output / name) == digest for name, digest in files)
+    return outcome if intact else None
 
 
-def crash_file(job_dir: Path, of_rank: int) -> Path:
-    """Where the tracebacks of a rank's crash in native code are written; empty when there was none."""
-    return job_dir / LOGS / f"crash.rank{of_rank}.txt"
+def crash_file(job_dir: Path, rank: int) -> Path:
+    """The file for the traceback of a rank's crash in native code; empty without a crash."""
+    return job_dir / LOGS / f"crash.rank{rank}.txt"
 
 
 def crash_files(job_dir: Path) -> list[Path]:
-    """Those of all ranks that have begun."""
+    """The crash files of all ranks that have started."""
     return sorted((job_dir / LOGS).glob("crash.rank*.txt"))

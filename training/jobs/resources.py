@@ -1,4 +1,4 @@
-"""How much memory and disk this machine has left for a training, found without torch."""
+"""Free memory and disk of this machine, determined without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from training.problems import DISK, Problem, UserError
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# How the two versions of control groups call a group's limit, what it uses, and the part of that which is cache.
+# A control group's limit, its use, and the cache in that use: the names in versions 2 and 1.
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -20,14 +20,10 @@ _GROUP_FILES = (
 _LIMITS = ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData"))
 
 
-def used_bytes(what: str = "VmRSS") -> int:
-    """This process's memory: VmRSS now, VmHWM at its peak, VmSize and VmData with what it has only reserved; 0 where
-    the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in (PROC / "self/status").read_text().splitlines():
-            if line.startswith(f"{what}:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def used_bytes(field: str = "VmRSS") -> int:
+    """This process's memory: VmRSS now, VmHWM at its peak, VmSize and VmData with reserved memory."""
+    lines = (PROC / "self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def reset_peak() -> None:
@@ -39,31 +35,31 @@ def reset_peak() -> None:
 
 
 def memory_left(processes: int) -> int | None:
-    """The bytes of main memory that each of so many processes here may still take: of the machine's, of their control
-    group's, and below this process's own limits. None where nothing tells.
+    """The bytes of main memory that each of `processes` here may still allocate, by the machine's free memory, the
+    control groups' limits and this process's limits. None if none of these is known.
     """
-    rooms = [room // processes for room in _shared_rooms()]
+    amounts = [amount // processes for amount in _shared_memory()]
     for limit, used in _LIMITS:
-        most = resource.getrlimit(limit)[0]
-        if most != resource.RLIM_INFINITY:
-            rooms.append(most - used_bytes(used))
-    return max(0, min(rooms)) if rooms else None
+        maximum = resource.getrlimit(limit)[0]
+        if maximum != resource.RLIM_INFINITY:
+            amounts.append(maximum - used_bytes(used))
+    return max(0, min(amounts)) if amounts else None
 
 
-def _shared_rooms() -> Iterator[int]:
+def _shared_memory() -> Iterator[int]:
     with contextlib.suppress(OSError, StopIteration):
         lines = (PROC / "meminfo").read_text().splitlines()
         yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    for group in _groups():
+    for group in _control_groups():
         for limit, used, cache in _GROUP_FILES:
-            with contextlib.suppress(OSError, ValueError):  # not of this version, or "max": no limit
+            with contextlib.suppress(OSError, ValueError):  # the other version, or "max": no limit
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                taken = int((group / used).read_text()) - int(stat.get(cache, 0))
-                yield int((group / limit).read_text()) - taken
+                in_use = int((group / used).read_text()) - int(stat.get(cache, 0))
+                yield int((group / limit).read_text()) - in_use
 
 
-def _groups() -> Iterator[Path]:
-    """The control groups that this process is in, with those around them."""
+def _control_groups() -> Iterator[Path]:
+    """The control groups of this process, and their parents."""
     lines = []
     with contextlib.suppress(OSError):
         lines = (PROC / "self/cgroup").read_text().splitlines()
@@ -72,17 +68,17 @@ def _groups() -> Iterator[Path]:
         if controllers in ("", "memory"):
             root = CGROUPS / controllers
             inner = root / path.lstrip("/")
-            # In a container its own group may be mounted as the root.
+            # In a container, the process's group may be mounted as the root.
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
 
 
 def require_disk(folder: Path, needed: float) -> None:
-    """Raises UserError where the disk of this folder has less than `needed` bytes free."""
+    """Raises UserError if the folder's disk has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         message = (
-            f"checkpoints and the model need about {as_text(needed)}, and {as_text(free)} are free: make room, have "
-            "FINETUNE_HOME name a larger disk, or choose an optimizer that remembers less (training.optim)."
+            f"checkpoints and the model need about {as_text(needed)}, and {as_text(free)} are free: free some space, "
+            "set FINETUNE_HOME to a larger disk, or choose an optimizer with less state (training.optim)."
         )
         raise UserError([Problem(kind=DISK, where=str(folder), message=message)])
 

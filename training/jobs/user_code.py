@@ -1,4 +1,4 @@
-"""Objects of the user's that a recipe names as `module:name`: one way to find them, one way to say what is wrong."""
+"""User code: objects that a recipe names as `module:name`."""
 
 from __future__ import annotations
 
@@ -16,79 +16,77 @@ from training.problems import Problem, UserError, nearest
 
 
 @dataclass(frozen=True)
-class Place:
-    """A field of the recipe that names such an object."""
+class CodeField:
+    """A field of the recipe that names an object of the user's code."""
 
     kind: str
-    """Of its problems: see `Problem.kind`."""
+    """The kind of its problems: see `Problem.kind`."""
     where: str
     """The field, such as `training.loss`."""
     example: str
-    """What one may look like: `my_losses:hinge`."""
+    """A value of the field: `my_losses:hinge`."""
     accepted: str
-    """What the object must be, in words that follow "it must be"."""
-    fits: Callable[[Any], bool]
-    """Whether an object is one."""
+    """The accepted objects, in words that follow "it must be"."""
+    accepts: Callable[[Any], bool]
+    """Whether an object is accepted."""
 
     def load(self, name: str) -> Any:
-        """The object that `module:name` names, importable from the working directory too.
+        """Returns the object `module:name`, importable from the working directory too.
 
-        Raises UserError when there is no such module or name, when importing it fails, or when it does not fit.
+        Raises UserError if there is no such module or name, if the import fails, or if the object is not accepted.
         """
         module_name, _, attribute = name.partition(":")
         if not module_name or not attribute:
-            raise self.refused(f"{name!r} names nothing: write module:name, for example {self.example}.")
-        module = self._imported(module_name, name)
+            raise self.error(f"{name!r} is no module:name: write for example {self.example}.")
+        module = self._import(module_name, name)
         if not hasattr(module, attribute):
-            offered = [key for key, value in vars(module).items() if self.fits(value) and not key.startswith("_")]
-            near = nearest(attribute, offered)
-            raise self.refused(f"{module_name!r} has no {attribute!r}: it has {', '.join(offered) or 'none'}.{near}")
+            names = [key for key, value in vars(module).items() if self.accepts(value) and not key.startswith("_")]
+            near = nearest(attribute, names)
+            raise self.error(f"{module_name!r} has no {attribute!r}: it has {', '.join(names) or 'none'}.{near}")
         found = getattr(module, attribute)
-        if not self.fits(found):
-            what = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
-            raise self.refused(f"{name!r} is {what}: it must be {self.accepted}.")
+        if not self.accepts(found):
+            actual = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+            raise self.error(f"{name!r} is {actual}: it must be {self.accepted}.")
         return found
 
-    def _imported(self, module_name: str, name: str) -> Any:
+    def _import(self, module_name: str, name: str) -> Any:
         use_search_path()
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             missing = error.name or ""
             if not f"{module_name}.".startswith(f"{missing}."):
-                raise self.refused(f"importing {module_name!r} failed: {error}") from error
-            near = nearest(missing.rpartition(".")[2], _modules_beside(missing))
-            raise self.refused(f"{name!r}: there is no module {missing!r} here or installed.{near}") from error
+                raise self.error(f"importing {module_name!r} failed: {error}") from error
+            near = nearest(missing.rpartition(".")[2], _list_modules(missing.rpartition(".")[0]))
+            raise self.error(f"{name!r}: there is no module {missing!r} here or installed.{near}") from error
         except (Exception, SystemExit) as error:
-            raise self.refused(
-                f"importing {module_name!r} failed: {type(error).__name__}: {error}{_place(error)}"
+            raise self.error(
+                f"importing {module_name!r} failed: {type(error).__name__}: {error}{_format_line(error)}"
             ) from error
 
-    def refused(self, message: str) -> UserError:
-        """The error that says so of this field."""
+    def error(self, message: str) -> UserError:
+        """A UserError about this field."""
         return UserError([Problem(kind=self.kind, where=self.where, message=message)])
 
 
-def _place(error: BaseException) -> str:
-    """Where in a file an import failed; nothing for what says so itself."""
+def _format_line(error: BaseException) -> str:
+    """The file and line in which an import failed; empty for a SyntaxError, whose message contains them."""
     if isinstance(error, SyntaxError):
         return ""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if not frame.filename.startswith("<")]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
-def _modules_beside(missing: str) -> Iterable[str]:
-    """The modules that lie where the missing one was looked for."""
-    parent = missing.rpartition(".")[0]
-    folders = [Path(entry) for entry in sys.modules[parent].__path__] if parent else [Path.cwd()]
-    for folder in folders:
+def _list_modules(package: str) -> Iterable[str]:
+    """The modules of a package, or of the working directory for the empty name."""
+    for folder in [Path(entry) for entry in sys.modules[package].__path__] if package else [Path.cwd()]:
         yield from (file.stem for file in folder.glob("*.py"))
         yield from (file.parent.name for file in folder.glob("*/*.py"))
 
 
 @contextmanager
-def users_mistake(where: str) -> Iterator[None]:
-    """What transformers refuses while it makes things of a recipe's settings, as a UserError of that field."""
+def blame_field(where: str) -> Iterator[None]:
+    """Turns errors of transformers about the recipe's settings into a UserError about the field."""
     try:
         yield
     except (TypeError, ValueError, ImportError, NotImplementedError) as error:

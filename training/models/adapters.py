@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel, set_seed
 from transformers.pytorch_utils import Conv1D
 
-from training.jobs.user_code import users_mistake
+from training.jobs.user_code import blame_field
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def add(network: PreTrainedModel, lora: Lora, new_weights: Sequence[str], auto_c
         task_type=_TASK_TYPES.get(auto_class),
     )
     set_seed(seed)
-    with users_mistake("training.lora.target_modules"):
+    with blame_field("training.lora.target_modules"):
         network.add_adapter(config, ADAPTER)
     _unwrap(network, lookalikes, trained)
     _require_unshared(network, names)

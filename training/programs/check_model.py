@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.jobs.optional_packages import absent
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
+from training.jobs.search_path import hide_package
 from training.models.configurations import invalid_values, make_config, require_class
 from training.problems import Problem, UserError
 from training.recipe.program_settings import CheckModelSettings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Raises UserError with all that is wrong with the model."""
-    with absent("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
+    with hide_package("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
         check(CheckModelSettings.model_validate(job.settings))
     return {}
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.jobs.optional_packages import absent
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
+from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, invalid_values, make_config
 from training.recipe.program_settings import CreateModelSettings
 
@@ -52,7 +52,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     events.progress(phase="model")
     model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, settings.seed)
     save_tokenizer(tokenizer, getattr(model.config, "max_position_embeddings", None), job_dir / OUTPUT / "tokenizer")
-    with absent("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
+    with hide_package("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
         model.save_pretrained(job_dir / OUTPUT / "model")
     return {"vocab_size": model.config.vocab_size, "parameters": model.num_parameters()}
 

@@ -18,9 +18,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.jobs.optional_packages import absent
-from training.jobs.program import collect_garbage_as_usual, run_program
+from training.jobs.program import restore_garbage_collection, run_program
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, rank, read_events
+from training.jobs.search_path import hide_package
 from training.recipe.program_settings import FitSettings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     with contextlib.ExitStack() as without:
         for package in needed:
             if not needed[package]:
-                without.enter_context(absent(package))
+                without.enter_context(hide_package(package))
         return _train(job_dir, job, settings, events)
 
 
@@ -52,7 +52,7 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> di
     loading.make_deterministic()
     task = make_task(settings, job.inputs, job_dir, events)
     train = training_task.load(task.training.engine)
-    collect_garbage_as_usual()
+    restore_garbage_collection()
     estimation.report_estimate(task, job_dir)
     trained = train(task)
     export.require_more_steps(task, trained.steps)
@@ -71,9 +71,9 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> di
 
 def _write_log(task: Task, reported: list[dict[str, Any]], log: Path) -> None:
     from training.engine import environment
-    from training.evaluation import loss_curve
+    from training.evaluation import plots
 
-    loss_curve.draw_curves(reported, log / "loss.png")
+    plots.draw_curves(reported, log / "loss.png")
     (log / "environment.json").write_text(json.dumps({**environment.machine(), **task.environment()}, indent=1))
 
 
@@ -92,7 +92,7 @@ def _figures(task: Task, trained: Trained, reported: list[dict[str, Any]], peak_
         "train_samples_per_second": round(trained.samples_per_second, 3),
         "estimated_memory_mb": estimate.get("memory_mb"),
         "peak_memory_mb": round(peak_bytes / 1e6),
-        **throughput.overall(reported),
+        **throughput.overall_rates(reported),
     }
 
 

@@ -115,7 +115,7 @@ def scores(names: Sequence[str], predicted: Predictions, tell: Callable[[int], N
     from training.evaluation.metrics.bootstrap_figures import figures
 
     values = metrics.compute(names, predicted)
-    of_draws = bootstrap.drawn(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, tell)
+    of_draws = bootstrap.draw_figures(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, tell)
     return {
         name: {"value": _or_null(value), **_interval(drawn)}
         for (name, value), drawn in zip(values.items(), of_draws, strict=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import RowSpecification
 from training.recipe.section import ClosedModel
@@ -84,7 +84,7 @@ def specification(task: str, options: Mapping[str, Any] | None = None) -> TaskSp
             Problem(kind="recipe", where=f"options.{name}", message=f"{message}.") for name, message in places
         ) from error
     except Exception as error:  # the user's class may lack a method
-        raise _PLACE.refused(f"{task!r} cannot be made: {error}.") from error
+        raise _PLACE.error(f"{task!r} cannot be made: {error}.") from error
 
 
 def specification_class(name: str) -> type[TaskSpecification]:
@@ -96,9 +96,7 @@ def specification_class(name: str) -> type[TaskSpecification]:
     if missing := [
         field for field in ("columns", "auto_class", "hub_task", "card_sentence") if not hasattr(found, field)
     ]:
-        raise _PLACE.refused(
-            f"{name!r} lacks {', '.join(f'`{field}`' for field in missing)}: declare them in the class."
-        )
+        raise _PLACE.error(f"{name!r} lacks {', '.join(f'`{field}`' for field in missing)}: declare them in the class.")
     return found
 
 
@@ -122,10 +120,10 @@ def _is_task_type(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, TaskSpecification) and found.__module__ not in bases
 
 
-_PLACE = Place(
+_PLACE = CodeField(
     kind="recipe",
     where="task",
     example="my_task:ExtractiveQA",
     accepted="a subclass of training.task_types.task_type.TaskType",
-    fits=_is_task_type,
+    accepts=_is_task_type,
 )

@@ -26,7 +26,7 @@ from training.evaluation.metrics.definition import (
     refused,
 )
 from training.evaluation.predictions import Predictions
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.tables.metrics import METRICS
 
@@ -95,14 +95,14 @@ def _class(name: str, predicted: Predictions) -> type[evaluate.Metric]:
         choices = f"choose from {', '.join(names)}, or name a class as module:Class"
         fault = f"does not fit {predicted.description}" if name in METRICS else "is unknown"
         raise refused(f"{name!r} {fault}: {choices}.{nearest(name, names)}")
-    found: type[evaluate.Metric] = _OWN.load(name)
+    found: type[evaluate.Metric] = _FIELD.load(name)
     return found
 
 
-_OWN = Place(
+_FIELD = CodeField(
     kind="metrics",
     where="evaluation.metrics",
     example="my_metrics:ExactMatch",
     accepted="a subclass of evaluate.Metric",
-    fits=lambda found: isinstance(found, type) and issubclass(found, evaluate.Metric),
+    accepts=lambda found: isinstance(found, type) and issubclass(found, evaluate.Metric),
 )

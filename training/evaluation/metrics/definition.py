@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.confusion import Counts, Figure
+from training.evaluation.bootstrap import Counts, Figure
 from training.evaluation.predictions import Predictions
-from training.jobs.optional_packages import absent
+from training.jobs.search_path import hide_package
 from training.problems import Problem, UserError
 
 # evaluate tries to import it for evaluators that nobody uses here: 5 of the 7 seconds of the import.
-with absent("transformers"):
+with hide_package("transformers"):
     import evaluate as evaluate  # for the others, who would load transformers
     from datasets import Features, List, Value
 

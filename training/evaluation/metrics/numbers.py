@@ -1,22 +1,21 @@
 """Metrics of numbers: (N,) predictions and (N,) references, such as ratings from 1 to 5. Equal to scikit-learn's and
-SciPy's, but where the numbers are not finite: there they have no value."""
+SciPy's for finite numbers; they have no value for others."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from training.evaluation.confusion import Confusion, Counts, Figure, Floats
-from training.evaluation.metrics.definition import MeanMetric, NumberMetric, SumMetric
-from training.evaluation.predictions import Numbers, OneLabel, Predictions
+from training.evaluation.bootstrap import Figure, Floats
+from training.evaluation.metrics.definition import MeanMetric, NumberMetric, SumMetric, inputs_of
+from training.evaluation.predictions import Predictions
 
 ROUNDING = 1e-13
-"""The share of a sum of squares that is left of it by rounding alone where all numbers are alike."""
+"""The share of a sum of squares that rounding alone leaves if all numbers are equal."""
 
 
 class Mse(MeanMetric, NumberMetric):
@@ -57,9 +56,9 @@ class R2(SumMetric, NumberMetric):
     def of_sums(self, sums: Floats) -> Floats:
         errors, label, squares, rows = sums.T
         spread = _spread(label, squares, rows)
-        alike = np.where(errors == 0, 1.0, 0.0 * errors)  # as scikit-learn has it where all labels are alike
-        found = 1 - np.divide(errors, spread, out=1 - alike, where=spread > 0)
-        return np.where(rows < 2, np.nan, found)
+        if_equal = np.where(errors == 0, 1.0, 0.0 * errors)  # scikit-learn's value if all labels are equal
+        values = 1 - np.divide(errors, spread, out=1 - if_equal, where=spread > 0)
+        return np.where(rows < 2, np.nan, values)
 
 
 class Pearson(SumMetric, NumberMetric):
@@ -82,17 +81,17 @@ class Spearman(NumberMetric):
     alike. From -1 to 1, by SciPy's spearmanr."""
 
     def _compute(self, predictions: Any, references: Any, **_: Any) -> dict[str, float]:
-        alike = np.ptp(predictions) == 0 or np.ptp(references) == 0
-        return {"spearman": math.nan if alike else float(stats.spearmanr(references, predictions).statistic)}
+        constant = np.ptp(predictions) == 0 or np.ptp(references) == 0
+        return {"spearman": math.nan if constant else float(stats.spearmanr(references, predictions).statistic)}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
-        match predictions:
-            case OneLabel():
-                return partial(_spearman_of_labels, predictions.confusion)
-            case Numbers() if np.isfinite(predictions.predictions).all():
-                given, true = _Ranked(predictions.predictions), _Ranked(predictions.references)
-                return lambda counts: np.array([_spearman_of_draw(given, true, count) for count in counts])
-        return None
+        inputs = inputs_of("spearman", self, predictions)
+        if not all(np.isfinite(values).all() for values in inputs.values()):
+            return None
+        predicted, true = (_Ranks(inputs[name]) for name in ("predictions", "references"))
+        return lambda counts: np.array(
+            [_correlation(predicted.draw(count), true.draw(count), count) for count in counts]
+        )
 
     @classmethod
     def cost(cls, predictions: Predictions) -> int:
@@ -100,56 +99,34 @@ class Spearman(NumberMetric):
 
 
 def _centred(values: Any) -> Floats:
-    """So that sums of squares are of the size of what they differ by."""
+    """The values less their mean, which keeps sums of squares small."""
     numbers = np.asarray(values, dtype=np.float64)
     return np.asarray(numbers - numbers.mean())
 
 
 def _spread(total: Floats, squares: Floats, rows: Floats) -> Floats:
-    """The sum of the squared differences from the mean, given the sum and the sum of squares; 0 where all are alike."""
+    """The sum of squared differences from the mean, given the sum and the sum of squares; 0 if all values are equal."""
     spread = squares - total**2 / rows
     return np.where(spread > ROUNDING * squares, spread, 0.0)
 
 
-def _spearman_of_labels(confusion: Confusion, counts: Counts) -> Floats:
-    rows, (true, predicted) = confusion.rows(counts), confusion.numbers()
-    return _correlation(_ranks(true, rows), _ranks(predicted, rows), rows)
+def _correlation(first: Floats, second: Floats, count: npt.NDArray[np.int32]) -> float:
+    """The correlation of two values (N,) of each row in a draw; nan if all rows have the same one."""
+    drawn = count > 0
+    if np.ptp(first[drawn]) == 0 or np.ptp(second[drawn]) == 0:
+        return math.nan
+    x, y = (values - np.average(values, weights=count) for values in (first, second))
+    return float(np.clip((count * x * y).sum() / np.sqrt((count * x**2).sum() * (count * y**2).sum()), -1, 1))
 
 
-def _spearman_of_draw(predicted: _Ranked, true: _Ranked, count: npt.NDArray[np.int32]) -> float:
-    first, second = (one.ranks(count)[None, :] for one in (predicted, true))
-    return float(_correlation(first, second, count[None, :].astype(np.float64))[0])
-
-
-def _ranks(values: Floats, rows: Floats) -> Floats:
-    """(K,) values to (D, K) ranks less a half, which no correlation sees; the mean one where values are equal."""
-    different, place = np.unique(values, return_inverse=True)
-    equal = rows @ (place[:, None] == np.arange(len(different))).astype(np.float64)
-    return (np.cumsum(equal, axis=1) - equal / 2)[:, place]
-
-
-def _correlation(first: Floats, second: Floats, rows: Floats) -> Floats:
-    """(D,) of two values (D, K) a pair; nan where all rows have the same one."""
-    total = rows.sum(axis=1, keepdims=True)
-    off = [values - (values * rows).sum(axis=1, keepdims=True) / total for values in (first, second)]
-    covariance = (rows * off[0] * off[1]).sum(axis=1)
-    spread = np.sqrt((rows * off[0] ** 2).sum(axis=1)) * np.sqrt((rows * off[1] ** 2).sum(axis=1))
-    alike = [
-        np.where(rows > 0, values, -np.inf).max(axis=1) == np.where(rows > 0, values, np.inf).min(axis=1)
-        for values in (first, second)
-    ]
-    known = ~(alike[0] | alike[1])
-    return np.clip(np.divide(covariance, spread, out=np.full(len(rows), np.nan), where=known), -1, 1)
-
-
-class _Ranked:
-    """Rows by a number of each."""
+class _Ranks:
+    """The ranks of numbers in draws of the rows."""
 
     def __init__(self, values: Floats) -> None:
-        different, self._place = np.unique(values, return_inverse=True)
-        self._different = len(different)
+        distinct, self._place = np.unique(values, return_inverse=True)
+        self._distinct = len(distinct)
 
-    def ranks(self, count: npt.NDArray[np.int32]) -> Floats:
-        """(N,) in one draw, less a half; the mean one where values are equal."""
-        equal = np.bincount(self._place, count, self._different)
+    def draw(self, count: npt.NDArray[np.int32]) -> Floats:
+        """(N,) the ranks in one draw, less a half; the mean rank for equal values."""
+        equal = np.bincount(self._place, count, self._distinct)
         return np.asarray((np.cumsum(equal) - equal / 2)[self._place])

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from training.jobs.user_code import Place
+from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class _Mean:
         if shape != (len(labels),):
             given = type(found).__name__ if shape is None else f"a tensor of shape {shape}"
             why = ", or their mean" if self._weights is None else ", because training.class_weights weights rows"
-            raise _PLACE.refused(
+            raise _PLACE.error(
                 f"{self._name!r} returned {given} for {len(labels)} rows: it must return a loss for each row{why}."
             )
         if self._weights is not None:
@@ -127,10 +127,10 @@ def _takes_two(found: Any) -> bool:
     return callable(found) and not isinstance(found, type)
 
 
-_PLACE = Place(
+_PLACE = CodeField(
     kind="training",
     where="training.loss",
     example="my_losses:hinge",
     accepted="a function of logits (B, L) and labels (B,)",
-    fits=_takes_two,
+    accepts=_takes_two,
 )
