@@ -101,8 +101,8 @@ class ExtractiveQA(TaskType):
         begins. Where rows have answers, also `label`, and the answers as they are written: `reference`."""
         import pyarrow as pa
 
+        from training.tokenization.encoder import encode_windows
         from training.tokenization.features import Features, list_column
-        from training.tokenization.windows import encode_windows
 
         contexts = rows.column("context").to_pylist()
         cut = encode_windows(encoder, rows.column("question").to_pylist(), contexts, self.options.stride)

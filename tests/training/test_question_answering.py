@@ -30,9 +30,8 @@ from training.problems import UserError
 from training.programs import create_model, predict, score
 from training.recipe import Data
 from training.tokenization import transformers_encoder
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import encode_windows, load_encoder
 from training.tokenization.token_files import tokenize
-from training.tokenization.windows import encode_windows
 
 KIND = "deployments.examples.question_answering:ExtractiveQA"
 OPTIONS = {"stride": 4, "max_answer_tokens": 6}

@@ -9,7 +9,7 @@ always has the same mask. B rows, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,10 @@ from training.batching.random_states import SeededBatch
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
-    from training.batching.batches import TokenRows
     from training.tokenization.encoder import Encoder
 
 WORDS = "words"
 """The column with the word of each token, -1 for special tokens; only with options.whole_words."""
-BLOCK_ROWS = 10_000
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
 
 Ids = npt.NDArray[np.int32]
@@ -53,14 +51,22 @@ class MaskedTokens(PadToLongest):
         self.special = sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id})
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        masked = [self.mask_row(row, draw) for row, draw in zip(rows, _generators(rows), strict=True)]
+        if isinstance(rows, SeededBatch):
+            seed, epoch, *_ = rows.seeds
+            draws = (np.random.default_rng([seed, epoch, number]) for number in rows.rows)
+            masked = [self._mask(row, draw) for row, draw in zip(rows, draws, strict=True)]
+        else:
+            masked = [self.mask_for_evaluation(row) for row in rows]
         batch = super().__call__([{**row, "input_ids": ids} for row, (ids, _) in zip(rows, masked, strict=True)])
         width = batch["input_ids"].shape[1]
         batch["labels"] = torch.from_numpy(self.padded([labels for _, labels in masked], width, IGNORED))
         return batch
 
-    def mask_row(self, row: dict[str, Any], draw: np.random.Generator) -> tuple[Ids, Ids]:
-        """The masked ids of a row, and its labels."""
+    def mask_for_evaluation(self, row: dict[str, Any]) -> tuple[Ids, Ids]:
+        """The masked ids of a row, and its labels, in every evaluation."""
+        return self._mask(row, np.random.default_rng(row["input_ids"].astype(np.uint32)))
+
+    def _mask(self, row: dict[str, Any], draw: np.random.Generator) -> tuple[Ids, Ids]:
         ids = row["input_ids"].copy()
         words = row[WORDS] if WORDS in row else np.where(np.isin(ids, self.special), -1, np.arange(len(ids)))
         places = _choose(words, int(count_masked(int((words >= 0).sum()), self.probability)), draw)
@@ -71,16 +77,6 @@ class MaskedTokens(PadToLongest):
         ids[places[is_replaced]] = random_ids[is_replaced]
         ids[places[uniform < MASK_SHARE]] = self.mask_id
         return ids, labels
-
-
-def evaluation_targets(rows: TokenRows, collate: MaskedTokens) -> Iterator[tuple[Ids, npt.NDArray[np.int64]]]:
-    """The ids of the tokens that an evaluation masks, and the row of each, BLOCK_ROWS rows at a time."""
-    for start in range(0, len(rows), BLOCK_ROWS):
-        numbers = range(start, min(start + BLOCK_ROWS, len(rows)))
-        block = [rows[number] for number in numbers]
-        labels = [collate.mask_row(row, draw)[1] for row, draw in zip(block, _generators(block), strict=True)]
-        targets = [of_row[of_row != IGNORED] for of_row in labels]
-        yield np.concatenate(targets), np.repeat(numbers, [len(of_row) for of_row in targets])
 
 
 def fill_masks(
@@ -102,14 +98,6 @@ def fill_masks(
         words = unseen + words if tokenizer.truncation_side == "left" else words + unseen
         texts_filled.append(first + "".join(chain.from_iterable(zip(words, others, strict=True))))
     return texts_filled
-
-
-def _generators(rows: Sequence[dict[str, Any]]) -> Iterator[np.random.Generator]:
-    if isinstance(rows, SeededBatch):
-        seed, epoch, *_ = rows.seeds
-        yield from (np.random.default_rng([seed, epoch, row]) for row in rows.rows)
-    else:
-        yield from (np.random.default_rng(row["input_ids"].astype(np.uint32)) for row in rows)
 
 
 def _choose(words: npt.NDArray[Any], tokens: int, draw: np.random.Generator) -> npt.NDArray[np.int64]:

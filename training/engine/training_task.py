@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from training.batching.batches import TokenRows
     from training.engine.collation import Collate
     from training.recipe import Compute, ResolvedCompute, Training
-    from training.task_types.losses import Loss
-    from training.task_types.task_type import TaskType
+    from training.task_types.task_type import Loss, TaskType
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,10 @@ _POSITION_TABLE = re.compile(r"position_embeddings?|embed_positions|wpe|position
 _SAFE = {"local_files_only": True, "trust_remote_code": False}
 
 
-class HasModelClass(Protocol):
-    """The part of a task type that loads a trained model."""
+class TaskModel(Protocol):
+    """The part of a task type that models depend on: see training.task_types.task_type."""
 
     auto_class: ClassVar[str]
-
-
-class TaskModel(HasModelClass, Protocol):
-    """The part of a task type that prepares a model for training: see training.task_types.task_type."""
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]: ...
 
@@ -106,7 +102,7 @@ def load_for_training(
     return model
 
 
-def load_trained(task_type: HasModelClass, folder: Path) -> PreTrainedModel:
+def load_trained(task_type: TaskModel, folder: Path) -> PreTrainedModel:
     """A model of `export` for predictions: float32, on the CPU, dropout off."""
     return _load(task_type, folder)[0].eval()
 
@@ -154,7 +150,7 @@ def add_to_config(folder: Path, fields: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _load(task_type: HasModelClass, folder: Path, **options: Any) -> tuple[PreTrainedModel, list[str]]:
+def _load(task_type: TaskModel, folder: Path, **options: Any) -> tuple[PreTrainedModel, list[str]]:
     """The model, and the names of its weights that are missing in the folder or have another shape."""
     # Otherwise the model is sharded too if ZeRO-3 has trained in this process.
     unset_hf_deepspeed_config()

@@ -172,10 +172,10 @@ class CausalLM(LanguageModeling):
         self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
     ) -> Sequence[npt.NDArray[np.int32]]:
         """The tokens of each row that the model continues."""
-        from training.task_types.generation import without_end_tokens
+        from training.task_types.generation import drop_end_tokens
 
         encoded = encoder.encode_whole(rows.column("text").to_pylist())
-        return [without_end_tokens(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
+        return [drop_end_tokens(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
 
     @property
     def generated_column(self) -> str:

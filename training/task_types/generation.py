@@ -114,7 +114,7 @@ def add_end_token(model: PreTrainedModel, token: int) -> None:
             settings.eos_token_id = [*known, token] if known else token
 
 
-def without_end_tokens(text: Ids, settings: GenerationConfig) -> Ids:
+def drop_end_tokens(text: Ids, settings: GenerationConfig) -> Ids:
     """The tokens of a text without trailing end tokens, so that it can be continued."""
     ends = _listed(settings.eos_token_id)
     while len(text) and text[-1] in ends:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Likelihoods
     from training.recipe import Training
-    from training.task_types.losses import Loss
+    from training.task_types.task_type import Loss
 
 
 class LanguageModeling(TaskType):

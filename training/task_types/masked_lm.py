@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 
+BLOCK_ROWS = 10_000
+
+
 class MaskedLM(LanguageModeling):
     """The masked tokens of a text."""
 
@@ -74,11 +77,15 @@ class MaskedLM(LanguageModeling):
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
         """The tokens that an evaluation masks, also for training rows."""
-        from training.batching.batches import TokenRows
-        from training.batching.masked_tokens import evaluation_targets
+        from training.batching.batches import IGNORED, TokenRows
         from training.models.loading import load_tokenizer
 
-        yield from evaluation_targets(TokenRows(file), self.collator(load_tokenizer(model), 1))
+        rows, collate = TokenRows(file), self.collator(load_tokenizer(model), 1)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            numbers = range(start, min(start + BLOCK_ROWS, len(rows)))
+            labels = [collate.mask_for_evaluation(rows[number])[1] for number in numbers]
+            targets = [of_row[of_row != IGNORED] for of_row in labels]
+            yield np.concatenate(targets), np.repeat(numbers, [len(of_row) for of_row in targets])
 
     def predictions_on_request(
         self,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import ManyLabels, Predictions
     from training.recipe import Training
-    from training.task_types.losses import Loss
+    from training.task_types.task_type import Loss
 
 THRESHOLDS = "thresholds"
 """The name of the thresholds in the model's config and in the schema metadata of predictions (as JSON)."""

@@ -31,7 +31,6 @@ from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.generated_texts import Generated
     from training.recipe import Training
-    from training.task_types.losses import Loss
+    from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 
@@ -166,7 +165,7 @@ class Seq2Seq(TaskType):
         outside = outside or training.label_smoothing_factor > 0  # then the Trainer passes no labels to the model
         unweighted = training.model_copy(update={"class_weights": None})
         of_tokens = losses.make_loss(unweighted, (), np.empty(0, np.int64), outside=outside)
-        return of_tokens and partial(_apply_to_targets, of_tokens)
+        return of_tokens and losses.restrict_to_targets(of_tokens)
 
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED
@@ -184,13 +183,16 @@ class Seq2Seq(TaskType):
         `loss`, the sum of their cross entropies, and `targets`, their number."""
         import pyarrow as pa
 
+        from training.task_types.losses.token_likelihood import sums_by_row
+
         columns: dict[str, Any] = {}
         if self.loss_only_reason is None:
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
             generated = model.generate(**inputs, generation_config=self.options.settings_for(model)).cpu().numpy()
             columns["prediction"] = pa.array(list(generated), pa.list_(pa.int32()))
         if "labels" in batch:
-            columns |= _sums_by_row(outputs["logits"], batch["labels"])
+            sums = sums_by_row(outputs["logits"], batch["labels"])
+            columns |= {name: sums[name] for name in ("loss", "targets")}
         return pa.RecordBatch.from_pydict(columns)
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
@@ -243,24 +245,3 @@ class Seq2Seq(TaskType):
 
     def published_files(self, folder: Path) -> dict[str, str]:
         return self.options.published_files(folder)
-
-
-def _apply_to_targets(of_tokens: Loss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """() the loss `of_tokens` of the targets, given (B, S, V) logits and (B, S) labels."""
-    from training.batching.batches import IGNORED
-
-    is_target = labels != IGNORED
-    return of_tokens(logits[is_target], labels[is_target])
-
-
-def _sums_by_row(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-    """`loss` and `targets`, (B,) each, from (B, S, V) logits and (B, S) labels."""
-    from torch.nn import functional
-
-    from training.batching.batches import IGNORED
-
-    of_tokens = functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
-    )
-    sums = of_tokens.view(labels.shape).double().sum(dim=-1)
-    return {"loss": sums.cpu().numpy(), "targets": (labels != IGNORED).sum(dim=-1).cpu().numpy()}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import OneLabel
     from training.recipe import Training
-    from training.task_types.losses import Loss
+    from training.task_types.task_type import Loss
 
 
 class SequenceClassification(LabelProbabilities):

@@ -14,8 +14,8 @@ checked against them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from training.recipe.column_types import Column
 from training.recipe.task_specification import TaskSpecification
@@ -23,17 +23,20 @@ from training.task_types.optional_hooks import OptionalHooks
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadToLongest, TokenRows
     from training.evaluation.predictions import Predictions
     from training.recipe import Training
-    from training.task_types.losses import Loss
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 
-__all__ = ["Column", "TaskType"]
+__all__ = ["Column", "Loss", "TaskType"]
+
+Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+"""A function of logits and labels."""
 
 
 class RowsToFeatures:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from training.evaluation.tagged_words import Tagged
     from training.recipe import Training
     from training.recipe.column_types import Mask
-    from training.task_types.losses import Loss
+    from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoded, Encoder
     from training.tokenization.features import Features
 
@@ -132,20 +131,13 @@ class TokenClassification(TaskType):
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
         """Cross entropy, focal or the user's loss of the words with a token, optionally with class weights. It is
         computed outside of the model: the loss inside is NaN for a batch without such words."""
-        from training.batching.batches import IGNORED
         from training.data.lists import flat_values
         from training.task_types.losses import classification as losses
 
         tags, first = (flat_values(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
         of_words = losses.make_loss(training, labels, tags[first >= 0], outside=True)
         assert of_words is not None
-
-        def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            is_first = labels != IGNORED
-            of_first = logits[is_first]  # (W, L)
-            return of_words(of_first, labels[is_first]) if len(of_first) else of_first.sum()
-
-        return loss
+        return losses.restrict_to_targets(of_words)
 
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED

@@ -121,7 +121,7 @@ class FastEncoder(Encoder):
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
         encodings = self.tokenizer.encode_batch_fast(rows)  # faster because it computes no offsets
-        lengths, ids = concatenate_ids(encodings)
+        lengths, ids = _concatenate_ids(encodings)
         if pairs is None:
             return Encoded(lengths, ids, None, self._count_lost(encodings, lengths))
         types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.int8, len(ids))
@@ -158,7 +158,7 @@ class FastEncoder(Encoder):
         if self._needs_spaces:
             rows = [[word if word.startswith(" ") else f" {word}" for word in row] for row in rows]
         encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True)  # encode_batch_fast gives no words
-        lengths, ids = concatenate_ids(encodings)
+        lengths, ids = _concatenate_ids(encodings)
         return Encoded(lengths, ids, None, self._count_lost(encodings, lengths), _word_ids(encodings))
 
     @cached_property
@@ -175,7 +175,7 @@ class FastEncoder(Encoder):
     def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
         with self.truncation(None):
             encodings = self.tokenizer.encode_batch(texts, add_special_tokens=special)
-        lengths, ids = concatenate_ids(encodings)
+        lengths, ids = _concatenate_ids(encodings)
         # If the tokenizer trims spaces from offsets, a token of one space has an empty span after the space.
         starts = (
             -1 if added else max(0, start - (start == end))
@@ -189,7 +189,7 @@ class FastEncoder(Encoder):
         return _word_ids(self.tokenizer.encode_batch(texts))
 
 
-def concatenate_ids(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def _concatenate_ids(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(N,) the number of tokens of each encoding, and (T,) the ids of all."""
     lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
     ids = chain.from_iterable(encoding.ids for encoding in encodings)
@@ -230,4 +230,62 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
         split_special_tokens=bool(settings.get("split_special_tokens", False)),
         eos=None if eos is None else tokenizer.token_to_id(eos),
         chat=chat_template(folder),
+    )
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of pairs of texts, in order; each pair has at least one, and no token is lost. W windows of all,
+    T tokens of all windows."""
+
+    pair: npt.NDArray[np.int64]  # (W,) the number of its pair
+    lengths: npt.NDArray[np.int32]  # (W,) the number of its tokens
+    ids: npt.NDArray[np.int32]  # (T,)
+    types: npt.NDArray[np.int8]  # (T,) the token_type_ids
+    second: npt.NDArray[np.bool_]  # (T,) whether the token is of the second text
+    offsets: npt.NDArray[np.int32]  # (T, 2) its first character, and the one after its last; 0, 0 for special tokens
+
+    def iterate_offsets(self) -> Iterator[npt.NDArray[np.int32]]:
+        """(length, 2) for each window, the offsets of tokens of the second text; -1 and -1 for others."""
+        yield from np.split(np.where(self.second[:, None], self.offsets, -1), np.cumsum(self.lengths)[:-1])
+
+
+def encode_windows(encoder: Encoder, firsts: list[str], seconds: list[str], stride: int) -> Windows:
+    """Windows of `max_length` tokens, with the whole first text and a part of the second, which starts with the last
+    `stride` tokens of the window before.
+
+    For max_length 9, stride 2, the question [q1 q2] and the context [c1 c2 c3 c4 c5 c6]
+
+        [CLS] q1 q2 [SEP] c1 c2 c3 c4 [SEP]     pair 0
+        [CLS] q1 q2 [SEP] c3 c4 c5 c6 [SEP]     pair 0
+
+    Raises UserError if a first text leaves no room for more than `stride` tokens, or if the tokenizer cannot map tokens
+    to characters.
+    """
+    if not isinstance(encoder, FastEncoder):
+        message = "encodes in Python and does not map tokens to characters: choose a model with a tokenizer.json that "
+        message += "AutoTokenizer uses unchanged."
+        raise UserError([Problem(kind="tokens", where="the model's tokenizer", message=message)])
+    special = encoder.special_tokens(pairs=True)
+    for first, length in zip(firsts, encoder.encode_whole(firsts).lengths.tolist(), strict=True):
+        tokens = length - encoder.special_tokens(pairs=False)
+        if encoder.max_length - special - tokens <= stride:
+            message = (
+                f"{encoder.max_length} leaves no room for a window with the {special} special tokens, the {tokens} of "
+                f"{first!r:.60}, and the {stride} that windows have in common: choose more."
+            )
+            raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
+    with encoder.truncation(encoder.max_length, stride=stride, strategy="only_second"):
+        pairs = encoder.tokenizer.encode_batch(list(zip(firsts, seconds, strict=True)))  # the fast one has no offsets
+    windows = [window for pair in pairs for window in (pair, *pair.overflowing)]
+    lengths, ids = _concatenate_ids(windows)
+    texts = chain.from_iterable(window.sequence_ids for window in windows)
+    offsets = chain.from_iterable(chain.from_iterable(window.offsets for window in windows))
+    return Windows(
+        np.repeat(np.arange(len(pairs)), [1 + len(pair.overflowing) for pair in pairs]),
+        lengths,
+        ids,
+        np.fromiter(chain.from_iterable(window.type_ids for window in windows), np.int8, len(ids)),
+        np.fromiter((text == 1 for text in texts), np.bool_, len(ids)),
+        np.fromiter(offsets, np.int32, 2 * len(ids)).reshape(-1, 2),
     )

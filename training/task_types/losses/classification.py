@@ -28,12 +28,13 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from training.batching.batches import IGNORED
 from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
     from training.recipe import Training
-    from training.task_types.losses import Loss
+    from training.task_types.task_type import Loss
 
 FOCAL_GAMMA = 2.0
 
@@ -70,6 +71,18 @@ def make_loss(
         loss = _PLACE.load(name)
     weights = None if given_weights is None else class_weights(given_weights, labels, train_labels)
     return _Mean(name, loss, weights)
+
+
+def restrict_to_targets(loss: Loss) -> Loss:
+    """The loss of the targets, given logits (B, T, L) and labels (B, T), IGNORED for tokens that are no targets; 0 if
+    there are no targets."""
+
+    def of_targets(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        is_target = labels != IGNORED
+        chosen = logits[is_target]
+        return loss(chosen, labels[is_target]) if len(chosen) else chosen.sum()
+
+    return of_targets
 
 
 def class_weights(
