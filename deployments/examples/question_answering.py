@@ -1,17 +1,17 @@
-"""Extractive question answering: where in a text a question is answered. A task type from outside of the project.
+"""Extractive question answering: the part of a text that answers a question. An example of a user's task type.
 
 A row of the data set        {"question": "Who wrote it?", "context": "Ada wrote it in 1843.",
                               "answers": {"text": ["Ada"], "answer_start": [0]}}
-becomes token features       {"input_ids": [101, 2040, 2626, 2009, 1029, 102, 9604, 2626, ..., 102], "length": 14,
+token features               {"input_ids": [101, 2040, 2626, 2009, 1029, 102, 9604, 2626, ..., 102], "length": 14,
                               "context": [0, 0, 0, 0, 0, 0, 1, 1, ..., 0], "label": [6, 6], "row": 0}
-                             several a row, each of a window of the context, where it is longer than tokens.max_length
-and, padded in a batch,      {"input_ids": (B, T), "attention_mask": (B, T), "context": (B, T), "labels": (B, 2)}
-the model answers with       logits (B, 2, T): how likely the answer begins with a token, and ends with it;
-                             the prediction is the likeliest stretch of all windows of a row, as a text.
+                             one for each window of the context, if a row is longer than tokens.max_length
+a padded batch               {"input_ids": (B, T), "attention_mask": (B, T), "context": (B, T), "labels": (B, 2)}
+the model's output           logits (B, 2, T), for the first and the last token of the answer; the prediction is the
+                             text of the likeliest span of all windows of a row
 
-`answers` are those of SQuAD: texts, and the character of the context with which each begins. The first one is learnt;
-the one that is nearest to the prediction counts when that is judged. Named in a recipe as
-`task: question_answering:ExtractiveQA`; docs/how-to/own-task-type.md writes this file step by step.
+`answers` have the form of SQuAD: texts, and the number of each text's first character in the context. The first answer
+is the target of training; metrics compare predictions with the most similar one. A recipe names the class as
+`task: question_answering:ExtractiveQA`; docs/how-to/own-task-type.md explains this file.
 
 B rows of a batch (windows), T tokens, N rows of a split.
 """
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 
 class ExtractiveQA(TaskType):
-    """A stretch of the context a question."""
+    """A part of a context as the answer to a question."""
 
-    # What it wants, and what it is called
+    # Declarations
 
     class Options(TaskType.Options):
         stride: int = Field(default=32, ge=0)
-        """Tokens of a long context that a window has in common with the one before."""
+        """The tokens that two successive windows of a long context have in common."""
         max_answer_tokens: int = Field(default=30, ge=1)
-        """Tokens that an answer has at most."""
+        """The most tokens of an answer."""
 
     options: Options
     option_stages: ClassVar = {
@@ -75,13 +75,13 @@ class ExtractiveQA(TaskType):
     metrics: ClassVar = ("f1", "exact_match")
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        """An output for where an answer begins, and one for where it ends."""
+        """An output for the first token of an answer, and one for the last."""
         return {"num_labels": 2}
 
     # Rows and their checks
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, npt.NDArray[np.bool_], str]]:
-        """Rows without answers as SQuAD has them; and answers that do not stand where they should."""
+        """Rows without answers in the form of SQuAD; and answers that are not at their place in the context."""
         given = [json.loads(value) for value in rows.column("answers").to_pylist()]
         formless = np.array([not _is_squad(value) for value in given], bool)
         if formless.any():
@@ -96,9 +96,9 @@ class ExtractiveQA(TaskType):
     # Tokens and batches
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """A row for each window: its tokens, which of them are of the context, and the characters of the context that
-        each of these begins with and ends before; and the part of the context that the window shows, and where that
-        begins. Where rows have answers, also `label`, and the answers as they are written: `reference`."""
+        """A feature row for each window: its tokens; `context`, 1 for tokens of the context; `starts` and `ends`, their
+        characters in the context; `passage`, the window's part of the context, which starts at the character
+        `passage_start`. For rows with answers also `label`, and the answers as JSON in `reference`."""
         import pyarrow as pa
 
         from training.tokenization.encoder import encode_windows
@@ -131,7 +131,7 @@ class ExtractiveQA(TaskType):
 
         pad = PadToLongest(tokenizer, multiple)
         pad.fill["context"] = 0
-        pad.left = False  # whatever the tokenizer's side: labels count tokens from the left
+        pad.left = False  # labels count tokens from the left
         return pad
 
     # The model
@@ -148,7 +148,7 @@ class ExtractiveQA(TaskType):
     def loss(
         self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Cross entropy of where the answer begins and where it ends; both are the first token in a window without."""
+        """Cross entropy of the answer's first and last token; both are token 0 for windows without the answer."""
         import torch
 
         def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -157,8 +157,7 @@ class ExtractiveQA(TaskType):
         return loss
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
-        """For each window the likeliest stretch of its context: its first and last token, and its score, the sum of
-        their logits."""
+        """The likeliest span of each window: its first and last token, and its score, the sum of their logits."""
         import pyarrow as pa
         import torch
 
@@ -175,12 +174,12 @@ class ExtractiveQA(TaskType):
     # Answers
 
     def join_labels(self, answers: pa.Table, rows: TokenRows) -> pa.Table:
-        """`answer`, the text of the likeliest stretch of all windows of a row; `start`, the character of the context
-        with which it begins; its `score`."""
+        """`answer`, the text of the likeliest span of all windows of a row; `start`, its first character in the
+        context; its `score`."""
         import pyarrow as pa
 
         number, score = rows.table["row"].to_numpy(), answers["score"].to_numpy()
-        by_score = np.lexsort([-score, number])  # of a row's windows the best one first, or the first of two equal ones
+        by_score = np.lexsort([-score, number])  # a row's best window first
         best = by_score[np.unique(number[by_score], return_index=True)[1]]  # (N,)
         windows, chosen = rows.table.take(best), answers.take(best).to_pylist()
         columns: dict[str, list[Any]] = {"answer": [], "start": [], "score": [row["score"] for row in chosen]}
@@ -208,21 +207,21 @@ class ExtractiveQA(TaskType):
         return list(answers.select(["answer", "start", "score"]).to_pylist())
 
     def lines(self, explained: Mapping[str, Any]) -> list[str]:
-        """The text, and where it stands."""
+        """The text and its first character."""
         return [f"{explained['answer']}  (from character {explained['start']})"]
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """By the score alone, which has no scale of its own: of two stretches that are as likely, either may win."""
+        """Compares only the score: either of two spans that are equally likely may be predicted."""
         return abs(given["score"] - stored["score"]) <= tolerance * max(1.0, abs(stored["score"]))
 
 
 NO_ANSWER = -1e9
-"""The score of a window that shows nothing of the context."""
+"""The score of a window without tokens of the context."""
 
 
 @dataclass(frozen=True)
 class Answered(Predictions):
-    """What was found for each question, and all that would be right."""
+    """The predicted answer to each question, and all true answers."""
 
     references: npt.NDArray[np.object_]  # (N,) list[str]
     predictions: npt.NDArray[np.object_]  # (N,) str
@@ -241,7 +240,7 @@ class Answered(Predictions):
         return Answered(self.references[rows], self.predictions[rows])
 
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """The figures of each row; the texts of answers, and of right ones lists."""
+        """The scores of each row; the texts of predictions, and lists of the true answers."""
         if feature in self.means:
             return self.row_scores if feature == "f1" else self._best(exact_match)
         found = {"references": self.references, "predictions": self.predictions}.get(feature)
@@ -257,7 +256,7 @@ class Answered(Predictions):
         return {"label": right, "prediction": self.predictions[row], "f1": round(float(self.row_scores[row]), 4)}
 
     def _best(self, figure: Callable[[str, str], float]) -> npt.NDArray[np.float64]:
-        """(N,) of a prediction and whichever right answer is nearest to it."""
+        """(N,) the best score of a prediction with any of the true answers."""
         pairs = zip(self.predictions, self.references, strict=True)
         return np.array([max(figure(one, right) for right in every) for one, every in pairs], np.float64)
 
@@ -266,19 +265,19 @@ class Answered(Predictions):
 
 
 def f1(prediction: str, right: str) -> float:
-    """How many words both have, against how many each has."""
+    """The harmonic mean of precision and recall of words."""
     ours, theirs = normal(prediction).split(), normal(right).split()
     shared = (Counter(ours) & Counter(theirs)).total()
     return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
 
 
 def exact_match(prediction: str, right: str) -> float:
-    """Whether they are the same."""
+    """1 if the normalized texts are equal."""
     return float(normal(prediction) == normal(right))
 
 
 def normal(text: str) -> str:
-    """In lower case, without punctuation, articles, and white space beyond single spaces."""
+    """The text in lower case, without punctuation and articles, with single spaces."""
     bare = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
@@ -287,7 +286,7 @@ def normal(text: str) -> str:
 
 
 def _is_squad(value: Any) -> bool:
-    """Whether there is a text, and a whole number for each."""
+    """Whether the value has texts, and a whole number for each."""
     if not isinstance(value, dict):
         return False
     texts, starts = value.get("text"), value.get("answer_start")
@@ -301,7 +300,7 @@ def _is_squad(value: Any) -> bool:
 
 
 def _odd(context: str, answers: Any) -> str:
-    """The first answer that does not stand where it should, and what does; nothing where all do."""
+    """The first answer that is not at its place in the context, with the text at this place; empty if there is none."""
     for text, start in zip(answers["text"], answers["answer_start"], strict=True):
         if (there := context[start : start + len(text)]) != text:
             return f": {text!r:.60} at character {start}, where the context has {there!r:.60}"
@@ -309,7 +308,7 @@ def _odd(context: str, answers: Any) -> str:
 
 
 def _first_answer(answers: str) -> tuple[int, int]:
-    """Where the first of them begins and ends, but for white space."""
+    """The first character of the first answer and the one after its last, without white space."""
     given = json.loads(answers)
     text, start = given["text"][0], given["answer_start"][0]
     start += len(text) - len(text.lstrip())
@@ -317,8 +316,8 @@ def _first_answer(answers: str) -> tuple[int, int]:
 
 
 def _tokens_of(offsets: npt.NDArray[np.int32], span: tuple[int, int]) -> list[int]:
-    """The first and the last token of an answer, given the characters of each of a window's tokens, -1 for those that
-    are not of the context; 0 and 0 where not all of the answer is there."""
+    """The first and the last token of an answer, given the characters of a window's tokens, -1 for tokens of no
+    context; 0 and 0 if the window does not contain the whole answer."""
     start, end = span
     places = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start))
     if not len(places) or offsets[places[0], 0] > start or offsets[places[-1], 1] < end:

@@ -75,15 +75,15 @@ def _share_on_cpu() -> None:
 
 
 def find_wrapped_layers(network: PreTrainedModel, requested: list[str] | None) -> list[str]:
-    """The layer classes that are gathered as a unit: the requested ones; or those that the model declares unsplittable;
-    or those of its largest list of layers. Raises UserError if a requested class is not in the model, or none is found.
+    """The layer classes that are gathered as a unit: the requested ones; or the model's `_no_split_modules`; or those
+    of its largest list of layers. Raises UserError if a requested class is not in the model, or none is found.
     """
     import torch
 
     layers = _shardable_classes(network)
     for name in requested or ():
         if name not in layers:
-            message = f"{name!r} is no layer of {type(network).__name__} that can be gathered by itself: "
+            message = f"{name!r} is no layer of {type(network).__name__} that can be a unit: "
             message += f"choose from {', '.join(layers)}.{nearest(name, layers)}"
             raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
     found = requested or [name for name in layers if name in (network._no_split_modules or ())]
@@ -99,8 +99,8 @@ def find_wrapped_layers(network: PreTrainedModel, requested: list[str] | None) -
 
 
 def _shardable_classes(network: PreTrainedModel) -> list[str]:
-    """The classes of modules with weights, without those that contain embeddings: accelerate gathers embeddings by
-    themselves, and a weight is in one group only."""
+    """The classes of modules with weights, without those that contain embeddings: accelerate gathers embeddings
+    separately, and a weight is in one group only."""
     embeddings = {network.get_input_embeddings(), network.get_output_embeddings()} - {None}
     found, around = set(), {"ModuleList"}  # a list has no forward pass
     for module in network.modules():

@@ -62,7 +62,7 @@ def build_arguments(compute: ResolvedCompute, network: torch.nn.Module) -> dict[
 
 
 def _merge(given: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """The given values, with ours for missing ones and for those that are `auto` in ours."""
+    """The given values, with ours if they are missing or `auto` in ours."""
     merged = dict(given)
     for name, value in ours.items():
         if isinstance(value, dict):

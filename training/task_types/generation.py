@@ -108,7 +108,7 @@ def set_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 
 def add_end_token(model: PreTrainedModel, token: int) -> None:
-    """Adds a token to those that end the model's texts, if there are any."""
+    """Adds a token to the end tokens of the model."""
     for settings in (model.config, model.generation_config):
         if token not in (known := _listed(settings.eos_token_id)):
             settings.eos_token_id = [*known, token] if known else token

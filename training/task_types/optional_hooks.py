@@ -92,7 +92,7 @@ class OptionalHooks:
         tokenizer: PreTrainedTokenizerBase,
         encoder: Encoder,
     ) -> pa.Table:
-        """The predictions for rows outside of an evaluation, perhaps with more columns, such as generated text."""
+        """The predictions for rows outside of an evaluation, with additional columns such as generated text."""
         return predictions
 
     def published_files(self, folder: Path) -> dict[str, str]:

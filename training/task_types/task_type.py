@@ -3,8 +3,8 @@
     rows ─ RowsToFeatures ▶ token features ─ FeaturesToBatches ▶ batches ─ BatchesToLoss ▶ loss, logits
     logits ─ OutputsToPredictions ▶ predictions ─ PredictionsToRecords ▶ records
 
-A task type implements the abstract methods. All others have defaults: those that are overridden most are here, the
-rest in training.task_types.optional_hooks. It declares the columns of its rows as in RowSpecification, and its options,
+A task type implements the abstract methods. All others have defaults: the most important ones are here, the rest
+in training.task_types.optional_hooks. It declares the columns of its rows as in RowSpecification, and its options,
 metrics and names as in TaskSpecification (training.recipe).
 
 This module and the top level of a task type's module import no torch, transformers or pyarrow, because recipes are

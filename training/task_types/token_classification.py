@@ -53,7 +53,7 @@ class TokenClassification(TaskType):
 
     auto_class = "AutoModelForTokenClassification"
     hub_task = "token-classification"
-    pipeline = False  # the pipeline of transformers splits texts into words by itself
+    pipeline = False  # the pipeline of transformers splits texts into other words
     card_sentence = "Gives each word of a {text} one of {labels}"
     columns: ClassVar = {"text": Column("texts"), "label": Column("labels")}
     checks: ClassVar = {"uneven_tags": "error", "iob2": "error"}

@@ -2,7 +2,7 @@
 
 A loss is a function of logits (B, L) float32 and labels (B,) int64. It returns a loss for each row, (B,), or their
 mean, (). It must not return a sum: the engine weights each micro-batch by its rows, so that every row of an optimizer
-step has the same weight, whatever the micro-batches and ranks. It is called in training and in evaluation.
+step has the same weight, independent of micro-batches and ranks. It is called in training and in evaluation.
 
     import torch
 
