@@ -1,4 +1,4 @@
-"""The user's mistakes: what is wrong, where, what is allowed, and what to do next."""
+"""Errors of the user: the wrong field, its value, the allowed values and the next step."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, field_validator
 
 NETWORK = "network"
-"""The kind of a problem that may be gone when the same is tried again: nothing in the recipe is wrong."""
+"""The kind of a problem that a later attempt may not have: nothing in the recipe is wrong."""
 DISK = "disk"
-"""The kind of a problem that room on the disk would solve: nothing in the recipe is wrong."""
+"""The kind of a problem that more space on the disk solves: nothing in the recipe is wrong."""
 NO_ROOM_BYTES = 1_000_000
-"""With less than this free, a disk counts as full."""
-# SQLite's and torch's errors name neither the disk nor its state in the system's words.
+"""A disk with less free space counts as full."""
+# SQLite and torch report a full disk in words of their own.
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "disk is full")
 _PERHAPS_FULL = "inline_container"
-# torch's errors of an accelerator are plain RuntimeErrors on the way from some of its parts.
+# Some parts of torch raise plain RuntimeErrors for errors of an accelerator.
 _OF_ACCELERATOR = ("CUDA", "CUBLAS", "CUDNN", "cuDNN", "NCCL", "HIP error")
 
 
 class Problem(BaseModel):
-    """One thing that only the user can mend."""
+    """A problem that only the user can solve."""
 
     model_config = ConfigDict(frozen=True)
 
     kind: str
-    """Which part found it: recipe, data, model, tokens, training, compute, release, hub; or DISK, NETWORK."""
+    """The part that found it: recipe, data, model, tokens, training, compute, release, hub; or DISK, NETWORK."""
     where: str
-    """The field (`training.learning_rate`), the file with its row, or the name that is wrong."""
+    """The wrong field (`training.learning_rate`), file and row, or name."""
     message: str
     """The value, what is allowed, and the next step, in one or two sentences."""
     check: str | None = None
-    """The check of the rows that found it, as `data.checks` names it."""
+    """The check of rows that found it, by its name in `data.checks`."""
     level: Literal["error", "warning"] = "error"
     """Whether it ends the run."""
 
     @field_validator("where", "message")
     @classmethod
     def _can_be_written(cls, text: str) -> str:
-        # What is told of the user's rows may hold half a character, which no terminal, file or database takes.
+        # Values of the user's rows may hold half a surrogate pair, which no terminal, file or database accepts.
         return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -59,54 +59,53 @@ class UserError(Exception):
         super().__init__("\n".join(f"{p.where}: {p.message}" for p in self.problems))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[tuple[Problem, ...]]]:
-        # Exception's own pickling would hand the joined text back to __init__.
+        # Exception's default pickling would pass the joined text to __init__.
         return type(self), (self.problems,)
 
 
 def full_disk(folder: Path, error: BaseException | None = None) -> UserError | None:
-    """That the disk on which `folder` lies is full, and what to do; None where it is not, or not to blame.
+    """Returns the user's error if the disk of `folder` is full; None if it is not.
 
-    With `error`, whether that came of a full disk: ask before anything is removed. Without, whether any room is left.
+    With `error`, only if a full disk caused it: call this before files are removed. Without, if no space is left.
     """
     disk = shutil.disk_usage(folder)
     full = disk.free < NO_ROOM_BYTES
     if error is not None:
-        told = isinstance(error, UserError) or not isinstance(error, Exception)
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            return None
         words = f"{error} {error.strerror}" if isinstance(error, OSError) else str(error)
-        full = not told and (any(w in words for w in _FULL) or (full and _PERHAPS_FULL in words))
+        full = any(word in words for word in _FULL) or (full and _PERHAPS_FULL in words)
     if not full:
         return None
-    # What filled it may be gone again, such as a folder that was made for a while.
+    # A temporary folder that filled the disk may have been removed since.
     left = f": {disk.free // 10**6} of {disk.total // 10**6} MB are free" if disk.free < NO_ROOM_BYTES else ""
     message = (
-        f"the disk is full{left}. Make room and run the same "
-        "command again: what is finished is kept, and training goes on from its last checkpoint."
+        f"the disk is full{left}. Make room and run the same command again: finished stages are kept, and training "
+        "continues from its last checkpoint."
     )
     return UserError([Problem(kind=DISK, where=str(folder), message=message)])
 
 
 @contextlib.contextmanager
-def mistakes_told(of: object) -> Iterator[None]:
-    """Raises UserError, as `mistake_in` has it, in place of an error out of the module that has the class of this
-    object."""
+def user_code_errors(instance: object) -> Iterator[None]:
+    """Raises UserError, as `user_code_error` describes, for an error from the module of the object's class."""
     try:
         yield
     except Exception as error:
-        if told := mistake_in(type(of).__module__, error):
-            raise told from error
+        if problem := user_code_error(type(instance).__module__, error):
+            raise problem from error
         raise
 
 
-def mistake_in(module: str, error: BaseException) -> UserError | None:
-    """That an error came out of the code of a recipe's author: this module, and where in it. None where it did not, or
-    where the module is the project's own.
+def user_code_error(module: str, error: BaseException) -> UserError | None:
+    """Returns the user's error, with its line, if the error comes from this module of the user's; else None.
 
-    The author's is what fails in the module and in what it calls, libraries included; but not what fails in code of
-    the project's that it calls, such as a reader of rows, or below that. Errors of files and the network (OSError), of
-    memory and of accelerators are the machine's, wherever they come from: then the same may be tried again.
+    Errors in the module and in libraries that it calls are the user's; those in code of this project that it calls,
+    such as a reader of rows, are not. Errors of files and the network (OSError), of memory and of accelerators are the
+    machine's: the same may be tried again.
     """
     loaded = sys.modules.get(module)
-    if module.startswith("training.") or loaded is None or isinstance(error, UserError) or _of_machine(error):
+    if module.startswith("training.") or loaded is None or isinstance(error, UserError) or _is_of_machine(error):
         return None
     frames = traceback.extract_tb(error.__traceback__)
     files = [frame.filename for frame in frames]
@@ -114,33 +113,33 @@ def mistake_in(module: str, error: BaseException) -> UserError | None:
     place = next((frame for frame in reversed(frames[ours + 1 :]) if frame.filename == loaded.__file__), None)
     if place is None:
         return None
-    told = traceback.format_exception_only(error)[-1].strip()
-    message = f"`{place.name}` failed in {place.filename} line {place.lineno}: {told}"
+    cause = traceback.format_exception_only(error)[-1].strip()
+    message = f"`{place.name}` failed in {place.filename} line {place.lineno}: {cause}"
     return UserError([Problem(kind="recipe", where="task", message=message)])
 
 
-def _of_machine(error: BaseException) -> bool:
-    # torch is not imported here: its error is known by name.
+def _is_of_machine(error: BaseException) -> bool:
+    # By its name, since torch is not imported here.
     if isinstance(error, OSError | MemoryError) or "AcceleratorError" in {cls.__name__ for cls in type(error).__mro__}:
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _OF_ACCELERATOR)
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the nearest of the allowed names, or nothing where none is near."""
+    """Returns ` Did you mean 'x'?` for the nearest of the allowed names; an empty text if none is near."""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def server_fault(error: BaseException) -> Exception | None:
-    """The answer 5xx (the server is out of order) or 429 (it has too many requests) from which an error came.
+    """Returns the error with the response 5xx (server error) or 429 (too many requests) that caused an error.
 
-    HTTP clients may replace it by an error of their own, with or without naming its cause.
+    HTTP clients may raise errors of their own for it, with or without a cause.
     """
-    one: BaseException | None = error
-    while isinstance(one, Exception):
-        status = getattr(getattr(one, "response", None), "status_code", None) or getattr(one, "status", None)
+    cause: BaseException | None = error
+    while isinstance(cause, Exception):
+        status = getattr(getattr(cause, "response", None), "status_code", None) or getattr(cause, "status", None)
         if isinstance(status, int) and (status >= 500 or status == 429):
-            return one
-        one = one.__cause__ or one.__context__
+            return cause
+        cause = cause.__cause__ or cause.__context__
     return None

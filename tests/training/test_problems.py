@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from training.data.lists import as_json
-from training.problems import UserError, mistake_in
+from training.problems import UserError, user_code_error
 
 KIND = """
 import json
@@ -43,7 +43,7 @@ def test_an_author_is_blamed_for_what_fails_in_their_code_and_libraries_and_not_
         monkeypatch.setitem(sys.modules, "an_authors", theirs)
         with pytest.raises(Exception) as caught:
             call()
-        return mistake_in("an_authors", caught.value)
+        return user_code_error("an_authors", caught.value)
 
     mistakes = [
         lambda: theirs.parse("{"),

@@ -71,7 +71,7 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
     numbers, faults, remarks = block.numbers, list(block.faults), block.remarks
     _need_casts(rows.schema, wanted, block.where)
     for name in rows.schema.names:
-        for convert in (_decoded, _cast, _nested):
+        for convert in (_decode, _cast, _parse_nested):
             column, wrong = convert(name, rows.column(name), wanted, block)
             faults += [Fault(int(numbers[place]), *description) for place, description in wrong.items()]
             rows = rows.set_column(rows.schema.names.index(name), name, column)
@@ -91,7 +91,7 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
         rows, numbers = rows.take(pa.array(places)), numbers[places]
     # A cast value is a label itself, not the index of a name.
     names = () if wanted.labels is None or wanted.labels.source_name in wanted.data.cast else block.label_names
-    arrays = {column.name: _stored(rows.column(column.source_name), column, names) for column in wanted.columns}
+    arrays = {column.name: _to_stored_type(rows.column(column.source_name), column, names) for column in wanted.columns}
     slices = block.slices
     if slices and len(numbers) < len(block.numbers):
         there = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
@@ -111,7 +111,7 @@ def _mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray
     return mask
 
 
-def _decoded(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
+def _decode(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
     """Decodes bytes."""
     if not any(check(column.type) for check in _BYTES):
         return column, {}
@@ -133,17 +133,17 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
         if to == pa.int64():  # the same rule as for JSON: Arrow alone takes 0x1F for a number and +5 for none
             spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
             given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
-    cast, bad = _converted(given, to, _uncastable(to))
+    cast, bad = _convert(given, to, _cast_fails(to))
     if pa.types.is_temporal(given.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
         failed = pc.starts_with(cast, "<value out of range").fill_null(False)
         bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
     if wanted.form_of(name) == "number":
         bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
-    return cast, {place: ("type", description, f": {_shown(column[place])}") for place in bad}
+    return cast, {place: ("type", description, f": {_format_value(column[place])}") for place in bad}
 
 
-def _nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
+def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
     """Converts lists, and values to their JSON."""
     if (form := wanted.form_of(name)) is None or form not in NESTED:
         return column, {}
@@ -156,14 +156,14 @@ def _nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) ->
     return from_arrow(column, name, form, block.label_names)
 
 
-def _shown(value: pa.Scalar) -> str:
+def _format_value(value: pa.Scalar) -> str:
     try:
         return shortened(value.as_py())
     except (ValueError, OverflowError, LookupError):  # a time or zone that Python has no object for
         return f"a {value.type} out of range"
 
 
-def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
+def _convert(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
     """Returns the column in another type, with null for values that do not convert, and the places of these."""
     try:
         return column.cast(to), []
@@ -176,17 +176,17 @@ def _converted(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool])
 
 def decode_texts(column: pa.Array) -> tuple[pa.Array, list[int]]:
     """Returns bytes as texts, with null for bytes that are not UTF-8, and the places of these."""
-    return _converted(column, pa.string(), _undecodable)
+    return _convert(column, pa.string(), _decoding_fails)
 
 
-def _undecodable(value: pa.Scalar) -> bool:
+def _decoding_fails(value: pa.Scalar) -> bool:
     try:
         return value.is_valid and value.as_py().decode() is None
     except UnicodeDecodeError:
         return True
 
 
-def _uncastable(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
+def _cast_fails(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
     def bad(value: pa.Scalar) -> bool:
         try:
             return value.is_valid and value.cast(to) is None
@@ -196,7 +196,7 @@ def _uncastable(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
     return bad
 
 
-def _casts(task_type: pa.DataType) -> list[str]:
+def _possible_casts(task_type: pa.DataType) -> list[str]:
     """Returns the types that columns of a type can be cast to."""
     return [name for name, to in ARROW.items() if _is_cast(task_type, to)]
 
@@ -218,7 +218,7 @@ def _need_casts(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
     """Raises UserError for columns that do not cast as the recipe requires."""
     problems = []
     for name, to in wanted.data.cast.items():
-        if name in schema.names and to not in (possible := _casts(schema.field(name).type)):
+        if name in schema.names and to not in (possible := _possible_casts(schema.field(name).type)):
             instead = f"choose {' or '.join(possible)}, or" if possible else "take another column, or"
             message = (
                 f"column {name!r} of {where} is of type {schema.field(name).type}, which does not convert to {to}: "
@@ -229,7 +229,7 @@ def _need_casts(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
         raise UserError(problems)
 
 
-def _stored(values: pa.Array, column: StoredColumn, names: tuple[str, ...]) -> pa.Array:
+def _to_stored_type(values: pa.Array, column: StoredColumn, names: tuple[str, ...]) -> pa.Array:
     """Returns a column as it is stored; whole-number labels become the source's names for them."""
     if column.form == "label":
         values = with_label_names(values, names)
@@ -250,7 +250,7 @@ def _need_types(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
             )
             number = pa.types.is_floating(task_type) or pa.types.is_decimal(task_type)
             best = "int64" if column.form == "label" and number else "string"
-            if column.form in ("text", "label") and best in _casts(task_type):
+            if column.form in ("text", "label") and best in _possible_casts(task_type):
                 message += f"; to convert it, set data.cast.{column.source_name}: {best}"
             problems.append(Problem(kind="data", where=column.field, message=f"{message}."))
     if problems:

@@ -43,7 +43,10 @@ def blank_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[st
     """Texts that are empty or white space, and other missing values."""
     for column in wanted.contents:
         if not column.may_be_empty:
-            yield f"has no {_WORDS.get(column.form, 'value')} in column {column.source_name!r}", _missing(rows, column)
+            yield (
+                f"has no {_WORDS.get(column.form, 'value')} in column {column.source_name!r}",
+                _missing(rows, column),
+            )
         if column.form == "texts":
             yield f"has an empty text in column {column.source_name!r}", _with_blank(rows.column(column.name))
 
@@ -80,7 +83,7 @@ def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
     """Returns the rows without a value in a column."""
     values = rows.column(column.name)
     if column.form in ("text", "label"):
-        nothing = _blank(values)
+        nothing = _is_blank(values)
     elif column.form == "texts":
         nothing = pc.equal(pc.list_value_length(values), 0).fill_null(True)
     else:
@@ -91,10 +94,10 @@ def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
 
 def _with_blank(lists: pa.Array) -> Mask:
     """Returns the rows with at least one blank text in their list."""
-    return rows_with_any(lists, _blank(flat_values(lists)))
+    return rows_with_any(lists, _is_blank(flat_values(lists)))
 
 
-def _blank(column: pa.Array) -> pa.Array:
+def _is_blank(column: pa.Array) -> pa.Array:
     return pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
 
 
@@ -147,13 +150,12 @@ def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
 
 def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels of the model without a row in a split: they are not learned, or not evaluated."""
-    absent = _absent(statistics, places)
+    absent = _absent_labels(statistics, places)
     misspelt = any(label not in places for label in statistics.labels)  # they may be the absent ones
     if statistics.rows and absent and not misspelt:
         effect = "the model cannot learn them" if statistics.split == "train" else "its figures do not cover them"
-        message = (
-            f"the {statistics.split} split has no row of {_listed(absent)}: {effect}; add rows, or name other labels."
-        )
+        message = f"the {statistics.split} split has no row of {_join(absent)}: {effect}; "
+        message += "add rows, or name other labels."
         yield Finding(f"data.splits.{statistics.split}", message)
 
 
@@ -243,14 +245,14 @@ def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTex
             yield Finding(str(later), message)
 
 
-def _absent(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
+def _absent_labels(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
     """Returns the model's labels, as rows spell them, that the split has no row of."""
     there = {places[label] for label in statistics.labels if label in places}
     spelt = {place: label for label, place in places.items() if place not in there}
     return [spelt[place] for place in sorted(spelt)]
 
 
-def _listed(labels: list[str]) -> str:
+def _join(labels: list[str]) -> str:
     return ", ".join(map(repr, labels[:5])) + (f" and {len(labels) - 5} more labels" if len(labels) > 5 else "")
 
 
@@ -294,11 +296,11 @@ def without_faulty(block: Block, statistics: SplitStatistics, faults: Faults) ->
     for remark in block.remarks:
         faults.add(block.where, remark.check, remark.description, [remark.row], remark.value)
     of_all = ((check, *found) for check, find in ROW_CHECKS.items() for found in find(block.rows, statistics.wanted))
-    block = _without(block, of_all, statistics, faults)
-    return _without(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
+    block = _leave_out(block, of_all, statistics, faults)
+    return _leave_out(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
 
 
-def _without(
+def _leave_out(
     block: Block,
     found: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
     statistics: SplitStatistics,

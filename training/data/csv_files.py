@@ -50,7 +50,7 @@ class CsvParser:
     """One CSV file, parsed into columns of bytes."""
 
     def __init__(self, file: str, data: Data) -> None:
-        self.where, self.head = display_name(file), _head(file, data)
+        self.where, self.head = display_name(file), _read_head(file, data)
         self._file, self._data = file, data
 
     def parts(self, read: list[str], needed: list[str]) -> Iterator[CsvPart]:
@@ -89,7 +89,7 @@ class CsvParser:
                             rows, numbers = ragged.with_short(part, ragged.numbers(part.num_rows))
                             yield CsvPart(rows, numbers, batch, raw.share)
             except pa.ArrowInvalid as error:
-                raise source_error(self.where, _csv_trouble(error, ragged.last)) from error
+                raise source_error(self.where, _describe_error(error, ragged.last)) from error
         none = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in read})
         yield CsvPart(*ragged.with_short(none, ragged.numbers(0), at_end=True), none, 1.0)
 
@@ -112,7 +112,7 @@ class _CsvFile:
         self._parser = CsvParser(file, wanted.data)
         self._where, self._wanted, self._slices = self._parser.where, wanted, slices
         self._head = self._parser.head
-        self._named = _columns_of(self._head, wanted, self._where)
+        self._named = _match_header(self._head, wanted, self._where)
         self._others = slices.of_file(self._head.names)
         self._read = list(dict.fromkeys([*self._named.values(), *self._others.values()]))
         self._header_read: int | None = None  # the number of a header that is read as a row, despite data.header
@@ -157,7 +157,7 @@ class _CsvFile:
                 return ()
             self._header_read = int(numbers[filled[0]])
             return (Fault(self._header_read, "header_row", HEADER_READ),)
-        why = self._label_as_name(batch) or _no_names(self._named.values(), self._head.names)
+        why = self._label_as_name(batch) or _find_value_in_names(self._named.values(), self._head.names)
         if why is None:
             return ()
         return (Fault(self._head.first - 1, "header_row", "looks like data, not like names", f" ({why})"),)
@@ -180,7 +180,7 @@ class _CsvFile:
             return None
         others = [other for other in header if other != name]
         if not (
-            _no_names(others, header)
+            _find_value_in_names(others, header)
             or any(len(other.split()) >= WORDS_OF_TEXT for other in others)
             or any(_count(rows, other, other) for other in others if other in self._read)
         ):
@@ -222,7 +222,7 @@ class _Head:
     """The number of the first row of data."""
 
 
-def _head(file: str, data: Data) -> _Head:
+def _read_head(file: str, data: Data) -> _Head:
     where = display_name(file)
 
     def lines(text: io.TextIOWrapper) -> Iterator[str]:
@@ -243,7 +243,7 @@ def _head(file: str, data: Data) -> _Head:
         if data.header is not None:
             return _Head(data.header, delimiter, skipped, first=skipped + 1)
         try:
-            for blank, row in enumerate(_parsed(rest if hint else itertools.chain([start], rest), delimiter, data)):
+            for blank, row in enumerate(_parse(rest if hint else itertools.chain([start], rest), delimiter, data)):
                 if row:
                     return _Head(row, delimiter, skipped + blank, first=skipped + blank + 2)
         except csv.Error as error:
@@ -253,12 +253,12 @@ def _head(file: str, data: Data) -> _Head:
     raise source_error(where, "is empty: its first row must name the columns")
 
 
-def _parsed(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[str]]:
+def _parse(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[str]]:
     quoting: Literal[0, 3] = csv.QUOTE_NONE if data.quoting == "none" else csv.QUOTE_MINIMAL
     return csv.reader(lines, delimiter=delimiter, quoting=quoting)
 
 
-def _no_names(names: Iterable[str], header: list[str]) -> str | None:
+def _find_value_in_names(names: Iterable[str], header: list[str]) -> str | None:
     """Returns why one of these names of the header is probably a value; None if none is."""
     numbers = [name for name in header if _NUMBER.fullmatch(name)]
     numbered = len(numbers) > 1 and numbers == list(map(str, range(len(numbers))))  # of a data frame without names
@@ -293,7 +293,7 @@ class _Ragged:
         self._numbers.add(row.number)
         if 0 < self._needed <= row.actual_columns < row.expected_columns:
             with contextlib.suppress(csv.Error):  # of a field that is too long for it
-                fields = next(_parsed(io.StringIO(row.text, newline=""), self._head.delimiter, self._data))
+                fields = next(_parse(io.StringIO(row.text, newline=""), self._head.delimiter, self._data))
                 self._short.append((row.number, fields))
                 return "skip"
         self._left_out += 1
@@ -353,7 +353,7 @@ class _Ragged:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _columns_of(head: _Head, wanted: SourceColumns, where: str) -> dict[str, str]:
+def _match_header(head: _Head, wanted: SourceColumns, where: str) -> dict[str, str]:
     """`stored_names`, with the cause where the header is one column that holds another delimiter, or a row of data."""
     header = head.names
     try:
@@ -369,10 +369,10 @@ def _columns_of(head: _Head, wanted: SourceColumns, where: str) -> dict[str, str
         if renamed.issuperset(wanted.names):
             raise
         twice = next((f"{name!r} is there twice" for name in header if header.count(name) > 1), None)
-        why = _no_names(header, header) or twice
+        why = _find_value_in_names(header, header) or twice
         if why or (renamed.isdisjoint(wanted.names) and "Did you mean" not in str(error)):
             verdict = f"looks like data, not like names ({why})" if why else "names none of the recipe's columns"
-            shown, example = ", ".join(map(shortened, header[:20])), ", ".join(_example(wanted, len(header)))
+            shown, example = ", ".join(map(shortened, header[:20])), ", ".join(_example_header(wanted, len(header)))
             message = (
                 f"the first row of {where} {verdict}: {shown}. If the table has no header, name its {len(header)} "
                 f"columns, such as data.header: [{example}]."
@@ -382,12 +382,12 @@ def _columns_of(head: _Head, wanted: SourceColumns, where: str) -> dict[str, str
         raise
 
 
-def _example(wanted: SourceColumns, count: int) -> list[str]:
+def _example_header(wanted: SourceColumns, count: int) -> list[str]:
     names = [*wanted.names, *(f"column_{number}" for number in range(1, count + 1))]
     return names[:count]
 
 
-def _csv_trouble(error: pa.ArrowInvalid, last: int) -> str:
+def _describe_error(error: pa.ArrowInvalid, last: int) -> str:
     if "straddling" in str(error):
         return f"has a row of more than {LONGEST_ROW_BYTES:,} bytes after row {last}: is a quotation mark never closed?"
     return f"is not readable as CSV: {error}"

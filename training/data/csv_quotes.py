@@ -51,7 +51,7 @@ class QuotedFields:
         """The next bytes of the file."""
         piece = self._file.read(size)
         if size:
-            self._look(self._held + piece, end=not piece)
+            self._inspect(self._held + piece, end=not piece)
         return piece
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class QuotedFields:
         description = f"spans {lines:,} lines; the file has {self._lines:,} lines, and only {rows:,} rows"
         return (Fault(row, "line_breaks", description),)
 
-    def _look(self, data: bytes, end: bool) -> None:
+    def _inspect(self, data: bytes, end: bool) -> None:
         """Inspects all complete fields; the first byte of `data` was inspected before."""
         done = 1
         while True:
@@ -90,32 +90,32 @@ class QuotedFields:
             if opening is None:
                 break
             start = opening.start()
-            self._pass(data, done, start)
+            self._count_rows(data, done, start)
             field = self._field.match(data, start)
             # A field at the end of the data may continue in the next piece.
             if field is None or (field.end() == len(data) and not end):
                 if not end:
                     self._held = data[start - 1 :]
                     return
-                self._unclosed(data[start:])
+                self._report_unclosed(data[start:])
                 return
-            self._judge(field[1], field[2], field[0])
+            self._check_field(field[1], field[2], field[0])
             done = field.end()
         stop = len(data) - (data.endswith(b"\r") and not end)  # perhaps half of a line break
-        self._pass(data, done, max(done, stop))
+        self._count_rows(data, done, max(done, stop))
         self._held = data[max(done, stop) - 1 :]
         if end and not self._held.endswith((b"\n", b"\r")):
             self._row += 1  # the last row has no line break
             self._lines += 1
             self._held = b"\n"
 
-    def _pass(self, data: bytes, start: int, stop: int) -> None:
+    def _count_rows(self, data: bytes, start: int, stop: int) -> None:
         """Counts rows outside of quoted fields."""
         breaks = data.count(b"\n", start, stop) + data.count(b"\r", start, stop) - data.count(b"\r\n", start, stop)
         self._row += breaks
         self._lines += breaks
 
-    def _judge(self, body: bytes, rest: bytes, field: bytes) -> None:
+    def _check_field(self, body: bytes, rest: bytes, field: bytes) -> None:
         breaks = len(_BREAK.findall(body)) if b"\n" in body or b"\r" in body else 0
         self._lines += breaks
         if self._row < self._first_row:
@@ -147,7 +147,7 @@ class QuotedFields:
         like_rows = sum(line.count(self._delimiter) == self._columns - 1 for line in whole)
         return self._columns > 1 and like_rows >= max(FEWEST_MERGED, MERGED_SHARE * len(whole))
 
-    def _unclosed(self, field: bytes) -> None:
+    def _report_unclosed(self, field: bytes) -> None:
         """Counts the rest of the file as one row."""
         self._add(
             "merged_rows", "has a quotation mark that is never closed", field, len(_BREAK.findall(field.rstrip()))

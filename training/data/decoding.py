@@ -41,12 +41,12 @@ _MANY_NULS = 0.2  # of a sample: more than any text in UTF-8 holds, fewer than a
 _NOT_DECODED = "training.data.decoding.not_decoded"
 
 
-def _not_decoded(error: UnicodeError) -> tuple[str, int]:
+def _replace_undecodable(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
     return "\udcff", error.end  # half a surrogate pair encodes to invalid UTF-8
 
 
-codecs.register_error(_NOT_DECODED, _not_decoded)
+codecs.register_error(_NOT_DECODED, _replace_undecodable)
 
 
 class _PieceReader(io.RawIOBase):
@@ -96,7 +96,7 @@ def opened(file: str, data: Data) -> Iterator[Opened]:
     system that does not answer.
     """
     stored = _Stored(file)
-    with contextlib.closing(Opened(stored, _pieces(stored, data))) as result:
+    with contextlib.closing(Opened(stored, _decode_pieces(stored, data))) as result:
         yield result
 
 
@@ -162,12 +162,12 @@ class _Stored:
         self._bytes.close()
 
 
-def _pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
+def _decode_pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
     """Yields the file's text, unpacked and in UTF-8."""
     name = name_of(stored.file).lower()
     packing = next((packing for suffix, packing in PACKED.items() if name.endswith(suffix)), None)
-    unpacked = iter(stored.read, b"") if packing is None else _unpacked(stored, packing)
-    capped = _capped(unpacked, stored, data, packing)
+    unpacked = iter(stored.read, b"") if packing is None else _unpack(stored, packing)
+    capped = _limit_size(unpacked, stored, data, packing)
     first = next(capped, b"")
     _need_text(first, stored.file)
     encoding = codecs.lookup(data.encoding).name
@@ -176,18 +176,18 @@ def _pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
         yield first.removeprefix(codecs.BOM_UTF8)
         yield from capped
         return
-    if encoding in ("utf-16", "utf-32") and first and _marked(first) != encoding:
+    if encoding in ("utf-16", "utf-32") and first and _find_mark(first) != encoding:
         others = f"utf-8, {encoding}-le or {encoding}-be"
         message = f"has no mark of its byte order, so it is not {encoding}: is it {others}? Set data.encoding."
         raise _problem(stored.file, message)
     decoder = codecs.getincrementaldecoder(encoding)(_NOT_DECODED)
-    yield _encoded(decoder.decode(first, final=False)).removeprefix(codecs.BOM_UTF8)
+    yield _encode(decoder.decode(first, final=False)).removeprefix(codecs.BOM_UTF8)
     for piece in capped:
-        yield _encoded(decoder.decode(piece, final=False))
-    yield _encoded(decoder.decode(b"", final=True))
+        yield _encode(decoder.decode(piece, final=False))
+    yield _encode(decoder.decode(b"", final=True))
 
 
-def _unpacked(stored: _Stored, packing: str) -> Iterator[bytes]:
+def _unpack(stored: _Stored, packing: str) -> Iterator[bytes]:
     try:
         with pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), packing) as stream:
             while piece := stream.read(PIECE_BYTES):
@@ -197,7 +197,7 @@ def _unpacked(stored: _Stored, packing: str) -> Iterator[bytes]:
         raise _problem(stored.file, message) from error
 
 
-def _capped(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str | None) -> Iterator[bytes]:
+def _limit_size(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str | None) -> Iterator[bytes]:
     """Yields the same pieces. Raises UserError if they exceed `data.max_file_gb`."""
     most, done = data.max_file_gb * 1e9, 0
     known = 0 if packing else stored.size or 0
@@ -221,7 +221,7 @@ def _need_text(start: bytes, file: str) -> None:
 
 def _need_utf8(start: bytes, file: str) -> None:
     """Raises UserError if a file's first bytes are not UTF-8."""
-    if encoding := _marked(start):
+    if encoding := _find_mark(start):
         raise _problem(file, f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}.")
     sample = start[:_SAMPLE_BYTES]
     if sample.count(0) > _MANY_NULS * len(sample):
@@ -230,12 +230,12 @@ def _need_utf8(start: bytes, file: str) -> None:
         )
 
 
-def _marked(start: bytes) -> str | None:
+def _find_mark(start: bytes) -> str | None:
     """Returns the encoding by a text's byte order mark."""
     return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -26,7 +26,7 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 def hashes_of(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
     """Returns a hash of each row's values in these columns, the same on every machine."""
-    *before, texts = (_spelt(rows.column(column.name)) for column in inputs)
+    *before, texts = (_spell(rows.column(column.name)) for column in inputs)
     if before:
         texts = [
             "".join(f"{len(text)} {text} " for text in others) + last
@@ -36,7 +36,7 @@ def hashes_of(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
-def _spelt(column: pa.Array) -> list[str]:
+def _spell(column: pa.Array) -> list[str]:
     return [value if isinstance(value, str) else as_json(value) for value in column.to_pylist()]
 
 
@@ -89,7 +89,7 @@ class DuplicateTexts:
         """Adds the rows of a block, which misses neither texts nor labels."""
         rows = self._splits.setdefault(split, _Rows())
         if self._labels:
-            rows.labels.append(_codes(block.rows.column(self._labels.name)))
+            rows.labels.append(_hash_labels(block.rows.column(self._labels.name)))
         rows.hashes.append(hashes)
         rows.numbers.append(block.numbers)
         if not rows.files or rows.files[-1][1] != block.where:
@@ -102,16 +102,16 @@ class DuplicateTexts:
 
     def within(self, split: str) -> Equal | None:
         """Returns the rows whose text is in an earlier row of the split."""
-        hashes, order = self._order(split)
+        hashes, order = self._sort_hashes(split)
         again = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
         if not len(again):
             return None
         later = again[np.argmin(order[again])]
-        return self._equal(len(again), split, order[later], split, order[np.searchsorted(hashes, hashes[later])])
+        return self._example(len(again), split, order[later], split, order[np.searchsorted(hashes, hashes[later])])
 
     def conflicts(self, split: str) -> Equal | None:
         """Returns the texts with different labels in different rows of the split."""
-        hashes, order = self._order(split)
+        hashes, order = self._sort_hashes(split)
         if not len(hashes) or not self._labels:
             return None
         labels = np.concatenate(self._splits[split].labels)[order]
@@ -122,12 +122,12 @@ class DuplicateTexts:
             return None
         later = odd[np.argmin(order[odd])]
         count = len(np.unique(group[odd]))
-        return self._equal(count, split, order[later], split, order[starts[group[later]]])
+        return self._example(count, split, order[later], split, order[starts[group[later]]])
 
     def shared(self, earlier: str, later: str) -> Equal | None:
         """Returns the rows of the later split whose text is in the earlier one."""
-        theirs, their_order = self._order(earlier)
-        hashes, order = self._order(later)
+        theirs, their_order = self._sort_hashes(earlier)
+        hashes, order = self._sort_hashes(later)
         if not len(theirs) or not len(hashes):
             return None
         at = np.minimum(np.searchsorted(theirs, hashes), len(theirs) - 1)
@@ -135,9 +135,9 @@ class DuplicateTexts:
         if not len(same):
             return None
         first = same[np.argmin(order[same])]
-        return self._equal(len(same), later, order[first], earlier, their_order[at[first]])
+        return self._example(len(same), later, order[first], earlier, their_order[at[first]])
 
-    def _order(self, split: str) -> tuple[Hashes, Numbers]:
+    def _sort_hashes(self, split: str) -> tuple[Hashes, Numbers]:
         """Returns the split's hashes sorted, and their positions; equal ones in the order of their rows."""
         if split not in self._sorted:
             held = self._splits.get(split, _Rows()).hashes
@@ -146,7 +146,7 @@ class DuplicateTexts:
             self._sorted[split] = hashes[order], order
         return self._sorted[split]
 
-    def _equal(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
+    def _example(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
         places = self._place(split, int(position)), self._place(other, int(other_position))
         return Equal(count, places, self._value_at(split, int(position), self._inputs[0]))
 
@@ -154,7 +154,7 @@ class DuplicateTexts:
         rows = self._splits[split]
         where = next(name for start, name in reversed(rows.files) if start <= position)
         label = self._value_at(split, position, self._labels) if self._labels else ""
-        return Place(where, int(_at(rows.numbers, position)), label)
+        return Place(where, int(_item_at(rows.numbers, position)), label)
 
     def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
         with ipc_reader(self._kept / split) as reader:
@@ -167,17 +167,17 @@ class DuplicateTexts:
         raise IndexError(position)
 
 
-def _codes(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _hash_labels(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Returns a code of each row's label or list of labels. Two among N different ones collide
     with a chance of N² / 2³³."""
     if pa.types.is_nested(labels.type):
-        labels = pa.array(_spelt(labels), pa.string())
+        labels = pa.array(_spell(labels), pa.string())
     coded = labels.dictionary_encode()
     digests = b"".join(hashlib.blake2b(one.encode(), digest_size=4).digest() for one in coded.dictionary.to_pylist())
     return np.frombuffer(digests, "<i4").astype(np.int32)[coded.indices.to_numpy()]
 
 
-def _at(pieces: list[Any], position: int) -> Any:
+def _item_at(pieces: list[Any], position: int) -> Any:
     for piece in pieces:
         if position < len(piece):
             return piece[position]

@@ -74,7 +74,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
     try:
         with as_user_error(url):
-            found: tuple[AbstractFileSystem, str] = url_to_fs(url, **_patience(url))
+            found: tuple[AbstractFileSystem, str] = url_to_fs(url, **_timeouts(url))
         return found
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
@@ -89,7 +89,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         raise _problem(url, f"{name!r} is no protocol that can be read: {choices}") from error
 
 
-def _patience(url: str) -> dict[str, Any]:
+def _timeouts(url: str) -> dict[str, Any]:
     """Returns the timeouts of a web server. The default of its client is five minutes for a whole file."""
     if not is_web(url):
         return {}
@@ -107,13 +107,13 @@ def as_user_error(file: str) -> Iterator[None]:
     except (UserError, ImportError):
         raise
     except Exception as error:
-        problem = _remote(file, error) if is_url(file) else _local(file, error)
+        problem = _describe_remote_error(file, error) if is_url(file) else _describe_local_error(file, error)
         if problem is None:
             raise
         raise problem from error
 
 
-def _local(file: str, error: Exception) -> UserError | None:
+def _describe_local_error(file: str, error: Exception) -> UserError | None:
     if isinstance(error, FileNotFoundError):
         return _problem(file, "does not exist (any more): name a file that is in data.path or data.splits.")
     if isinstance(error, PermissionError):
@@ -123,11 +123,11 @@ def _local(file: str, error: Exception) -> UserError | None:
     return None
 
 
-def _remote(url: str, error: Exception) -> UserError | None:
+def _describe_remote_error(url: str, error: Exception) -> UserError | None:
     """Returns the user's problem behind an error of a remote file system; None if the error is a bug."""
     if not isinstance(error, OSError) and type(error).__module__ == "builtins":
         return None
-    root = _root(error)
+    root = _root_cause(error)
     status = getattr(root, "status", None)  # HTTP: fsspec raises FileNotFoundError for any failure
     missing = isinstance(error, FileNotFoundError) and (
         isinstance(root, FileNotFoundError) or not isinstance(root, OSError)
@@ -136,24 +136,24 @@ def _remote(url: str, error: Exception) -> UserError | None:
         return _problem(url, "does not exist: check the URL in data.path or data.splits.")
     source_error = isinstance(error, PermissionError) or status in (401, 403)
     if source_error or type(error).__name__ in _NO_CREDENTIALS:
-        message = f"access is refused ({_why(error)}): set credentials that may read it in the environment: "
+        message = f"access is refused ({_describe_cause(error)}): set credentials that may read it in the environment: "
         return _problem(url, f"{message}{variables_for(url)}.")
     mend = "check the network, then run the same command again."
     if server_fault(error):
         mend = "the fault is the server's. Run the same command again later."
-    return _problem(url, f"cannot be read ({_why(error)}): {mend}", NETWORK)
+    return _problem(url, f"cannot be read ({_describe_cause(error)}): {mend}", NETWORK)
 
 
-def _root(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     """Returns the first error of a chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def _why(error: BaseException) -> str:
+def _describe_cause(error: BaseException) -> str:
     """Returns the first line of the root cause."""
-    root = _root(error)
+    root = _root_cause(error)
     words = str(root).strip().partition("\n")[0].rstrip(".")
     return without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
 

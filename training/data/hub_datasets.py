@@ -28,7 +28,7 @@ def hub_splits(wanted: SourceColumns, pinned: Mapping[str, Any]) -> dict[str, st
     """Returns the Hub's name of each split. Without data.splits, validation and test are left out if the data set has
     none; validation is then held out of train."""
     names = split_names(wanted.data, wanted.evaluated)
-    there = {"train", *(_builder_of(wanted.data, pinned).info.splits or {})}
+    there = {"train", *(_find_builder(wanted.data, pinned).info.splits or {})}
     return names if wanted.data.splits is not None else {split: split for split in names if split in there}
 
 
@@ -37,13 +37,13 @@ def read_hub(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slice
     data = wanted.data
     name, commit = split_names(data, wanted.evaluated)[split], pinned["commit"]
     try:
-        found = _builder_of(data, pinned).as_dataset(split=name)
+        found = _find_builder(data, pinned).as_dataset(split=name)
     except ValueError as error:
         raise source_error(f"data.splits.{split}", f"{name!r} of {data.path!r} at {commit[:12]}: {error}") from error
     yield from from_dataset(found, wanted, f"{data.path} ({name})", slices)
 
 
-def _builder_of(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
+def _find_builder(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
     if Path(data.path).exists():
         # `datasets` would read the folder instead.
         message = f"{data.path!r} is also a file or folder here: choose the source csv, json, parquet or arrow for it."

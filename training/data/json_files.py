@@ -34,10 +34,10 @@ def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slic
 def json_values(file: Opened, where: str) -> Iterator[tuple[int, Any]]:
     """Returns the numbered values of a file, with a Fault in place of a line that is not JSON."""
     is_array = file.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
-    return _elements(file, where) if is_array else _lines(file, where)
+    return _read_elements(file, where) if is_array else _read_lines(file, where)
 
 
-def _lines(lines: Opened, where: str) -> Iterator[tuple[int, Any]]:
+def _read_lines(lines: Opened, where: str) -> Iterator[tuple[int, Any]]:
     number = 0
     while line := lines.readline(LONGEST_ROW_BYTES + 1):
         number += 1
@@ -46,10 +46,10 @@ def _lines(lines: Opened, where: str) -> Iterator[tuple[int, Any]]:
                 where, f"has a line of more than {LONGEST_ROW_BYTES:,} bytes (line {number}): one object a line"
             )
         if line.strip():
-            yield number, _parsed(number, line)
+            yield number, _parse_line(number, line)
 
 
-def _parsed(number: int, line: bytes) -> Any:
+def _parse_line(number: int, line: bytes) -> Any:
     """Returns the value of one line, or its fault."""
     try:
         return json.loads(line.decode())
@@ -61,7 +61,7 @@ def _parsed(number: int, line: bytes) -> Any:
         return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
 
 
-def _elements(array: Opened, where: str) -> Iterator[tuple[int, Any]]:
+def _read_elements(array: Opened, where: str) -> Iterator[tuple[int, Any]]:
     import ijson
 
     number = 0

@@ -54,7 +54,7 @@ class Listing:
         """
         path = local(path)
         if is_url(path):
-            return self._covered_there(path, suffixes)
+            return self._cover_url(path, suffixes)
         path = os.path.abspath(os.path.expanduser(path))
         if os.path.isdir(path):
             with as_user_error(path):
@@ -73,20 +73,20 @@ class Listing:
     def matching(self, pattern: str) -> list[SourceFile]:
         """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
         if not is_url(pattern):
-            return _sorted(SourceFile(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
+            return _sort(SourceFile(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
         if is_web(pattern) and not _has_magic(pattern):
-            return _some(stat_url(pattern))  # web servers list no folders
+            return _as_list(stat_url(pattern))  # web servers list no folders
         folder, _, last = pattern.rpartition("/")
         if _has_magic(folder) or "**" in last or is_web(pattern):
-            return _globbed(pattern)
+            return _glob_url(pattern)
         return [found for found in self._folder(folder) if fnmatchcase(found.name, last)]
 
-    def _covered_there(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
+    def _cover_url(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         parent = url.rpartition("/")[0]
         if _has_magic(url):
             return _fixed_part(url), _with_suffixes(suffixes if url.endswith("*") else (), self.matching(url))
         if is_web(url):
-            return parent, _some(stat_url(url))
+            return parent, _as_list(stat_url(url))
         if re.search(r"\.\w+$", url):  # probably a file: one request instead of several for a folder
             file = stat_url(url)
             if file is not None:
@@ -107,9 +107,9 @@ class Listing:
                     listed = []
             files = [info for info in listed if info["type"] == "file"]
             if [info["name"] for info in listed] == [path]:  # a file after all
-                self._folders[url] = [_found(url, files[0])]
+                self._folders[url] = [_source_file(url, files[0])]
             else:
-                self._folders[url] = _sorted(_found(f"{url}/{name_of(info['name'])}", info) for info in files)
+                self._folders[url] = _sort(_source_file(f"{url}/{name_of(info['name'])}", info) for info in files)
         return self._folders[url]
 
 
@@ -120,14 +120,14 @@ def stat_url(url: str) -> SourceFile | None:
     with as_user_error(url):
         system.invalidate_cache()
         info = system.info(path)
-    return None if info["type"] == "directory" else _found(url, info)
+    return None if info["type"] == "directory" else _source_file(url, info)
 
 
-def _found(url: str, info: Mapping[str, Any]) -> SourceFile:
+def _source_file(url: str, info: Mapping[str, Any]) -> SourceFile:
     return SourceFile(url, state_of(info), info.get("size"))
 
 
-def _some(found: SourceFile | None) -> list[SourceFile]:
+def _as_list(found: SourceFile | None) -> list[SourceFile]:
     return [] if found is None else [found]
 
 
@@ -167,7 +167,7 @@ def joined(folder: str, name: str) -> str:
     return os.path.join(glob.escape(folder), name)
 
 
-def _globbed(url: str) -> list[SourceFile]:
+def _glob_url(url: str) -> list[SourceFile]:
     system, path = filesystem(url)
     start = _fixed_part(url)
     below = len(filesystem(start)[1].rstrip("/"))
@@ -176,8 +176,8 @@ def _globbed(url: str) -> list[SourceFile]:
         found = system.glob(path, detail=True)
     infos = [info for info in found.values() if info["type"] == "file"]
     if is_web(url):
-        return _sorted(_found(info["name"], info) for info in infos)
-    return _sorted(_found(start + info["name"][below:], info) for info in infos)
+        return _sort(_source_file(info["name"], info) for info in infos)
+    return _sort(_source_file(start + info["name"][below:], info) for info in infos)
 
 
 def _fixed_part(pattern: str) -> str:
@@ -195,8 +195,8 @@ def _has_magic(pattern: str) -> bool:
 def _with_suffixes(suffixes: Sequence[str], found: Iterable[SourceFile]) -> list[SourceFile]:
     """Returns the files with one of the suffixes (all, if there are none), sorted, without hidden ones."""
     visible = (file for file in found if not file.name.startswith("."))
-    return _sorted(file for file in visible if not suffixes or file.name.endswith(tuple(suffixes)))
+    return _sort(file for file in visible if not suffixes or file.name.endswith(tuple(suffixes)))
 
 
-def _sorted(found: Iterable[SourceFile]) -> list[SourceFile]:
+def _sort(found: Iterable[SourceFile]) -> list[SourceFile]:
     return sorted(found, key=lambda file: file.file)

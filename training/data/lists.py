@@ -62,10 +62,10 @@ def lists_like(lists: pa.Array, values: pa.Array) -> pa.Array:
 def as_json(value: Any) -> str:
     """Returns the value as JSON, the same for equal values. Raises TypeError, ValueError or RecursionError for a value
     that JSON cannot hold."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plainly)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_to_json_type)
 
 
-def _plainly(value: Any) -> Any:
+def _to_json_type(value: Any) -> Any:
     if isinstance(value, bytes):  # an Arrow text, not decoded yet
         return value.decode()
     if not hasattr(value, "tolist"):  # as arrays and numbers of numpy have
@@ -95,14 +95,14 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
             description = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
             raise _Misfit("malformed", description, f": {shortened(text)}") from error
 
-    return _converted_each(column.to_pylist(), lambda text: _fitted(parsed(text), name, form), form)
+    return _convert_each(column.to_pylist(), lambda text: _check_value(parsed(text), name, form), form)
 
 
 def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) -> tuple[pa.Array, Wrong]:
     """Converts Arrow lists and objects likewise; whole numbers become the label names with these indices. Returns a
     column of another type as it is."""
     if form == "value":
-        return _converted_each(plain(column), lambda value: _fitted(_of_scalar(value, name), name, form), form)
+        return _convert_each(plain(column), lambda value: _check_value(_python_value(value, name), name, form), form)
     if types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.string())), {}
     if not is_list(column.type):
@@ -123,7 +123,7 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
     return lists_like(column, values.fill_null("")), wrong
 
 
-def _converted_each(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
+def _convert_each(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
     converted: list[Any] = []
     wrong: Wrong = {}
     for place, value in enumerate(values):
@@ -135,16 +135,16 @@ def _converted_each(values: Any, make: Callable[[Any], Any], form: Form) -> tupl
     return pa.array(converted, pa.string() if form == "value" else pa.list_(pa.string())), wrong
 
 
-def _fitted(value: Any, name: str, form: Form) -> Any:
+def _check_value(value: Any, name: str, form: Form) -> Any:
     """Returns one value as it is stored. Raises _Misfit if it is not of the form."""
     if value is None:
         return None
     try:
         if form == "value":
-            return _text(as_json(value))
+            return _need_utf8(as_json(value))
         if isinstance(value, list) and _ENTRIES[form].issuperset(map(type, value)):
-            converted = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_label, value))
-            _text("".join(converted))
+            converted = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_spell_label, value))
+            _need_utf8("".join(converted))
             return converted
     except UnicodeEncodeError as error:
         raise _Misfit(*half_character(name)) from error
@@ -156,21 +156,21 @@ def _fitted(value: Any, name: str, form: Form) -> Any:
     raise _Misfit("type", f"holds no list of {belongs} in column {name!r}", f": {shortened(value)}")
 
 
-def _text(value: str) -> str:
+def _need_utf8(value: str) -> str:
     """Returns the text. Raises UnicodeEncodeError if UTF-8 cannot encode it."""
     if not value.isascii():
         value.encode()
     return value
 
 
-def _of_scalar(value: pa.Scalar, name: str) -> Any:
+def _python_value(value: pa.Scalar, name: str) -> Any:
     try:
         return value.as_py()
     except (ValueError, OverflowError, LookupError) as error:  # a time outside of Python's range
         raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f": a {value.type}") from error
 
 
-def _label(value: str | bool | int | None) -> str:
+def _spell_label(value: str | bool | int | None) -> str:
     """Returns the spelling of a list entry; an empty text for a missing one."""
     if isinstance(value, str):
         return value

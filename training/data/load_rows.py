@@ -33,7 +33,7 @@ from training.data.plain_types import is_list
 from training.data.row_statistics import SplitStatistics, has_unknown
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
-from training.problems import Problem, UserError, mistakes_told
+from training.problems import Problem, UserError, user_code_errors
 from training.recipe.source_columns import SourceColumns
 from training.recipe.tables.formats import SOURCES
 
@@ -75,7 +75,7 @@ def load(
     """
     out.mkdir(parents=True, exist_ok=True)
     wanted = SourceColumns(data, task_type, tuple(evaluated))
-    with mistakes_told(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
+    with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
         reading = _Reading(wanted, sources, Path(kept), progress)
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
@@ -92,7 +92,7 @@ def load(
     return rows | {"labels": len(names), "warnings": len(problems)}
 
 
-def _splits(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, float]:
+def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, float]:
     """Returns the splits to read, in order, each with its share of all that is read."""
     data = wanted.data
     if data.source == "hub":
@@ -103,17 +103,17 @@ def _splits(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, floa
     if "train" not in splits:
         message = f"there are no rows for train: {data.path} has {', '.join(named)}. Name them in data.splits.train."
         raise UserError([Problem(kind="data", where="data.splits.train", message=message)])
-    sizes = {split: sum(_bytes(file) for file in sources[split]) if split in sources else 1 for split in splits}
+    sizes = {split: sum(_size_of(file) for file in sources[split]) if split in sources else 1 for split in splits}
     return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
 
 
-def _reader(source: str) -> Reader:
+def _load_reader(source: str) -> Reader:
     module, _, name = SOURCES[source].reader.partition(":")
     found: Reader = getattr(import_module(module), name)
     return found
 
 
-def _bytes(file: str) -> int:
+def _size_of(file: str) -> int:
     path = Path(file)
     return path.stat().st_size if path.is_file() else 1
 
@@ -140,7 +140,7 @@ class _Reading:
     def read_all(self) -> None:
         """Reads every split, checks its rows, holds some out, and keeps all."""
         try:
-            splits = _splits(self.wanted, self.sources)
+            splits = _split_shares(self.wanted, self.sources)
         except UserError as error:
             self.broken += error.problems
             return
@@ -155,7 +155,7 @@ class _Reading:
         into |= {other: SplitStatistics(other, self.wanted, size) for other, size in cuts.items()}
         schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
         self.slices.begin(split, [name for name in into if name != "train"])
-        blocks = _reader(self.wanted.data.source)(self.wanted, split, self.sources, self.slices)
+        blocks = _load_reader(self.wanted.data.source)(self.wanted, split, self.sources, self.slices)
         try:
             with ExitStack() as stack:
                 writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
@@ -200,7 +200,7 @@ class _Reading:
                 statistics.as_if_corrected()
         train = self.statistics_by_split.get("train")
         if train is None:
-            return [], {}, _reported(found)
+            return [], {}, _limit_problems(found)
         parts = [
             statistics
             for statistics in self.statistics_by_split.values()
@@ -211,14 +211,14 @@ class _Reading:
         try:
             names, places = label_places(self.wanted.data.label_names, stored, seen)
         except UserError as error:
-            return [], {}, _reported([*found, *error.problems])
+            return [], {}, _limit_problems([*found, *error.problems])
         if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
             label, why = misfit
             first = next((statistics.first[label] for statistics in parts if label in statistics.first), column.field)
             found.append(Problem(kind="data", where=first, message=f"label {label!r} {why}"))
         if level_of("unknown_label", self.wanted) != "error":
             for split, statistics in self.statistics_by_split.items():
-                statistics.leave_out_unknown(places, _written(self.kept / split))
+                statistics.leave_out_unknown(places, _read_batches(self.kept / split))
         for statistics in self.statistics_by_split.values():
             for name, check in SPLIT_CHECKS.items():
                 level = level_of(name, self.wanted)
@@ -227,10 +227,10 @@ class _Reading:
                         Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
                         for one in check(statistics, places, self.duplicate_texts)
                     ]
-        return names, places, _reported(found)
+        return names, places, _limit_problems(found)
 
 
-def _reported(found: Iterable[Problem]) -> list[Problem]:
+def _limit_problems(found: Iterable[Problem]) -> list[Problem]:
     """Returns each problem once, errors first, at most MAX_PROBLEMS."""
     once = sorted(dict.fromkeys(found), key=lambda problem: problem.level)
     if more := once[MAX_PROBLEMS:]:
@@ -278,7 +278,7 @@ def _is_number(label: str) -> bool:
     return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
 
 
-def _written(file: Path) -> Iterator[pa.RecordBatch]:
+def _read_batches(file: Path) -> Iterator[pa.RecordBatch]:
     """Yields the rows that the first pass wrote."""
     with ipc_reader(file, mapped=False) as reader:
         for number in range(reader.num_record_batches):
@@ -296,13 +296,13 @@ def _place_labels(as_written: Path, final: Path, wanted: SourceColumns, places: 
 
     def placed() -> Iterator[pa.RecordBatch]:
         nonlocal done
-        for batch in _written(as_written):
+        for batch in _read_batches(as_written):
             rows = batch
             if column is not None:
                 bad = has_unknown(batch.column(column), spelt)
                 removed.append(done + np.flatnonzero(bad))
                 rows = batch.filter(pa.array(~bad)) if bad.any() else batch
-                labels = _placed(rows.column(column), spelt, values)
+                labels = _label_indices(rows.column(column), spelt, values)
                 rows = rows.set_column(rows.schema.names.index(column), column, labels)
             done += batch.num_rows
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
@@ -317,13 +317,13 @@ _CODED_TYPES: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.lis
 """The types of labels in the final files."""
 
 
-def _placed(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
+def _label_indices(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
     """Returns the index of each label, all of which are known."""
     found = places.take(pc.index_in(flat_values(labels), value_set=spelt))
     return lists_like(labels, found) if is_list(labels.type) else found
 
 
-def _known(statistics: SplitStatistics, places: Mapping[str, int]) -> dict[int, int]:
+def _rows_by_label(statistics: SplitStatistics, places: Mapping[str, int]) -> dict[int, int]:
     """Returns the rows (of lists: the entries) by the index of their label, without unknown labels."""
     counts: dict[int, int] = {}
     for label, count in statistics.labels.items():
@@ -338,7 +338,7 @@ def _report(
     places: Mapping[str, int],
     problems: Sequence[Problem],
 ) -> dict[str, Any]:
-    counts = {split: _known(statistics, places) for split, statistics in statistics_by_split.items()}
+    counts = {split: _rows_by_label(statistics, places) for split, statistics in statistics_by_split.items()}
     return {
         "rows": {split: statistics.rows for split, statistics in statistics_by_split.items()},
         "labels": {

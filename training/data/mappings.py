@@ -46,7 +46,7 @@ def from_mappings(
             named = match_columns(wanted, there, where)
             others = slices.of_file(there)
         names = named or {name: name for name in wanted.names}
-        read = [_values(number, row, wanted, names, sorts) for number, row in held]
+        read = [_read_values(number, row, wanted, names, sorts) for number, row in held]
         faults = tuple(found for found in read if isinstance(found, Fault))
         good = [place for place, found in enumerate(read) if not isinstance(found, Fault)]
         done += len(held)
@@ -92,7 +92,7 @@ def _slice_values(values: list[Any]) -> pa.Array:
     return found
 
 
-def _values(
+def _read_values(
     number: int, row: Any, wanted: SourceColumns, named: Mapping[str, str], sorts: dict[str, str]
 ) -> list[Any] | Fault:
     """Returns the values of one row in the order of `named`, or its fault. Adds the sorts of columns to `sorts`."""
@@ -108,18 +108,18 @@ def _values(
         value = row.get(theirs)
         if value is not None:
             if wanted.form_of(name) in NESTED:
-                value = _spelt(number, name, value)
+                value = _to_json(number, name, value)
             elif name in wanted.casts:
-                value = _cast(number, name, _plain(value), wanted)
+                value = _cast(number, name, _to_python(value), wanted)
             else:
-                value = _as_before(number, name, _plain(value), wanted, sorts)
+                value = _check_sort(number, name, _to_python(value), wanted, sorts)
             if isinstance(value, Fault):
                 return value
         values.append(value)
     return values
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Returns whole numbers of other libraries, such as numpy, as int; other values as they are."""
     if isinstance(value, bool | str | int | float):
         return value
@@ -129,7 +129,7 @@ def _plain(value: Any) -> Any:
         return value
 
 
-def _spelt(number: int, name: str, value: Any) -> str | Fault:
+def _to_json(number: int, name: str, value: Any) -> str | Fault:
     try:
         return as_json(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -159,7 +159,7 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
     return Fault(number, "type", f"holds no {wanted.cast_in_words(name)} in column {name!r}", f": {shortened(value)}")
 
 
-def _as_before(number: int, name: str, value: Any, wanted: SourceColumns, sorts: dict[str, str]) -> Any:
+def _check_sort(number: int, name: str, value: Any, wanted: SourceColumns, sorts: dict[str, str]) -> Any:
     """Returns the value if it is of its column's sort, else a fault. Text columns hold texts."""
     sort = next((sort for sort, kinds in SORTS.items() if isinstance(value, kinds)), type(value).__name__)
     description = f"holds {type(value).__name__} in column {name!r}"

@@ -75,9 +75,9 @@ def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sli
 def open_ipc(source: pa.NativeFile, **options: Any) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
     """Opens an Arrow file or stream."""
     source.seek(0)
-    open_it = pa.ipc.open_file if source.read(len(_FILE_MARK)) == _FILE_MARK else pa.ipc.open_stream
+    opener = pa.ipc.open_file if source.read(len(_FILE_MARK)) == _FILE_MARK else pa.ipc.open_stream
     source.seek(0)
-    return open_it(source, options=pa.ipc.IpcReadOptions(**options))
+    return opener(source, options=pa.ipc.IpcReadOptions(**options))
 
 
 def ipc_batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
@@ -116,9 +116,9 @@ def _blocks(
             part = next(parts, None)
             if part is None:
                 break
-            rows = pa.RecordBatch.from_pydict({ours: _validated(part.column(theirs)) for ours, theirs in named.items()})
+            rows = pa.RecordBatch.from_pydict({ours: _validate(part.column(theirs)) for ours, theirs in named.items()})
             values = {
-                ours: with_label_names(_validated(part.column(theirs)), _label_names(schema.metadata, theirs))
+                ours: with_label_names(_validate(part.column(theirs)), _label_names(schema.metadata, theirs))
                 for ours, theirs in others.items()
                 if slices.reads(ours)
             }
@@ -134,7 +134,7 @@ def _blocks(
         yield Block(where, pa.RecordBatch.from_pydict(empty), np.zeros(0, np.int64), label_names)
 
 
-def _validated(column: pa.Array) -> pa.Array:
+def _validate(column: pa.Array) -> pa.Array:
     column = as_bytes(column)
     column.validate(full=True)
     return decoded(column)

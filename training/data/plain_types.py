@@ -41,7 +41,7 @@ def as_bytes(column: pa.Array) -> pa.Array:
     for is_text, to in _BYTES:
         if is_text(column.type):
             return column.view(to)
-    return column.view(_within(column.type, _of_bytes)) if types.is_nested(column.type) else column
+    return column.view(_replace_types(column.type, _bytes_type)) if types.is_nested(column.type) else column
 
 
 def decoded(column: pa.Array) -> pa.Array:
@@ -50,29 +50,29 @@ def decoded(column: pa.Array) -> pa.Array:
         column = column.dictionary.take(column.indices)
     if types.is_binary_view(column.type) or types.is_fixed_size_binary(column.type):
         return column.cast(pa.binary())
-    if types.is_nested(column.type) and (to := _within(column.type, _of_values)) != column.type:
+    if types.is_nested(column.type) and (to := _replace_types(column.type, _value_type)) != column.type:
         # A slice of lists still holds all values: `take` keeps only those of its rows.
         return column.take(pa.array(np.arange(len(column)))).cast(to)
     return column
 
 
-def _of_bytes(kind: pa.DataType) -> pa.DataType:
+def _bytes_type(kind: pa.DataType) -> pa.DataType:
     return next((to for is_text, to in _BYTES if is_text(kind)), kind)
 
 
-def _of_values(kind: pa.DataType) -> pa.DataType:
+def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
-def _within(kind: pa.DataType, make: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def _replace_types(kind: pa.DataType, make: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """Returns the type with the types of its single values replaced, at any depth."""
     for is_list_of, of in _LISTS:
         if is_list_of(kind):
-            return of(kind.value_field.with_type(_within(kind.value_type, make)))
+            return of(kind.value_field.with_type(_replace_types(kind.value_type, make)))
     if types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_within(kind.value_type, make)), kind.list_size)
+        return pa.list_(kind.value_field.with_type(_replace_types(kind.value_type, make)), kind.list_size)
     if types.is_struct(kind):
-        return pa.struct([field.with_type(_within(field.type, make)) for field in kind])
+        return pa.struct([field.with_type(_replace_types(field.type, make)) for field in kind])
     return make(kind)
 
 

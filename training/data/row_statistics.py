@@ -71,7 +71,7 @@ class SplitStatistics:
             if value["values"] not in self.first:
                 place = pc.index(labels, value["values"]).as_py()
                 row = pc.list_parent_indices(column)[place].as_py() if is_list(column.type) else place
-                self.first[value["values"]] = _named(block, row)
+                self.first[value["values"]] = _row_name(block, row)
 
     def as_if_corrected(self) -> None:
         """Counts the rows that were left out as well, so that no problem is reported that merely follows from these."""
@@ -104,7 +104,7 @@ class SplitStatistics:
         spelt = pc.utf8_lower(pc.utf8_trim_whitespace(texts.take(short)))
         for place in short.filter(pc.is_in(spelt, value_set=pa.array(MISSING_WORDS))).to_pylist():
             word = texts[place].as_py()
-            count, first = self.missing_words.get((column.source_name, word), (0, _named(block, place)))
+            count, first = self.missing_words.get((column.source_name, word), (0, _row_name(block, place)))
             self.missing_words[column.source_name, word] = count + 1, first
 
 
@@ -126,5 +126,5 @@ def _lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.ndarra
     return lengths
 
 
-def _named(block: Block, place: int) -> str:
+def _row_name(block: Block, place: int) -> str:
     return f"{block.where} row {block.numbers[place]}"

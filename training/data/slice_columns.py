@@ -150,7 +150,7 @@ class SliceColumns:
             found = [columns[name] for columns in self._found.values() if name in columns]
             if name not in why and not any(column.places for column in found):
                 why[name] = "holds no value" if found else "is in train only"
-        left_out = {_written(name): why[name] for name in self._seen if name in why}
+        left_out = {_printable(name): why[name] for name in self._seen if name in why}
         return {"kept": [name for name in self._seen if name not in why], "left_out": left_out}
 
 
@@ -175,7 +175,7 @@ class _Column:
             self.sort = self.sort or sort
             if sort != self.sort:
                 raise Unfit(MIXED)
-        spelt = map(_spelt, coded.dictionary.to_pylist())
+        spelt = map(_group_name, coded.dictionary.to_pylist())
         places = [-1 if text is None else self.places.setdefault(text, len(self.places)) for text in spelt]
         if len(self.places) > MAX_VALUES:
             raise Unfit(f"has more than {MAX_VALUES:,} different values")
@@ -213,14 +213,14 @@ def need_type(kind: pa.DataType) -> None:
 
 def _is_name(name: str) -> bool:
     # Libraries replace damaged characters of a name; half a character cannot be written.
-    return bool(name.strip()) and "\N{REPLACEMENT CHARACTER}" not in name and _written(name) == name
+    return bool(name.strip()) and "\N{REPLACEMENT CHARACTER}" not in name and _printable(name) == name
 
 
-def _written(name: str) -> str:
+def _printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _spelt(value: Any) -> str | None:
+def _group_name(value: Any) -> str | None:
     """Returns the name of a value's group; None for a missing value or an empty text."""
     if isinstance(value, bytes):
         try:

@@ -86,7 +86,7 @@ class _Search:
             files: dict[SourceFile, None] = {}
             for index, name in enumerate([names] if isinstance(names, str) else names):
                 where = f"data.splits.{split}" + ("" if isinstance(names, str) else f"[{index}]")
-                files |= dict.fromkeys(self._chosen(split, [name], where))
+                files |= dict.fromkeys(self._choose(split, [name], where))
             for other, taken in found.items():
                 for file in files.keys() & dict.fromkeys(taken).keys():
                     self._add_problem(
@@ -99,7 +99,7 @@ class _Search:
         """Assigns the files that exist to splits by their names; all to train if no name is of a split."""
         found: dict[str, list[SourceFile]] = {}
         for split, names in FILE_NAMES.items():
-            if files := self._chosen(split, names, "data.path", needed=False):
+            if files := self._choose(split, names, "data.path", needed=False):
                 found[split] = files
         taken = {file for files in found.values() for file in files}
         like = [file for file in self.there if file not in taken and _is_like_a_split(file.name)]
@@ -108,14 +108,14 @@ class _Search:
         if "train" not in found:
             if self.there and not found and not like:
                 return {"train": self.there}
-            self._add_problem("data.path", self._absent("train", FILE_NAMES["train"], anywhere=False))
+            self._add_problem("data.path", self._missing("train", FILE_NAMES["train"], anywhere=False))
         elif "validation" not in found and like:  # holding rows out of train instead would surprise
-            self._add_problem("data.path", self._absent("validation", FILE_NAMES["validation"], anywhere=False))
+            self._add_problem("data.path", self._missing("validation", FILE_NAMES["validation"], anywhere=False))
         return found
 
-    def _chosen(self, split: str, names: list[str], where: str, needed: bool = True) -> list[SourceFile]:
+    def _choose(self, split: str, names: list[str], where: str, needed: bool = True) -> list[SourceFile]:
         """Returns the files that match one of a split's names."""
-        forms = self._forms(names, anywhere=needed)
+        forms = self._patterns(names, anywhere=needed)
         try:
             hits = {form: files for form in forms if (files := self._matching(form, anywhere=needed))}
         except UserError as error:  # a file system that does not answer
@@ -125,10 +125,10 @@ class _Search:
             some = ", ".join(display_name(file.file) for found in hits.values() for file in found[:2])
             self._add_problem(where, f"the {split} split could be any of {some}: name its file in data.splits.{split}.")
         elif not hits and needed:
-            self._add_problem(where, self._absent(split, names, anywhere=True))
+            self._add_problem(where, self._missing(split, names, anywhere=True))
         return next(iter(hits.values()), [])
 
-    def _forms(self, names: Iterable[str], anywhere: bool) -> list[str]:
+    def _patterns(self, names: Iterable[str], anywhere: bool) -> list[str]:
         """Returns the globs for a split's names; on the web, which lists no folders, the names themselves."""
         forms = []
         for name in names:
@@ -143,8 +143,8 @@ class _Search:
             return self._listing.matching(joined(self._folder, form))
         return [file for file in self.there if fnmatchcase(file.name, form)]
 
-    def _absent(self, split: str, names: list[str], anywhere: bool) -> str:
-        forms = [form for form in self._forms(names, anywhere) if form in names or not form.endswith((*PACKED,))]
+    def _missing(self, split: str, names: list[str], anywhere: bool) -> str:
+        forms = [form for form in self._patterns(names, anywhere) if form in names or not form.endswith((*PACKED,))]
         looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
         if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
             looked += f" (also {' and '.join(PACKED)})"
@@ -201,7 +201,7 @@ def is_rows(value: Any) -> bool:
     return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
-def _gives_rows(value: Any) -> bool:
+def _provides_rows(value: Any) -> bool:
     return callable(value) or isinstance(value, Mapping) or is_rows(value)
 
 
@@ -243,5 +243,5 @@ _PLACE = CodeField(
     where="data.path",
     example="my_rows:rows",
     accepted="a function of a split's name, a mapping of splits to rows, or rows with a length and an index",
-    accepts=_gives_rows,
+    accepts=_provides_rows,
 )

@@ -34,7 +34,7 @@ from training.jobs.protocol import (
     write_atomically,
 )
 from training.jobs.search_path import use_search_path
-from training.problems import UserError, full_disk, mistake_in
+from training.problems import UserError, full_disk, user_code_error
 
 
 class Interrupted(KeyboardInterrupt):
@@ -149,7 +149,7 @@ def _find_users_mistake(error: BaseException, job_dir: Path) -> BaseException:
         return error
     with contextlib.suppress(OSError, ValueError):  # a job that cannot be read, which may be the error itself
         module, colon, _ = str(Job.read(job_dir).settings.get("task", "")).partition(":")
-        return (colon and mistake_in(module, error)) or error
+        return (colon and user_code_error(module, error)) or error
     return error
 
 

@@ -31,27 +31,27 @@ def named_code(recipe: type[BaseModel], values: Mapping[str, Any]) -> Iterator[t
         found: Any = values
         for part in name.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
-        yield from ((name, value) for value in _code(found))
+        yield from ((name, value) for value in _find_code(found))
 
 
-def _code(value: Any) -> Iterator[str]:
+def _find_code(value: Any) -> Iterator[str]:
     if value is True:
         yield "true"
     elif isinstance(value, str):
         if ":" in value and "://" not in value:  # module:name or hub:…; data.path may also be a URL
             yield value
     elif isinstance(value, Mapping):
-        yield from _code([*value, *value.values()])
+        yield from _find_code([*value, *value.values()])
     elif isinstance(value, list | tuple):
         for inside in value:
-            yield from _code(inside)
+            yield from _find_code(inside)
 
 
 def _is_marked(field: FieldInfo) -> bool:
-    return any(isinstance(mark, RunsCode) for mark in [*field.metadata, *_marks(field.annotation)])
+    return any(isinstance(mark, RunsCode) for mark in [*field.metadata, *_find_marks(field.annotation)])
 
 
-def _marks(annotation: Any) -> Iterator[Any]:
+def _find_marks(annotation: Any) -> Iterator[Any]:
     yield from getattr(annotation, "__metadata__", ())
     for inside in get_args(annotation):
-        yield from _marks(inside)
+        yield from _find_marks(inside)

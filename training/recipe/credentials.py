@@ -54,7 +54,7 @@ def secret_in(url: str) -> str | None:
     """The part of a URL that is a credential, without its value; None if no part is."""
     if "://" not in url:
         return None
-    host, path, parameters = _parts(url)
+    host, path, parameters = _split_url(url)
     user = host.rpartition("@")[0]
     web = url.lower().startswith(("http://", "https://"))
     if _PASSWORD.search(url) or (web and "@" in host) or _is_token(user):
@@ -75,7 +75,7 @@ def without_secrets(url: str) -> str:
     return "/".join("…" if _is_token(part) else part for part in plain.split("/"))
 
 
-def _parts(url: str) -> tuple[str, str, list[tuple[str, str]]]:
+def _split_url(url: str) -> tuple[str, str, list[tuple[str, str]]]:
     """The host, the path, and the parameters behind `?`, `;` and `#` with their values; a value alone has no name."""
     below = url.partition("://")[2]
     host, _, rest = below.partition("/")
@@ -90,10 +90,10 @@ def _is_token(text: str) -> bool:
     """Whether a text looks like a token: of a known issuer, or long and random, and no digest."""
     if _ISSUED.search(text):
         return True
-    return any(map(_is_random, _runs(text)))
+    return any(map(_is_random, _split_parts(text)))
 
 
-def _runs(text: str) -> Iterator[str]:
+def _split_parts(text: str) -> Iterator[str]:
     """The parts between punctuation, and the parts joined, because base64 tokens may contain - and _."""
     parts = re.split(r"[^A-Za-z0-9]+", text)
     yield from parts

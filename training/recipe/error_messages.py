@@ -152,7 +152,7 @@ def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
         return f"{value!r} is not read: save the spreadsheet as CSV, and set data.source: csv."
     allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
     allowed += [_OTHER_SIDE.get(where, "a whole number")] if error["loc"][-1] == WORD else []
-    return f"{_shown(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
+    return f"{_format_value(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
 
 
 def _missing(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
@@ -171,12 +171,12 @@ def _wrong_type(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str
         hint = " Put it in quotes."
     elif wanted == "a whole number" and isinstance(value, float) and value.is_integer():
         hint = f" Write {int(value)}."
-    return f"{_shown(value)} is of the wrong type: it takes {wanted}.{hint}"
+    return f"{_format_value(value)} is of the wrong type: it takes {wanted}.{hint}"
 
 
 def _out_of_range(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
     bound, words = _BOUNDS[error["type"]]
-    return f"{_shown(error['input'])} is out of range: it must be {words} {error['ctx'][bound]:,.15g}."
+    return f"{_format_value(error['input'])} is out of range: it must be {words} {error['ctx'][bound]:,.15g}."
 
 
 def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
@@ -185,21 +185,21 @@ def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> s
         return "is empty: it takes text."
     if error["type"] == "string_too_long":
         most = f"at most {context['max_length']}{_EXAMPLES.get(where, '')}"
-        return f"{_shown(error['input'])} has {len(error['input'])} characters: it takes {most}."
+        return f"{_format_value(error['input'])} has {len(error['input'])} characters: it takes {most}."
     words = "at least" if error["type"] == "too_short" else "at most"
     count = context.get("min_length", context.get("max_length"))
-    return f"{_shown(error['input'])} has {context['actual_length']} entries: it takes {words} {count}."
+    return f"{_format_value(error['input'])} has {context['actual_length']} entries: it takes {words} {count}."
 
 
 def _wrong_name(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
-    return f"{_shown(error['input'])} is not a name for it: use {_NAMES[where]}."
+    return f"{_format_value(error['input'])} is not a name for it: use {_NAMES[where]}."
 
 
 def _other(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
-    return f"{_shown(error['input'])}: {error['msg']}."
+    return f"{_format_value(error['input'])}: {error['msg']}."
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]  # as YAML spells them
     return reprlib.repr(value)

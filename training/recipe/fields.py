@@ -266,7 +266,7 @@ class Compute(Section):
     """Seconds without progress after which training is stopped and started again."""
 
     def learnt_by(self) -> dict[str, Any]:
-        """How the work is shared: what of this section can change the weights, beside what `auto` came to."""
+        """The fields of this section that can change the weights, without those that may be `auto`."""
         auto = {"num_processes", "num_machines", "mixed_precision"}
         where = {"accelerate", "machine_rank", "rendezvous", "stall_timeout_s"}
         return self.model_dump(mode="json", exclude=auto | where)

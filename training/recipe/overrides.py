@@ -85,7 +85,7 @@ def merge(
             message = f"cannot be set: {path[0]}.{path[1]} is {word!r}, which has no fields."
             problems.append(Problem(kind="recipe", where=name, message=message))
         else:
-            merged = _with(merged, path, value)
+            merged = _set_value(merged, path, value)
     return merged, problems
 
 
@@ -98,29 +98,29 @@ def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
     if inside := section_of(field):
         below = _path(rest, inside)
         return None if below is None else [first, *below]
-    for kind in _sides(field.annotation):
+    for kind in _alternatives(field.annotation):
         if get_origin(kind) is dict:
             nested = get_args(kind)[1] is Any or get_origin(get_args(kind)[1]) is dict
             return [first, *(rest.split(".") if nested else [rest])]
     return None
 
 
-def _sides(annotation: Any) -> Iterator[Any]:
+def _alternatives(annotation: Any) -> Iterator[Any]:
     """The annotation and the parts that it combines by `|` or Annotated."""
     yield annotation
     if get_origin(annotation) in (Annotated, Union, UnionType):
         for side in get_args(annotation):
-            yield from _sides(side)
+            yield from _alternatives(side)
 
 
-def _with(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def _set_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
     name, *rest = path
     if not rest:
         return {**values, name: value}
     below = values.get(name)
     if below is not None and not isinstance(below, Mapping):
         return dict(values)  # validation reports a section that is no mapping
-    return {**values, name: _with(below or {}, rest, value)}
+    return {**values, name: _set_value(below or {}, rest, value)}
 
 
 def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:

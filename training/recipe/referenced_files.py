@@ -69,7 +69,7 @@ class ExpandedRecipe:
                 problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
             ) from None
         if not isinstance(given, Mapping):
-            raise _wrong(where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote.")
+            raise _problem(where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote.")
         for found in translate(given):
             if isinstance(found, Refusal):
                 self._add(f"{file}: {found.field}", found.message)
@@ -83,7 +83,7 @@ class ExpandedRecipe:
         if where == "compute.deepspeed":
             return
         # Named by accelerate's file, it also decides how the model is shared out.
-        for place, written, name, value in _sharing(given):
+        for place, written, name, value in _find_sharing(given):
             self._set(f"{file}: {place}", written, f"compute.{name}", value)
 
     def _set(self, where: str, written: Any, recipe_field: str, value: Any) -> None:
@@ -116,23 +116,23 @@ def names_in(file: str, where: str) -> list[str]:
         text = path.read_text(encoding="utf-8-sig")
         names = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
     except OSError as error:
-        raise _wrong(where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b].") from None
+        raise _problem(where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b].") from None
     except UnicodeDecodeError:
-        raise _wrong(where, f"{file!r} is not UTF-8 text: save it as UTF-8.") from None
+        raise _problem(where, f"{file!r} is not UTF-8 text: save it as UTF-8.") from None
     except json.JSONDecodeError as error:
-        raise _wrong(where, f"{file!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+        raise _problem(where, f"{file!r} is not JSON: line {error.lineno}: {error.msg}.") from None
     while isinstance(names, list) and names and names[-1] == "":  # blank lines at the end
         names.pop()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _wrong(where, f'{file!r} is no list of names: write a name a line, or in JSON ["a", "b"].')
+        raise _problem(where, f'{file!r} is no list of names: write a name a line, or in JSON ["a", "b"].')
     if "" in names:
-        raise _wrong(where, f"{file!r} has no name in line {names.index('') + 1}: each line is the name of a label.")
+        raise _problem(where, f"{file!r} has no name in line {names.index('') + 1}: each line is the name of a label.")
     if len(names) < 2:
-        raise _wrong(where, f"{file!r} lists {len(names)}: it takes at least 2 names.")
+        raise _problem(where, f"{file!r} lists {len(names)}: it takes at least 2 names.")
     return names
 
 
-def _sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
+def _find_sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
     """The strategy and the offloading in a DeepSpeed configuration: its field, the value, the recipe's field and the
     value there."""
     zero = given.get("zero_optimization")
@@ -149,13 +149,13 @@ def _read_json(file: Path, where: str) -> dict[str, Any]:
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _wrong(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
+        raise _problem(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
     except json.JSONDecodeError as error:
-        raise _wrong(where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+        raise _problem(where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
     if not isinstance(given, dict):
-        raise _wrong(where, f"{str(file)!r} is not a mapping of fields: name a configuration of DeepSpeed's.")
+        raise _problem(where, f"{str(file)!r} is not a mapping of fields: name a configuration of DeepSpeed's.")
     return given
 
 
-def _wrong(where: str, message: str) -> UserError:
+def _problem(where: str, message: str) -> UserError:
     return UserError([Problem(kind="recipe", where=where, message=message)])

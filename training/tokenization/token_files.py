@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from training.data.arrow_files import Spread, ipc_reader, ipc_writer
 from training.data.plain_types import text_sizes
-from training.problems import Problem, UserError, mistakes_told
+from training.problems import Problem, UserError, user_code_errors
 from training.tokenization.encoder import Encoder, load_encoder
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def write_tokens(
     for path in files:
         statistics = by_split[path.stem] = TokenStatistics()
         # Not mapped: mapped pages count as memory of this process and grow with the rows.
-        with mistakes_told(task_type), ipc_reader(path, mapped=False) as reader:
+        with user_code_errors(task_type), ipc_reader(path, mapped=False) as reader:
             _require_room(encoder, "text_pair" in reader.schema.names)
             batches = map(reader.get_batch, range(reader.num_record_batches))
             features = (_tokens(task_type, encoder, batch, statistics) for batch in batches)

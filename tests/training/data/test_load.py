@@ -148,7 +148,7 @@ def test_a_function_is_called_for_each_split_that_is_evaluated_unless_it_is_held
 def test_a_test_split_of_the_hub_is_read_if_it_is_there_and_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"train": 1, "test": 1, "unsupervised": 1}
     builder = SimpleNamespace(info=SimpleNamespace(splits=there))
-    monkeypatch.setattr("training.data.hub_datasets._builder_of", lambda data, pinned: builder)
+    monkeypatch.setattr("training.data.hub_datasets._find_builder", lambda data, pinned: builder)
 
     def read(*evaluated: str, **more: Any) -> list[str]:
         return list(hub_splits(SourceColumns(recipe("hub", "me/rows", **more), CLASSIFICATION, evaluated), {}))

@@ -167,7 +167,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
          "'My Reviews' is not a name for it: use lower-case letters, digits and '-', beginning with "
          "a letter or digit."),
         ("task", "ranking",
-         f"'ranking' is unknown: choose from {', '.join(TASK_TYPES)}, or name a class of yours as module:Class."),
+         f"'ranking' is unknown: choose from {', '.join(TASK_TYPES)}, or name your class as module:Class."),
         ("data.path", "", "is empty: it takes text."),
         ("data.label", 3, "3 is of the wrong type: it takes text. Put it in quotes."),
         ("data.text", ["a", "b", "c"], "['a', 'b', 'c'] has 3 entries: it takes at most 2."),
@@ -176,7 +176,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("data.label_names", ["a", "b", "a"], "'a' is listed twice; each label is listed once."),
         ("model.path", None, "is missing: `source: folder` needs the folder of the model."),
         ("model.config", {"a": 1},
-         "is for `source: scratch`; a folder model brings its own, so set it to null."),
+         "is for `source: scratch`; a folder model has its own, so set it to null."),
         ("tokens.max_length", True, "true is of the wrong type: it takes a whole number."),
         ("tokens.max_length", 64.0, "64.0 is of the wrong type: it takes a whole number. Write 64."),
         ("training", 5, "5 is of the wrong type: it takes a mapping of fields."),
@@ -331,7 +331,7 @@ def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
     assert problems(overrides={"evaluation.metrics": ["f1", "acuracy"]}) == {
         "evaluation.metrics[1]": (
             f"'acuracy' is unknown: choose from {', '.join(load_task('sequence-classification').metrics)}, "
-            "or name a class of yours as module:Class. Did you mean 'accuracy'?"
+            "or name your class as module:Class. Did you mean 'accuracy'?"
         )
     }
 
@@ -350,7 +350,7 @@ def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
         }
     )
     idle = "does nothing with task regression: leave it out, or set it to {}."
-    choices = f"{', '.join(load_task('regression').metrics)}, or name a class of yours as module:Class."
+    choices = f"{', '.join(load_task('regression').metrics)}, or name your class as module:Class."
     assert told == {
         "training.loss": idle.format("cross_entropy"),
         "training.label_smoothing_factor": idle.format("0.0"),

@@ -47,32 +47,32 @@ def task_type_of(written: WrittenRecipe) -> TaskSpecification:
 
 def columns_of(written: WrittenRecipe) -> tuple[StoredColumn, ...]:
     """The columns that are stored. Raises InvalidFieldError if a field that decides them is invalid."""
-    return stored_columns(task_type_of(written), _named(written))
+    return stored_columns(task_type_of(written), _column_names(written))
 
 
-def _named(written: WrittenRecipe) -> dict[str, str]:
+def _column_names(written: WrittenRecipe) -> dict[str, str]:
     return columns_by_role(written["data.text"], written["data.label"], written["data.columns"])
 
 
 def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """The recipe names the columns that the task type needs, and no others."""
-    task_type, given = task_type_of(written), _named(written)
+    task_type, given = task_type_of(written), _column_names(written)
     for name, field in OWN_FIELDS.items():
         if name in written["data.columns"]:
             yield f"data.columns.{name}", f"has a field of its own: set {field}."
             return
     unknown = [name for name in given if not any(name in one for one in task_type.column_sets())]
     for name in unknown:
-        yield _field(name), _unknown(name, given[name], written)
+        yield _field_of(name), _describe_unknown(name, given[name], written)
     if unknown:
         return
     if (wanted := matching_set(task_type, given)) is None:
-        yield "data.columns", f"{_listed(given)} cannot be combined: {_wants(written)}."
+        yield "data.columns", f"{_join_names(given)} cannot be combined: {_needs(written)}."
         return
     for name, column in wanted.items():
         if name in OWN_FIELDS and name not in given and not column.optional:
             if name == TEXTS[1]:
-                yield "data.text", f"{written['data.text']} is one column: {_wants(written)}."
+                yield "data.text", f"{written['data.text']} is one column: {_needs(written)}."
             else:
                 about = " ".join((written.fields("data")[name].description or "").split())
                 yield OWN_FIELDS[name], f"is missing: {about.partition(' (null')[0]}."
@@ -98,32 +98,32 @@ def labels_are_named(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["data.label_names"] is not None and not any(
         column.form in ("label", "labels") for column in columns_of(written)
     ):
-        yield "data.label_names", f"have no effect: {_wants(written)}, and its labels have no names. Leave them out."
+        yield "data.label_names", f"have no effect: {_needs(written)}, and its labels have no names. Leave them out."
 
 
-def _unknown(name: str, of: str, written: WrittenRecipe) -> str:
+def _describe_unknown(name: str, of: str, written: WrittenRecipe) -> str:
     if name in OWN_FIELDS:
         role = "a second text" if name == TEXTS[1] else name
-        return f"{of!r} has no effect as {role}: {_wants(written)}. Leave it out."
+        return f"{of!r} has no effect as {role}: {_needs(written)}. Leave it out."
     known = [other for one in task_type_of(written).column_sets() for other in one]
-    return f"no such column: {_wants(written)}.{nearest(name, known)}"
+    return f"no such column: {_needs(written)}.{nearest(name, known)}"
 
 
-def _wants(written: WrittenRecipe) -> str:
-    """`a recipe of task type translation wants source, target`"""
-    sets = [", ".join(map(_spelt, one.items())) for one in task_type_of(written).column_sets()]
-    return f"task {written['task']} wants {'; or '.join(sets)}"
+def _needs(written: WrittenRecipe) -> str:
+    """Returns the columns of the task type: `task translation takes source, target`."""
+    sets = [", ".join(map(_format_column, one.items())) for one in task_type_of(written).column_sets()]
+    return f"task {written['task']} takes {'; or '.join(sets)}"
 
 
-def _spelt(item: tuple[str, object]) -> str:
+def _format_column(item: tuple[str, object]) -> str:
     name, column = item
     return f"{name} (if there is one)" if getattr(column, "optional", False) else name
 
 
-def _listed(given: Mapping[str, str]) -> str:
+def _join_names(given: Mapping[str, str]) -> str:
     *before, last = given
     return f"{', '.join(before)} and {last}"
 
 
-def _field(name: str) -> str:
+def _field_of(name: str) -> str:
     return OWN_FIELDS.get(name, f"data.columns.{name}")

@@ -37,7 +37,7 @@ def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, processes = written["compute.strategy"], written["compute.num_processes"]
     if not STRATEGIES[strategy].replicates and processes == 1:
         message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: give more, or use"
-        yield "compute.strategy", f"{message} {_replicating()}."
+        yield "compute.strategy", f"{message} {_list_replicating()}."
     if reason := STRATEGIES[strategy].refused_optimizers.get(optimizer := written["training.optim"]):
         able = [name for name, other in STRATEGIES.items() if optimizer not in other.refused_optimizers]
         message = f"{optimizer!r} {reason}: choose another, or of compute.strategy one of {', '.join(able)}."
@@ -69,7 +69,7 @@ def _offload(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _deepspeed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     given = written["compute.deepspeed"]
     known = _deepspeed_names() if given else frozenset()
-    for name in _names(given) if known else ():
+    for name in _dotted_names(given) if known else ():
         if (last := name.rpartition(".")[2]) not in known:
             where = f"compute.deepspeed.{name}"
             yield where, f"no such field of DeepSpeed's configuration.{nearest(last, known)}"
@@ -81,9 +81,9 @@ def _deepspeed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if not isinstance(zero.get(name) or {}, Mapping):
             where = f"compute.deepspeed.zero_optimization.{name}"
             yield where, f"{zero[name]!r} is of the wrong type: it takes a mapping, such as {{device: cpu}}."
-    for name, value in _flat(given):
+    for name, value in _flatten(given):
         for field, follows in _FOLLOWS.items():
-            if f"{name}.".startswith(f"{field}.") and value not in ("auto", _repeatable(written, field)):
+            if f"{name}.".startswith(f"{field}.") and value not in ("auto", _expected_value(written, field)):
                 message = (
                     f"{value!r} contradicts {follows}, which is {written[follows]!r}: set that, and leave this out."
                 )
@@ -103,15 +103,15 @@ def _deepspeed_names() -> frozenset[str]:
     return frozenset(name for text in texts for name in _DEEPSPEED_NAME.findall(text))
 
 
-def _names(given: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def _dotted_names(given: Mapping[str, Any], above: str = "") -> Iterator[str]:
     """The dotted names of a DeepSpeed configuration, without the free settings of optimizer and scheduler."""
     for name, value in given.items():
         yield f"{above}{name}"
         if isinstance(value, Mapping) and name != "params":
-            yield from _names(value, f"{above}{name}.")
+            yield from _dotted_names(value, f"{above}{name}.")
 
 
-def _repeatable(written: WrittenRecipe, field: str) -> Any:
+def _expected_value(written: WrittenRecipe, field: str) -> Any:
     """The one value besides `auto` that a field of DeepSpeed's configuration may have, by the recipe."""
     if field == "zero_optimization.stage":
         return int(written["compute.strategy"][-1])
@@ -128,11 +128,11 @@ def _repeatable(written: WrittenRecipe, field: str) -> Any:
     return "auto"
 
 
-def _flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The plain values by their dotted names."""
     for name, value in given.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -142,14 +142,14 @@ def _lora(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         return
     quantization, strategy = written["training.lora.quantization"], written["compute.strategy"]
     if quantization is not None and not STRATEGIES[strategy].replicates:
-        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use {_replicating()}"
-        yield "training.lora.quantization", f"{message}, or set it to null."
+        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use"
+        yield "training.lora.quantization", f"{message} {_list_replicating()}, or set it to null."
     if written["release.hub"] is not None and written["release.hub.checkpoints"] == "every_save":
         message = "'every_save' publishes whole weights, and with training.lora checkpoints hold only what is trained:"
         yield "release.hub.checkpoints", f"{message} choose checkpoint, all_checkpoints or no."
 
 
-def _replicating() -> str:
+def _list_replicating() -> str:
     return " or ".join(name for name, strategy in STRATEGIES.items() if strategy.replicates)
 
 

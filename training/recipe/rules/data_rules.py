@@ -32,10 +32,7 @@ def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     source = written["data.source"]
     if source != "hub":
         if written["data.config"] is not None:
-            yield (
-                "data.config",
-                f"{written['data.config']!r} is for `source: hub` only; with {source}, set it to null.",
-            )
+            yield "data.config", f"{written['data.config']!r} is for `source: hub` only; with {source}, set it to null."
         yield from revision(written, "data")
     path = written["data.path"]
     if source == "python" and not MODULE_AND_NAME.fullmatch(path):
@@ -109,7 +106,7 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         default = written.fields("data")[name].get_default()
         if name != "encoding" and (value := written[f"data.{name}"]) != default:
             shown = "null" if default is None else default
-            yield f"data.{name}", f"{value!r} is for {_formats_with(name)} only; with {source}, set it to {shown}."
+            yield f"data.{name}", f"{value!r} is for {_list_formats(name)} only; with {source}, set it to {shown}."
     names = written["data.header"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield "data.header", f"{name!r} is listed twice; each column has a name of its own."
@@ -125,11 +122,11 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.encoding", message
         return
     if codec != "utf-8" and "encoding" not in read:
-        message = f"{encoding!r} is for {_formats_with('encoding')} only; with {source}, leave it out."
+        message = f"{encoding!r} is for {_list_formats('encoding')} only; with {source}, leave it out."
         yield "data.encoding", message
 
 
-def _formats_with(field: str) -> str:
+def _list_formats(field: str) -> str:
     """`source: csv` and `json`"""
     first, *others = (f"`{name}`" for name, form in FORMATS.items() if field in form.fields)
     return " and ".join([f"`source: {first[1:]}", *others])
@@ -161,10 +158,7 @@ def _cast(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         elif column.form == "number":
             yield where, f"{to!r} is not a type for a column of numbers: cast it to float64 or int64, or not at all."
         else:
-            yield (
-                where,
-                f"{to!r} is not a type for a column of lists or objects: leave it out.",
-            )
+            yield where, f"{to!r} is not a type for a column of lists or objects: leave it out."
 
 
 _CASTS: dict[Form, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ from training.recipe.task_specification import specification, specification_clas
 def _task(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     task_type = written["task"]
     if task_type not in TASK_TYPES and not MODULE_AND_NAME.fullmatch(task_type):
-        choices = f"choose from {', '.join(TASK_TYPES)}, or name a class of yours as module:Class"
+        choices = f"choose from {', '.join(TASK_TYPES)}, or name your class as module:Class"
         yield "task", f"{task_type!r} is unknown: {choices}.{nearest(task_type, TASK_TYPES)}"
         return
     try:
@@ -37,8 +37,8 @@ def _options(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         specification(written["task"], given)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            told = describe(detail, known)
-            yield f"options.{told.where}", told.message
+            problem = describe(detail, known)
+            yield f"options.{problem.where}", problem.message
     except UserError as error:  # of an author's own task type
         yield "task", error.problems[0].message
 
@@ -50,10 +50,10 @@ def _model_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if source == "scratch" and path is not None:
         yield "model.path", f"{path!r} is for `source: hub` or `folder`; with scratch, set it to null."
     if source != "scratch" and path is None:
-        what = "the folder of the model" if source == "folder" else "the model's name on the Hub"
-        yield "model.path", f"is missing: `source: {source}` needs {what}."
+        needed = "the folder of the model" if source == "folder" else "the model's name on the Hub"
+        yield "model.path", f"is missing: `source: {source}` needs {needed}."
     if source != "scratch" and written["model.config"] is not None:
-        yield "model.config", f"is for `source: scratch`; a {source} model brings its own, so set it to null."
+        yield "model.config", f"is for `source: scratch`; a {source} model has its own, so set it to null."
 
 
 def _start(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -67,22 +67,14 @@ def _scratch_config(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     config = written["model.config"] or {}
     for name, task_type, example in (("model_type", str, "bert"), ("vocab_size", int, "8000")):
         if name not in config:
-            yield (
-                f"model.config.{name}",
-                f"is missing: `source: scratch` needs it, such as {name}: {example}.",
-            )
+            yield f"model.config.{name}", f"is missing: `source: scratch` needs it, such as {name}: {example}."
         elif type(config[name]) is not task_type:
-            yield (
-                f"model.config.{name}",
-                f"{config[name]!r} is of the wrong type: write it such as {name}: {example}.",
-            )
+            message = f"{config[name]!r} is of the wrong type: write it such as {name}: {example}."
+            yield f"model.config.{name}", message
     positions = config.get("max_position_embeddings")
     if type(positions) is int and written["tokens.max_length"] > positions:
-        yield (
-            "tokens.max_length",
-            f"{written['tokens.max_length']} is out of range: the model has {positions} positions "
-            "(model.config.max_position_embeddings).",
-        )
+        message = f"{written['tokens.max_length']} is out of range: the model has {positions} positions "
+        yield "tokens.max_length", f"{message}(model.config.max_position_embeddings)."
 
 
 def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

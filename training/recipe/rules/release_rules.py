@@ -58,7 +58,7 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     except LookupError:  # an invalid task type is reported by its own rule
         task_type, known = "", [*METRICS]
     choices = f"choose from {', '.join(known)}, or name" if known else "name"
-    choices += " a class of yours as module:Class"
+    choices += " your class as module:Class"
     for index, name in enumerate(metrics):
         where = f"evaluation.metrics[{index}]"
         if name in metrics[:index]:
@@ -69,8 +69,8 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             elif not written["evaluation.allow_remote_code"]:
                 yield where, f"{name!r} is code from the Hub: read it, then set evaluation.allow_remote_code: true."
         elif name not in known and not MODULE_AND_NAME.fullmatch(name):
-            what = f"does not fit task {task_type}" if name in METRICS else "is unknown"
-            yield where, f"{name!r} {what}: {choices}.{nearest(name, known)}"
+            reason = f"does not fit task {task_type}" if name in METRICS else "is unknown"
+            yield where, f"{name!r} {reason}: {choices}.{nearest(name, known)}"
 
 
 def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ def _fitting_metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def figures_of(written: WrittenRecipe) -> list[str] | None:
-    """The names of the computed values; None if a metric of the user's is among them, which names its own."""
+    """Returns the names of the computed values; None if a metric of the user is among them, which names its own."""
     metrics = written["evaluation.metrics"]
     return list(metrics) if set(metrics) <= set(METRICS) else None
 
@@ -116,7 +116,7 @@ def _gate_figures(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for place, limits in bounds.items():
         for metric, limit in limits.items():
             where, most = f"{place}.{metric}", place.endswith("maximum")
-            if message := _no_figure(metric, figures):
+            if message := _describe_missing(metric, figures):
                 yield where, message
             elif (known := METRICS.get(metric)) is None:
                 continue
@@ -138,7 +138,7 @@ def _floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         elif not limits:
             yield place, "names no metric: write such as {accuracy: 0.6}."
         for metric, limit in limits.items():
-            if message := _no_figure(metric, figures):
+            if message := _describe_missing(metric, figures):
                 yield f"{place}.{metric}", message
             elif (known := METRICS.get(metric)) is None:
                 continue
@@ -152,7 +152,7 @@ def _floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
                 yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {known.most:g}."
 
 
-def _no_figure(metric: str, figures: list[str] | None) -> str | None:
+def _describe_missing(metric: str, figures: list[str] | None) -> str | None:
     """The message that the metric is not evaluated; None if it is, or may be."""
     if figures is None or metric in figures:
         return None

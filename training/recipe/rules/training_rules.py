@@ -21,25 +21,16 @@ _LOSS_FIELDS = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor"
 
 def _steps(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["training.max_steps"] == 0:
-        yield (
-            "training.max_steps",
-            "0 is out of range: it must be at least 1, or -1 for as many as the epochs take.",
-        )
+        yield "training.max_steps", "0 is out of range: it must be at least 1, or -1 for as many as the epochs take."
     warmup = written["training.warmup_steps"]
     if warmup > 1 and warmup != int(warmup):
-        yield (
-            "training.warmup_steps",
-            f"{warmup} is out of range: whole steps, or below 1 the share of all steps.",
-        )
+        yield "training.warmup_steps", f"{warmup} is out of range: whole steps, or below 1 the share of all steps."
 
 
 def _evaluation_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy = written["training.eval_strategy"]
     if strategy == "steps" and written["training.eval_steps"] is None:
-        yield (
-            "training.eval_steps",
-            "is missing: `eval_strategy: steps` needs the number of steps between evaluations.",
-        )
+        yield "training.eval_steps", "is missing: `eval_strategy: steps` needs the number of steps between evaluations."
     if strategy not in ("no", False):  # YAML reads a bare `no` as false
         return
     fix = "needs evaluations, but training.eval_strategy is no: set that to epoch or steps"
@@ -48,10 +39,7 @@ def _evaluation_while_training(written: WrittenRecipe) -> Iterator[tuple[str, st
     if written["training.early_stopping_patience"] is not None:
         yield "training.early_stopping_patience", f"{fix}, or this to null."
     if written["training.lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy"):
-        yield (
-            "training.lr_scheduler_type",
-            f"{written['training.lr_scheduler_type']} {fix}, or choose another.",
-        )
+        yield "training.lr_scheduler_type", f"{written['training.lr_scheduler_type']} {fix}, or choose another."
 
 
 def _best_metric(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -71,10 +59,10 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         return
     reason = task_type.while_training(written["compute.strategy"]).loss_only_reason
     if reason is not None:
-        told = {name: value for name, value in task_type.options if name == "generate_while_training" and not value}
-        why = reason or ("options.generate_while_training is false" if told else "the options of the task type say so")
+        is_off = ("generate_while_training", False) in list(task_type.options)
+        why = reason or ("options.generate_while_training is false" if is_off else "by the options of the task type")
         message = f"{metric!r} is not computed while training ({why.rstrip('.')}): "
-        change = "set that to true, or " if told else ""
+        change = "set that to true, or " if is_off else ""
         yield "training.metric_for_best_model", f"{message}{change}set this to null, for the loss."
 
 
@@ -85,25 +73,20 @@ def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         value = written[f"training.{name}"]
         if name not in task_type.loss_fields and value != fields[name].get_default():
             usual = json.dumps(fields[name].get_default()).strip('"')
-            yield (
-                f"training.{name}",
-                f"does nothing with task {written['task']}: leave it out, or set it to {usual}.",
-            )
+            yield f"training.{name}", f"does nothing with task {written['task']}: leave it out, or set it to {usual}."
 
 
 def _loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     loss, gamma, smoothing = (written[f"training.{name}"] for name in ("loss", "focal_gamma", "label_smoothing_factor"))
     if loss not in _LOSSES and not MODULE_AND_NAME.fullmatch(loss):
-        choices = f"choose from {', '.join(_LOSSES)}, or name a function of yours as module:function"
+        choices = f"choose from {', '.join(_LOSSES)}, or name your function as module:function"
         yield "training.loss", f"{loss!r} is unknown: {choices}.{nearest(loss, _LOSSES)}"
         return
     if gamma is not None and loss != "focal":
         yield "training.focal_gamma", f"{gamma:g} is for `loss: focal` only; with {loss}, set it to null."
     if smoothing and loss != "cross_entropy":
-        yield (
-            "training.label_smoothing_factor",
-            f"{smoothing:g} is for `loss: cross_entropy` only; with {loss}, set it to 0.",
-        )
+        message = f"{smoothing:g} is for `loss: cross_entropy` only; with {loss}, set it to 0."
+        yield "training.label_smoothing_factor", message
 
 
 def _class_weights(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -129,7 +112,7 @@ def _own_classes(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _engine(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     engine = written["training.engine"]
     if engine not in ENGINES and not MODULE_AND_NAME.fullmatch(engine):
-        choices = f"choose from {', '.join(ENGINES)}, or name a function of yours as module:function"
+        choices = f"choose from {', '.join(ENGINES)}, or name your function as module:function"
         yield "training.engine", f"{engine!r} is unknown: {choices}.{nearest(engine, ENGINES)}"
 
 
@@ -182,10 +165,7 @@ def _extra(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             open_to_recipes = [field for field in known if not set_by_project(field)]
             yield where, f"no such field of TrainingArguments.{nearest(name, open_to_recipes)}"
         elif not fits(value, known[name]):
-            yield (
-                where,
-                f"{value!r} is of the wrong type: it takes {known[name].replace(' | ', ' or ')}.",
-            )
+            yield where, f"{value!r} is of the wrong type: it takes {known[name].replace(' | ', ' or ')}."
 
 
 def _extra_without_effect(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -199,19 +179,6 @@ def _extra_without_effect(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         for name in names:
             if extra.get(name) is not None and not any(extra.get(other) for other in needed):
                 yield f"training.extra.{name}", f"does nothing without training.extra.{needed[0]}: set that too."
-    delay, strategy = extra.get("eval_delay") or 0, written["training.eval_strategy"]
-    if not delay:
-        return
-    if strategy in ("no", False):
-        yield (
-            "training.extra.eval_delay",
-            "does nothing with training.eval_strategy no: set that to epoch or steps.",
-        )
-    last = written["training.num_train_epochs"] if strategy == "epoch" else written["training.max_steps"]
-    if written["training.max_steps"] != -1 and strategy == "epoch":
-        return
-    if 0 < last < delay:
-        yield "training.extra.eval_delay", f"{delay} is out of range: training ends after {last:g}."
 
 
 def _optimizer(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
