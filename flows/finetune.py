@@ -27,10 +27,11 @@ from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.jobs.machines import Leader, find_machines
 from tasks.prefect import events, pending_states
-from tasks.prefect.progress import REPORTING, PrefectProgress
+from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent, lineage
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.mlflow_run import JUDGED_TAG, NOTE_TAG, Tracker
+from tasks.tracking.stage_table import STAGES_WITH_REPORT
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
@@ -110,7 +111,7 @@ def _followed(
         error = _told_as_full_disk(caught) or caught
     if isinstance(error, UserError):
         tracker.text("problems.json", json.dumps([problem.model_dump() for problem in error.problems], indent=1))
-        if walk.rows and walk.rows[-1].name in REPORTING:
+        if walk.rows and walk.rows[-1].name in STAGES_WITH_REPORT:
             progress.refused(error.problems)
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
     _tell_lineage(tracker, recipe, walk, run, state, finished)

@@ -20,11 +20,6 @@ from tasks.stages.score import require_fitting, require_fitting_lengths, score
 from tasks.stages.tokenize import tokenize
 from training.recipe import Recipe
 
-STAGES = (
-    *("resolve", "load_data", "load_model", "tokenize", "fit", "predict", "score", "find_champion"),
-    *("predict_champion", "count_comparison", "compare", "gate", "register", "publish", "promote"),
-)
-
 
 @dataclass(frozen=True)
 class Finished:

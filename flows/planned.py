@@ -5,7 +5,7 @@ from __future__ import annotations
 from flows.pipeline import Finished, pipeline
 from tasks.cache.planner import Planner
 from tasks.cache.refs import Lock
-from tasks.stages.model_check import require_model
+from tasks.stages.preflight.model_check import require_model
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 

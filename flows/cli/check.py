@@ -17,9 +17,9 @@ from flows.reports.lines import Terminal
 from flows.reports.tables import label_lines, problem_lines, split_lines, summary, terminal_width
 from tasks.cache.refs import Lock
 from tasks.hub.push import publishing_problems
-from tasks.stages import check
 from tasks.stages.load_data import load_rows
-from tasks.stages.model_check import require_model
+from tasks.stages.preflight.model_check import require_model
+from tasks.stages.preflight.token_check import count_tokens, find_tokenizer, has_exact_counts, scratch_folder
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import require_fitting, require_fitting_lengths
 from tasks.tracking.reports import read_report
@@ -76,7 +76,7 @@ def _check(recipe: Recipe) -> Found:
     found, terminal = Found(), Terminal()
     # No error: the rows may be checked where nothing is published.
     found.problems += [problem.model_dump() | {"level": "warning"} for problem in publishing_problems(recipe)]
-    with check.scratch_folder() as folder:
+    with scratch_folder() as folder:
         model = _check_model(recipe, found, terminal)
         try:
             terminal.stage_started("resolve", "")
@@ -128,17 +128,17 @@ def _count_tokens(recipe: Recipe, lock: Lock | None, folder: Path, found: Found,
         found.notes.append("Token lengths were not checked: the model's tokenizer cannot be had.")
         return
     try:
-        tokenizer = check.tokenizer_of(recipe, lock, folder / "rows", folder / "tokenizer")
+        tokenizer = find_tokenizer(recipe, lock, folder / "rows", folder / "tokenizer")
     except UserError as error:
         found.notes.append(f"Token lengths were not checked. {error}")
         return
-    exact = check.counts_as_a_run(recipe, tokenizer)
+    exact = has_exact_counts(recipe, tokenizer)
     if recipe.model.start_from == "champion":
         found.notes.append("Tokens were counted by the base model's tokenizer: that of a champion may count otherwise.")
     elif not exact:
         found.notes.append("Tokens were counted by tokenizer.json alone: a run may count some rows a little otherwise.")
     progress = terminal.progress_of("tokenize")
-    found.tokens = check.count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
+    found.tokens = count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
     found.problems += found.tokens["problems"]
     found.problems += _told(require_fitting_lengths, recipe, folder / "tokens") if exact else []
 

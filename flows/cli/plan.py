@@ -17,8 +17,8 @@ from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
 from tasks.hub.push import publishing_problems
-from tasks.stages.fit import launch
-from tasks.stages.training_estimate import needs
+from tasks.stages.fit import fit, launch, training_job
+from tasks.stages.preflight.training_estimate import estimate_lines
 from training.recipe import Recipe
 
 RUNNING = ("will run", "may run")
@@ -41,8 +41,8 @@ def act(arguments: argparse.Namespace) -> int:
     for row in planner.rows:
         print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     training = next(row for row in planner.rows if row.name == "fit")
-    for need in needs(*planner.arguments["fit"]) if training.state in RUNNING else ():
-        print(f"  fit: {need}")
+    for estimated in _estimate(planner, training) if training.state in RUNNING else ():
+        print(f"  fit: {estimated}")
     if unchecked:
         print(f"  fit: {unchecked}")
     for problem in publishing_problems(recipe) if any(row.state in RUNNING for row in planner.rows) else ():
@@ -51,6 +51,14 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.show_launch:
         print(_launch(recipe, lock, training.key or "KEY"))
     return 0
+
+
+def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
+    """The lines with training's steps, memory and disk."""
+    if training.key is None:
+        return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
+    arguments = planner.arguments["fit"]
+    return estimate_lines(training.key, fit.flat_inputs(*arguments)[0], *training_job(*arguments))
 
 
 def _launch(recipe: Recipe, lock: Lock, key: str) -> str:

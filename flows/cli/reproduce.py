@@ -21,7 +21,7 @@ from tasks.tracking.reports import format_count, format_score
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
-    from tasks.stages.reproduction import Beside, Difference
+    from tasks.registry.reproduction import Difference, FigurePair
     from training.recipe import Recipe
 
 MARK = "reproduces"
@@ -51,7 +51,8 @@ def act(arguments: argparse.Namespace) -> int:
     for files that are gone or have changed.
     """
     from tasks.registry import lineage
-    from tasks.stages.reproduction import AsDivided, recipe_of, start_of
+    from tasks.registry.reproduction import RecordedBatches, recorded_recipe, start_model
+    from tasks.stages.fit import batch_division
 
     if not {"/", "@"} & set(arguments.name):
         message = f"{arguments.name!r} names no version: say which, {arguments.name}/1 or {arguments.name}@champion."
@@ -64,12 +65,12 @@ def act(arguments: argparse.Namespace) -> int:
         consent.require(f"the record of {arguments.name}", record["said"], record["recipe"])
     with (
         sigterm_interrupts(),
-        start_of(record) as start,
+        start_model(record) as start,
         _fresh_home(arguments.into, record["model"]["digest"]) as home,
     ):
-        recipe = recipe_of(record, start)
+        recipe = recorded_recipe(record, start)
         print("\n".join(_foreword(record, differing := _prepared(recipe, record))), flush=True)
-        done = call_flow(recipe, frozenset(), AsDivided(recipe, record))
+        done = call_flow(recipe, frozenset(), RecordedBatches(recipe, record, batch_division))
         if done["state"] == "completed":
             lines, code, same = _compared(record, done, differing)
             print("\n".join(lines))
@@ -87,11 +88,13 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _prepared(recipe: Recipe, record: Mapping[str, Any]) -> list[Difference]:
     """What is another than then, once all that can be made as it was then is."""
-    from tasks.stages import reproduction
+    from tasks.registry import reproduction
+    from tasks.stages.resolve import pin
 
-    lock = reproduction.as_pinned(recipe, record)
-    reproduction.compute_as_recorded(record)
-    return reproduction.differences(record, lock, reproduction.machine_here())
+    lock = pin(recipe)
+    reproduction.require_recorded_files(record, lock)
+    reproduction.set_recorded_threads(record)
+    return reproduction.differences(record, lock, reproduction.describe_machine())
 
 
 def _compared(
@@ -99,13 +102,13 @@ def _compared(
 ) -> tuple[list[str], int, bool]:
     """What is said of the model that came out, the exit code, and whether its bytes are the recorded ones."""
     from tasks.registry.lineage import model_files
-    from tasks.stages.reproduction import figures_beside, other_files
+    from tasks.registry.reproduction import differing_files, pair_figures
 
     key = next(stage["key"] for stage in done["stages"] if stage["name"] == "fit")
     recorded, here = record["model"]["files"], model_files(key) or {}
-    if not (others := other_files(recorded, here)):
+    if not (others := differing_files(recorded, here)):
         return [_the_same(recorded)], COMPLETED, True
-    figures = figures_beside(record["metrics"] or {}, done["metrics"])
+    figures = pair_figures(record["metrics"] or {}, done["metrics"])
     lines, code = _afterword(others, recorded, here, differing, figures)
     return lines, code, False
 
@@ -135,7 +138,7 @@ def _afterword(
     recorded: Mapping[str, Any],
     here: Mapping[str, Any],
     differing: Sequence[Difference],
-    figures: Sequence[Beside],
+    figures: Sequence[FigurePair],
 ) -> tuple[list[str], int]:
     """What is said of a model that has other bytes, and the exit code."""
     digests = [

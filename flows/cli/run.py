@@ -22,7 +22,6 @@ from flows.cli.arguments import (
     need_writable,
 )
 from flows.cli.codes import COMPLETED, FAILED, INTERRUPTED, code_of, interrupt
-from flows.pipeline import STAGES
 from flows.planned import planned
 from flows.reports.lines import Quiet, Terminal, draws, line
 from flows.reports.result import problems
@@ -34,6 +33,7 @@ from tasks.cache.stage import Listener
 from tasks.jobs.launch import Machines
 from tasks.jobs.machines import Helper, find_machines
 from tasks.tracking.connection import MlflowFailed
+from tasks.tracking.stage_table import STAGES
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError, full_disk, nearest
 from training.recipe import Recipe, parse_set

@@ -12,14 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flows.pipeline import STAGES
 from flows.reports.lines import Terminal, line
 from tasks.cache.stage import Row
 from tasks.tracking.stage_summary import Pace
+from tasks.tracking.stage_table import STAGES
 from training.recipe import Recipe
 
-SOMETIMES = {"predict_champion", "count_comparison", "compare", "publish"}
-"""Stages that not every run has: listed once they begin."""
 STYLES = {"waiting": "dim", "at work": "bold", "failed": "red"}
 REFRESHES_PER_SECOND = 4
 ASIDE, UNDER = 40, 4  # columns before how far a stage is: on the stage's own line, on the next one
@@ -70,7 +68,8 @@ class LiveTable(Terminal):
     def _frame(self) -> Text:
         shown = [Text(one, STYLES.get(state, "")) for state, lines in [*self._ended.values()] for one in lines]
         shown += [Text(one, STYLES["at work"]) for one in self._at_work()]
-        waiting = [stage for stage in STAGES if stage not in {*self._ended, self._now, *SOMETIMES}]
+        expected = [stage for stage, entry in STAGES.items() if not entry.is_optional]
+        waiting = [stage for stage in expected if stage not in {*self._ended, self._now}]
         waits = [Text(line(stage, "waiting", "", ""), STYLES["waiting"]) for stage in waiting]
         # A frame as high as the terminal would scroll, and what scrolls away cannot be drawn anew.
         most = max(2, self._console.height - 1)

@@ -21,12 +21,11 @@ from tasks.prefect.artifacts import (
 )
 from tasks.tracking.reports import read_report
 from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_result
+from tasks.tracking.stage_table import STAGES_WITH_REPORT
 from training.problems import Problem
 
 UPDATE_S = 2.0
 """Between two updates of a bar, each of which costs the server some 40 ms."""
-REPORTING = ("load_data", "tokenize")
-"""The stages with a report on the rows."""
 
 
 class PrefectProgress(Listener):
@@ -76,7 +75,7 @@ class PrefectProgress(Listener):
         get_run_logger().info("  ".join(filter(None, [ended, summarize_result(row.name, result)])))
         if self._has_bar and row.state != "failed":
             self._artifacts.put(row.name, Bar(100.0, ended))
-        if row.name in REPORTING and isinstance(result, Ref):
+        if row.name in STAGES_WITH_REPORT and isinstance(result, Ref):
             self._reports[row.name] = read_report(result.path)
             self.refused([])
         for name, artifact in build_result_artifacts(row, result).items():

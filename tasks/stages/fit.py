@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.cache.code import figures_code
 from tasks.cache.refs import Lock, Ref
@@ -33,105 +33,108 @@ from training.recipe.tables.metrics import entries
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 
-# Decide when something is written or shown, not what is learnt.
-NOT_LEARNT_FROM: dict[str, Any] = {
+# Training settings that change only logs, checkpoints and their frequency.
+WITHOUT_EFFECT_ON_WEIGHTS: dict[str, Any] = {
     **dict.fromkeys(("logging_steps", "checkpoint_interval_s", "report_to"), True),
     **dict.fromkeys(("resume_from_checkpoint", "trust_checkpoint", "inexact_resume"), True),
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
-READ = ("train", "validation")
-"""The splits whose tokens training.programs.fit reads."""
-# What the need for memory hangs on, beside the model, the length of rows and the number format.
-NEED_MEMORY = {
+SPLITS = ("train", "validation")
+# Training settings that change the memory needed, beside the model, the length of rows and the number format.
+MEMORY_SETTINGS = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
     "lora",
 }
 
 
+class TrainingJob(NamedTuple):
+    """The job of training.programs.fit."""
+
+    settings: FitSettings
+    folders: dict[str, Path]
+    """The folders that it reads, by name."""
+    batches: BatchDivision
+    """The division of batches that fits into memory."""
+
+
 def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Inputs:
-    """The tokens that it reads, the base model, the labels, every training setting, the user's code and the values of
-    `auto`."""
-    strategy = recipe.compute.strategy
-    package = OPTIMIZERS[recipe.training.optim].package
+    """The tokens of train and validation, the base model, the labels, the training settings, the user's code and the
+    values of `auto`."""
+    strategy, optimizer = STRATEGIES[recipe.compute.strategy], OPTIMIZERS[recipe.training.optim]
+    metrics, base = _metrics_that_affect_weights(recipe), _hub_base(recipe, lock)
+    engine = ENGINES.get(recipe.training.engine)
     return Inputs(
         {
             "task": recipe.task,
             "options": _options(recipe),
-            "training": recipe.training.model_dump(mode="json", exclude=NOT_LEARNT_FROM),
+            "training": recipe.training.model_dump(mode="json", exclude=WITHOUT_EFFECT_ON_WEIGHTS),
             "compute": _compute(recipe, lock),
-            **_metrics(recipe),
-            **({"metrics": known} if (known := entries(_metrics_learned_from(recipe))) else {}),
-            **({"base": base.model_dump()} if (base := _base(recipe, lock)) else {}),
+            **_metric_names(recipe),
+            **({"metrics": known} if (known := entries(metrics)) else {}),
+            **({"base": base.model_dump()} if base else {}),
             "upstream": {
-                **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in READ},
+                **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in SPLITS},
                 "load_model": model.digest,
                 "labels": data.parts["labels.json"],
-                **_named_checkpoint(recipe),
+                **_start_checkpoint(recipe),
             },
         },
         code=[
             "training.programs.fit",
             *task_types.code_modules(recipe.task),
-            STRATEGIES[strategy].module,
-            *_engine_code(recipe),
-            *task_types.metric_modules(recipe.task, _metrics_learned_from(recipe)),
+            strategy.module,
+            *([engine.module] if engine else []),
+            *task_types.metric_modules(recipe.task, metrics),
         ],
-        outside=_outside(recipe),
-        named=_named(recipe),
+        outside=_code_without_effect(recipe),
+        named=_user_code(recipe),
         libraries=(
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
-            *([package] if package else []),
-            *([needed] if (needed := STRATEGIES[strategy].package) else []),
+            *filter(None, (optimizer.package, strategy.package)),
             *packages_of(recipe.training.lora),
         ),
     )
 
 
-def _base(recipe: Recipe, lock: Lock) -> HubModel | None:
-    """The Hub model that an exported adapter names as its base; None if it is not of the Hub."""
+def _hub_base(recipe: Recipe, lock: Lock) -> HubModel | None:
+    """The Hub model that an exported adapter names as its base."""
     if recipe.training.lora is None or lock.model_hub is None:
         return None
     return HubModel(path=str(recipe.model.path), revision=lock.model_hub.commit)
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    """The options that matter to training, and to its evaluations if their figures may change the weights."""
     task_type = task_types.load(**recipe.task_and_options)
-    return task_type.options_of("fit") | (task_type.options_of("evaluate") if _metrics_matter(recipe) else {})
+    return task_type.options_of("fit") | (task_type.options_of("evaluate") if _metrics_affect_weights(recipe) else {})
 
 
-def _metrics_matter(recipe: Recipe) -> bool:
-    """Whether figures of an evaluation may change the weights."""
-    return _are_seen(recipe) or recipe.training.metric_for_best_model not in (None, "loss")
+def _metrics_affect_weights(recipe: Recipe) -> bool:
+    return _user_code_sees_metrics(recipe) or recipe.training.metric_for_best_model not in (None, "loss")
 
 
-def _metrics_learned_from(recipe: Recipe) -> list[str]:
-    """The metrics whose values can change the weights: all where user code sees them, else the one that chooses the
-    best checkpoint."""
-    if _are_seen(recipe):
+def _metrics_that_affect_weights(recipe: Recipe) -> list[str]:
+    """All metrics if user code sees them, else only the one that chooses the best checkpoint."""
+    if _user_code_sees_metrics(recipe):
         return list(recipe.evaluation.metrics)
-    return [str(recipe.training.metric_for_best_model).removeprefix("eval_")] if _metrics_matter(recipe) else []
+    if _metrics_affect_weights(recipe):
+        return [str(recipe.training.metric_for_best_model).removeprefix("eval_")]
+    return []
 
 
-def _are_seen(recipe: Recipe) -> bool:
-    """Whether code of the user's sees the figures of an evaluation, and may go by them."""
+def _user_code_sees_metrics(recipe: Recipe) -> bool:
     training = recipe.training
     return bool(training.callbacks or training.trainer or ":" in training.engine)
 
 
-def _outside(recipe: Recipe) -> Sequence[str]:
-    """The rooms of evaluation code that cannot change the model."""
+def _code_without_effect(recipe: Recipe) -> Sequence[str]:
+    """The evaluation modules that cannot change the weights."""
     if ":" in recipe.task:
         return ()
-    if _metrics_matter(recipe):
+    if _metrics_affect_weights(recipe):
         return ("training.evaluation.constant_predictions",)
     if task_types.calibrates(recipe.task):
         return ("training.evaluation.metrics", "training.evaluation.constant_predictions")
     return figures_code(recipe.task)
-
-
-def _engine_code(recipe: Recipe) -> list[str]:
-    return [ENGINES[name].module] if (name := recipe.training.engine) in ENGINES else []
 
 
 def _compute(recipe: Recipe, lock: Lock) -> dict[str, Any]:
@@ -146,7 +149,7 @@ def _resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
 
 
 def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
-    """How the job of this key is launched on this machine. Raises UserError as `find_machines` does."""
+    """The command that starts the job of this key on this machine. Raises UserError as `find_machines` does."""
     use_cpu, machines = not visible_gpus(), find_machines(recipe.compute)
     argv = accelerate_argv(
         "training.programs.fit",
@@ -159,13 +162,13 @@ def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
     env = accelerate_environment(
         num_processes=lock.num_processes, use_cpu=use_cpu, strategy=strategy, machines=machines
     )
-    if "tensorboard" in recipe.training.report_to:  # unless the user says, to where it stays when the job's folder goes
+    if "tensorboard" in recipe.training.report_to:  # the default, runs/ in the job's folder, is removed with the job
         place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
         env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
     return Launch(argv, env, distributed.load(strategy).build_configuration(_resolved_compute(recipe, lock)))
 
 
-def _named(recipe: Recipe) -> dict[str, str]:
+def _user_code(recipe: Recipe) -> dict[str, str]:
     """User code that can change the weights, by recipe field. Metrics are included only if they choose the best
     checkpoint.
     """
@@ -175,23 +178,23 @@ def _named(recipe: Recipe) -> dict[str, str]:
         f"training.{field}": getattr(training, field) or "" for field in ("loss", "engine", "collator", "trainer")
     }
     named |= {f"training.callbacks[{index}]": name for index, name in enumerate(training.callbacks)}
-    if _metrics_matter(recipe):
+    if _metrics_affect_weights(recipe):
         named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}
     return named
 
 
-def _metrics(recipe: Recipe) -> dict[str, Any]:
-    """Those whose figures code of the user's sees; and those of the Hub that may choose the best model, for their names
-    pin their code."""
-    seen = _are_seen(recipe)
+def _metric_names(recipe: Recipe) -> dict[str, Any]:
+    """The metrics that user code sees; else those of the Hub that may choose the best checkpoint, whose names pin
+    their code."""
+    seen = _user_code_sees_metrics(recipe)
     names = [name for name in recipe.evaluation.metrics if seen or name.startswith("hub:")]
-    return {"evaluation": {"metrics": names}} if _metrics_matter(recipe) and names else {}
+    return {"evaluation": {"metrics": names}} if _metrics_affect_weights(recipe) and names else {}
 
 
-def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
-    """The digest of the checkpoint that training begins with: that of its manifest, which has those of its files.
+def _start_checkpoint(recipe: Recipe) -> dict[str, str]:
+    """The digest of the manifest of the checkpoint that training starts with: it holds the digests of all files.
 
-    Raises UserError where it is none, or was written elsewhere in a format that can execute code.
+    Raises UserError if there is no checkpoint, or if another home wrote it in a format that can execute code.
     """
     name = recipe.training.resume_from_checkpoint
     if name is None:
@@ -199,7 +202,7 @@ def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
     try:
         digest = sha256(Path(name) / checkpoints.MANIFEST)
         if needs_own_checkpoint(recipe.training, recipe.compute):
-            checkpoints.require_sealed(Path(name), seal_key())  # the program looks at the files, too
+            checkpoints.require_sealed(Path(name), seal_key())
         return {"checkpoint": digest}
     except OSError as error:
         message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
@@ -208,38 +211,35 @@ def _named_checkpoint(recipe: Recipe) -> dict[str, str]:
 
 
 def seal_key() -> Path:
-    """The file with the home's key, by which it knows the checkpoints that its trainings wrote; made where missing."""
+    """The file with the key that seals this home's checkpoints; created if missing."""
     return made_once(home() / "seal.key", secrets.token_bytes(32))
 
 
-def inputs_of(recipe: Recipe, model: Ref, tokens: Ref) -> dict[str, Path]:
-    """What training.programs.fit reads, by the names that it has for it."""
-    inputs = {"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path}
-    named = recipe.training.resume_from_checkpoint
-    return inputs if named is None else {**inputs, "checkpoint": Path(named).absolute()}
-
-
-def settings_of(recipe: Recipe, lock: Lock, data: Ref) -> FitSettings:
-    """The settings of training.programs.fit, with batches as the recipe has them."""
-    return FitSettings(
+def training_job(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> TrainingJob:
+    """The job with the recipe's batch sizes."""
+    settings = FitSettings(
         **recipe.task_and_options,
         labels=json.loads((data.path / "labels.json").read_text()),
         max_length=recipe.tokens.max_length,
         training=recipe.training,
         compute=_resolved_compute(recipe, lock),
         metrics=recipe.evaluation.metrics,
-        base=_base(recipe, lock),
+        base=_hub_base(recipe, lock),
     )
+    folders = {"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path}
+    if checkpoint := recipe.training.resume_from_checkpoint:
+        folders["checkpoint"] = Path(checkpoint).absolute()
+    return TrainingJob(settings, folders, batch_division(recipe, lock, model))
 
 
-def fits_of(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
-    """How large its batches may be here."""
+def batch_division(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
+    """The division of training batches that fits into this machine's memory."""
     return BatchDivision(
         max(recipe.training.per_device_train_batch_size, recipe.training.per_device_eval_batch_size),
         model.path / "model",
         program="training.programs.fit",
         max_length=recipe.tokens.max_length,
-        training=recipe.training.model_dump(mode="json", include=NEED_MEMORY),
+        training=recipe.training.model_dump(mode="json", include=MEMORY_SETTINGS),
         mixed_precision=lock.mixed_precision,
         num_processes=lock.num_processes,
         sharing=recipe.compute.learnt_by(),
@@ -248,9 +248,9 @@ def fits_of(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
 
 @stage(inputs)
 def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
-    """Trains under `accelerate launch`; a job that was killed goes on from its newest good checkpoint."""
+    """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint."""
     machines, stall_timeout_s = find_machines(recipe.compute), recipe.compute.stall_timeout_s
-    launched = launch(recipe, lock, work.key)
+    launched, job = launch(recipe, lock, work.key), training_job(recipe, lock, data, model, tokens)
 
     def before_try() -> None:
         launched.write(work.job)
@@ -263,9 +263,9 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
             "training.programs.fit",
             launched.argv,
             env={**launched.env, checkpoints.SEAL_KEY: str(seal_key())},
-            settings=settings_of(recipe, lock, data),
-            inputs=inputs_of(recipe, model, tokens),
-            batches=fits_of(recipe, lock, model),
+            settings=job.settings,
+            inputs=job.folders,
+            batches=job.batches,
             stall_timeout_s=stall_timeout_s,
             before_try=before_try,
         )

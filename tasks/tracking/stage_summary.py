@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.cache.refs import Champion, Promotion, Publication, Ref, Verdict, Version
-from tasks.tracking.reports import format_count, format_score, format_value
+from tasks.tracking.stage_table import STAGES
 
 
 def format_evaluation(event: Mapping[str, Any]) -> str | None:
@@ -22,7 +22,8 @@ def format_evaluation(event: Mapping[str, Any]) -> str | None:
 def summarize_result(stage: str, result: Any) -> str:
     """The main figures of a stage's result; empty if it has none."""
     if isinstance(result, Ref):
-        return _SUMMARIES[stage](result.figures) if stage in _SUMMARIES else ""
+        summarize = STAGES[stage].summarize
+        return summarize(result.figures) if summarize else ""
     if isinstance(result, Champion | Version):
         return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):
@@ -33,38 +34,6 @@ def summarize_result(stage: str, result: Any) -> str:
         before = f", before that version {result.previous}" if result.previous else ""
         return f"{result.name} version {result.version}: {result.alias}{before}"
     return ""
-
-
-def _summarize_rows(figures: Mapping[str, Any]) -> str:
-    splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
-    warnings = f"; {format_count(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
-    labels = f"; {figures['labels']} labels" if figures["labels"] else ""
-    return f"rows: {', '.join(splits)}{labels}{warnings}"
-
-
-def _summarize_scores(figures: Mapping[str, Any]) -> str:
-    return "; ".join(
-        f"{split} " + ", ".join(f"{name} {format_score(entry)}" for name, entry in metrics.items())
-        for split, metrics in figures.items()
-    )
-
-
-def _summarize_rate(figures: Mapping[str, Any]) -> str:
-    return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
-
-
-_SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "load_data": _summarize_rows,
-    "load_model": lambda f: f"{f['megabytes']:g} MB" if "megabytes" in f else f"{f['parameters']:,} parameters",
-    "tokenize": lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut",
-    "fit": lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}",
-    "predict": _summarize_rate,
-    "score": _summarize_scores,
-    "predict_champion": _summarize_rate,
-    "compare": lambda f: (
-        f"{f['metric']} {format_value(f['value'])} against {format_value(f['champion_value'])} of {f['champion']}"
-    ),
-}
 
 
 class Pace:

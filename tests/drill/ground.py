@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import training
-from flows.pipeline import STAGES
+from tasks.tracking.stage_table import STAGES
 from tests.flows.small import command, environment, write_project
 from training.jobs.processes import descendants, die_with_parent
 
@@ -62,7 +62,7 @@ class Run:
         """The stage that it is in, by its table: `start` before the first line, `end` after the last."""
         words = [line.split() for line in self._table.read_text().splitlines() if line.startswith("  ")]
         ended = [row[0] for row in words if len(row) > 1 and row[0] in STAGES and row[1] in ROW_STATES]
-        return ["start", *STAGES[1:], "end"][STAGES.index(ended[-1]) + 1 if ended else 0]
+        return ["start", *list(STAGES)[1:], "end"][list(STAGES).index(ended[-1]) + 1 if ended else 0]
 
     def result(self) -> dict[str, Any]:
         """What `--json` wrote."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from flows.pipeline import STAGES
+from tasks.tracking.stage_table import STAGES
 from tests.drill.kills import Kills
 from tests.drill.watch import Watch
 
@@ -16,7 +16,7 @@ def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float
     """Lines: the kills by victim, stage and way of training, the fires, and what went wrong."""
     lines = [""]
     if kills.by_stage:
-        lines += ["kills by stage", *table(kills.by_stage, VICTIMS, ["start", *STAGES[1:], "end"])]
+        lines += ["kills by stage", *table(kills.by_stage, VICTIMS, ["start", *list(STAGES)[1:], "end"])]
         lines += ["kills by way of training"]
         lines += table(kills.by_way, VICTIMS, sorted({down for _, down in kills.by_way}))
         for count, times in sorted(Counter(kills.given_up).items()):

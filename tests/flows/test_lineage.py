@@ -16,8 +16,15 @@ from flows.cli.show import _lines
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Row
 from tasks.registry import lineage
-from tasks.stages.fit import fits_of
-from tasks.stages.reproduction import AsDivided, Difference, differences, figures_beside, other_files, recipe_of
+from tasks.registry.reproduction import (
+    Difference,
+    RecordedBatches,
+    differences,
+    differing_files,
+    pair_figures,
+    recorded_recipe,
+)
+from tasks.stages.fit import batch_division
 from tests.flows.small import FinishedRun, finetune
 from training.jobs.protocol import sha256
 from training.recipe import load
@@ -124,7 +131,7 @@ def test_a_file_that_has_changed_or_is_gone_is_told_before_anything_is_made(
     pin["sha256"] = "0" * 64
     kept.write_text(json.dumps(record))
     assert main(["reproduce", "small/1"]) == 2
-    assert f"{pin['path']}: has changed since (sha256 {sha256(Path(pin['path']))[:12]}" in capsys.readouterr().err
+    assert f"{pin['path']}: has sha256 {sha256(Path(pin['path']))[:12]} instead" in capsys.readouterr().err
     record["recipe"]["data"]["splits"]["train"] = [str(finished.file.parent / "gone.csv")]
     kept.write_text(json.dumps(record))
     assert main(["reproduce", "small/1"]) == 2
@@ -157,8 +164,8 @@ def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_
 ) -> None:
     recorded = {"model.safetensors": {"sha256": "a" * 64}, "config.json": {"sha256": "c" * 64}}
     here = {**recorded, "model.safetensors": {"sha256": "b" * 64}}
-    assert other_files(recorded, here) == ["model.safetensors"] and other_files(recorded, recorded) == []
-    figures = figures_beside(
+    assert differing_files(recorded, here) == ["model.safetensors"] and differing_files(recorded, recorded) == []
+    figures = pair_figures(
         {"validation": {"accuracy": {"value": 0.875, "low": 0.8125, "high": 0.9375}}},
         {"validation": {"accuracy": {"value": value, "low": value - 0.0625, "high": value + 0.0625}}},
     )
@@ -170,16 +177,16 @@ def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_
 
 def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) -> None:
     record["recipe"]["evaluation"]["unknown"] = []  # a field of then, left to its default
-    recipe, lock = recipe_of(record), Lock.model_validate(record["lock"])
+    recipe, lock = recorded_recipe(record), Lock.model_validate(record["lock"])
     record["training"]["micro_batch_size"] = 4  # of 16
     model = Ref(stage="load_model", key="k", digest="d")
     (home / model.location / "model").mkdir(parents=True)
     home.chmod(0o700)
     (home / model.location / "model/config.json").write_text("{}")
-    listener = AsDivided(recipe, record)
+    listener = RecordedBatches(recipe, record, batch_division)
     listener.stage_ended(Row("resolve", "r", "ran", 0.0), lock)
     listener.stage_ended(Row("load_model", "k", "ran", 0.0), model)
-    assert fits_of(recipe, lock, model).divisor == 4
+    assert batch_division(recipe, lock, model).divisor == 4
 
 
 def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> None:

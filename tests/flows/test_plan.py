@@ -19,7 +19,7 @@ from flows.changes import nothing_changed
 from flows.cli.main import main
 from flows.pipeline import pipeline
 from tasks.cache.planner import Planner
-from tasks.stages import training_estimate
+from tasks.stages.preflight import training_estimate
 from tests.flows.small import FinishedRun, command, environment, write_project
 from training.jobs.protocol import Outcome
 from training.recipe import load, parse_set

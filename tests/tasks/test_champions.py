@@ -12,11 +12,11 @@ from tasks.cache import settings
 from tasks.cache.refs import Champion, Lock, Ref
 from tasks.cache.stage import Work
 from tasks.registry.champions import folders_of, present
+from tasks.registry.reproduction import start_model
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG
 from tasks.stages.champion import predict_champion
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.register import _origin
-from tasks.stages.reproduction import start_of
 from tasks.stages.resolve import pin
 from tasks.tracking.connection import MODEL_TAG, connect
 from tests.made import KEY, LABELS, artifact
@@ -180,7 +180,7 @@ def test_what_a_model_started_from_is_linked_to_while_it_is_made_again(home: Pat
     home.mkdir(mode=0o700)
     kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
     lock = Lock(started_from=OTHER).model_dump(mode="json")
-    with start_of({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}) as folder:
+    with start_model({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}) as folder:
         assert folder is not None and {file.name: file.readlink() for file in folder.iterdir()} == {
             "model.safetensors": kept.path / "model" / "model.safetensors",
             "tokenizer.json": kept.path / "tokenizer" / "tokenizer.json",

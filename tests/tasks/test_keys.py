@@ -25,6 +25,7 @@ from tasks.cache.refs import Champion, Counted, PinnedCommit, Verdict, Version
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
 from tasks.stages import resolve as resolving
+from tasks.tracking.stage_table import STAGES
 from tests.task_types import TINY
 from training.recipe import Recipe, parse
 from training.task_types import TASK_TYPES, class_of
@@ -429,6 +430,11 @@ ARTIFACTS = {
 def test_what_a_stage_reads_of_another_is_in_its_key(edited: str) -> None:
     values = spelt(base(), {**PUBLISHED, "evaluation.slices": ["genre"], "release.gate.control": "all"})
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
+
+
+def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None:
+    values = spelt(base(), {**PUBLISHED, "release.gate.control": "all"})
+    assert ["resolve", *keys(values)] == list(STAGES)
 
 
 CODE_LIST = Path(__file__).with_name("stage_code.txt")

@@ -1,4 +1,4 @@
-"""Checks a recipe's model by its configuration, before anything is trained; no stage.
+"""Check of a recipe's model by its configuration, before training.
 
 <home>/checked/<digest>    an empty file for each model in which training.programs.check_model found no problem
 """
@@ -31,7 +31,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
     """Raises UserError for a model that the recipe's task, lengths or adapters do not fit: its type, its configuration,
     its number of positions, the names of its layers.
 
-    `download` allows to fetch config.json from the Hub. Returns why nothing could be checked, or None.
+    `download` allows fetching config.json from the Hub. Returns why the model could not be checked, or None.
     """
     field, config = _configuration(recipe, lock, download)
     if config is None:
@@ -67,16 +67,14 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
 
 
 def _labels(recipe: Recipe) -> list[str]:
-    """The labels; two stand-ins where only the rows name them."""
-    if any(
-        column.form in ("label", "labels") for column in task_types.load(**recipe.task_and_options).columns.values()
-    ):
-        return list(recipe.data.label_names or ("0", "1"))
-    return []
+    """The labels, or two placeholders if only the rows name them."""
+    columns = task_types.load(**recipe.task_and_options).columns.values()
+    has_labels = any(column.form in ("label", "labels") for column in columns)
+    return list(recipe.data.label_names or ("0", "1")) if has_labels else []
 
 
 def _configuration(recipe: Recipe, lock: Lock, download: bool) -> tuple[str, dict[str, Any] | None]:
-    """The recipe's field that gives the model, and the model's configuration; None where that is not here."""
+    """The recipe field that names the model, and the model's configuration; None if it is not on this machine."""
     model, champion = recipe.model, lock.started_from
     if champion is not None:
         file = folder("fit", champion.key) / "model" / "config.json" if champion.key else None
@@ -85,12 +83,12 @@ def _configuration(recipe: Recipe, lock: Lock, download: bool) -> tuple[str, dic
         return "model.config", dict(model.config or {})
     file = Path(str(model.path)).expanduser() / "config.json"
     if model.source == "hub":
-        cached = _of_hub(str(model.path), lock.model_hub.commit, download) if lock.model_hub else None
+        cached = _hub_file(str(model.path), lock.model_hub.commit, download) if lock.model_hub else None
         return "model.path", read_json(cached) if cached else None
     return "model.path", read_json(file) if file.is_file() else None
 
 
-def _of_hub(name: str, commit: str, download: bool) -> Path | None:
+def _hub_file(name: str, commit: str, download: bool) -> Path | None:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json", revision=commit)

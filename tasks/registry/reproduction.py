@@ -1,0 +1,237 @@
+"""Reproduction of a registered model from its record: the recipe, the differences of the environment, and the
+comparison of files and figures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.cache import settings, store
+from tasks.cache.code import code_digests, library_versions
+from tasks.cache.garbage_collection import in_use
+from tasks.cache.refs import Lock, PinnedFile, Ref
+from tasks.cache.stage import Listener, Row, Work
+from tasks.jobs.batch_memory import BatchDivision
+from tasks.jobs.launch import python_argv, require_finished, run_job
+from tasks.registry.champions import PARTS, folders_of
+from training.data.file_systems import display_name
+from training.jobs.protocol import Job
+from training.problems import Problem, UserError
+from training.recipe import Recipe, parse
+
+PROGRAM = "training.programs.describe_machine"
+STALL_TIMEOUT_S = 600.0
+
+
+class Difference(NamedTuple):
+    """An input with another value than recorded."""
+
+    input: str
+    recorded: str
+    here: str
+
+
+class FigurePair(NamedTuple):
+    """A figure of the recorded model and of its reproduction."""
+
+    figure: str
+    recorded: Mapping[str, float | None]
+    here: Mapping[str, float | None]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether each value lies within the other's 95 % interval. Without an interval, the values must be equal."""
+        return _is_within(self.recorded["value"], self.here) and _is_within(self.here["value"], self.recorded)
+
+
+@contextlib.contextmanager
+def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
+    """A temporary folder of links to the registered model that training started from, taken from the store or MLflow;
+    None if training started from the base model. Raises UserError if the model is no longer available."""
+    champion = Lock.model_validate(record["lock"]).started_from
+    if champion is None:
+        yield None
+        return
+    work = Work(key=f"start-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
+    folder = work.job / "start"
+    try:
+        with in_use():  # the store keeps the linked files
+            parts = _find_load_model(record) or folders_of(work, champion, "VERSION")
+            folder.mkdir(parents=True)
+            for file in (file for part in parts.values() for file in part.iterdir()):
+                (folder / file.name).symlink_to(file)
+            yield folder
+    finally:
+        shutil.rmtree(work.job, ignore_errors=True)
+
+
+def _find_load_model(record: Mapping[str, Any]) -> dict[str, Path] | None:
+    keys = [stage["key"] for stage in record["stages"] if stage["name"] == "load_model"]
+    try:
+        found = next(filter(None, (store.find("load_model", key) for key in keys)), None)
+    except store.Damaged:
+        return None
+    return {part: found.path / part for part in PARTS} if found else None
+
+
+def recorded_recipe(record: Mapping[str, Any], start: Path | None = None) -> Recipe:
+    """The recorded recipe without registration, publication and trackers. It starts from the model in the folder
+    `start`, if given. Raises UserError if the recipe is no longer valid or needs several machines."""
+    overrides: dict[str, Any] = {"release.registry": None, "release.hub": None, "training.report_to": []}
+    overrides["model.start_from"] = "base"
+    if start is not None:
+        overrides |= {"model.source": "folder", "model.path": str(start), "model.revision": None, "model.config": None}
+    recipe = parse(_overlay(parse(record["said"]).model_dump(mode="json"), record["recipe"]), overrides)
+    if record["lock"]["num_machines"] > 1:
+        message = f"it was trained by {record['lock']['num_machines']} machines: run its recipe on as many."
+        raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
+    return recipe
+
+
+def _overlay(fields: Any, values: Any) -> Any:
+    """The fields with the recorded values, which may be former defaults. Recorded fields that no longer exist are
+    dropped."""
+    if not (isinstance(fields, dict) and isinstance(values, dict)):
+        return values
+    return {name: _overlay(field, values.get(name, field)) for name, field in fields.items()}
+
+
+def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
+    """Raises UserError for every recorded file that is missing in the lock or has other content."""
+    recorded = Lock.model_validate(record["lock"])
+    here = {file.path: file.sha256 for file in (*_data_files(lock), *lock.model_files.values())}
+    problems = []
+    for kind, files in (("data", _data_files(recorded)), ("model", recorded.model_files.values())):
+        for file in files:
+            digest = here.get(file.path)
+            if digest == file.sha256:
+                continue
+            if digest is None:
+                message = f"is missing: put the file with sha256 {file.sha256} back."
+            else:
+                message = f"has sha256 {digest[:12]} instead of {file.sha256[:12]}: put the recorded file back."
+            problems.append(Problem(kind=kind, where=display_name(file.path), message=message))
+    if problems:
+        raise UserError(problems)
+
+
+def _data_files(lock: Lock) -> list[PinnedFile]:
+    return [file for split in lock.data_files.values() for file in split]
+
+
+def set_recorded_threads(record: Mapping[str, Any]) -> None:
+    """Makes all programs that are started from now on use the recorded number of threads, which changes rounding."""
+    if threads := (record["environment"] or {}).get("threads"):
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def describe_machine() -> dict[str, Any]:
+    """This machine's hardware and threads, as a child program finds them."""
+    job = settings.home() / "jobs" / f"machine-{uuid.uuid4().hex[:12]}"
+    Job(program=PROGRAM, key=job.name, settings={}, inputs={}).write(job)
+    try:
+        argv = python_argv(PROGRAM)
+        outcome = run_job(job, argv, env={}, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S)
+        return require_finished(outcome).figures
+    finally:
+        shutil.rmtree(job, ignore_errors=True)
+
+
+def differences(record: Mapping[str, Any], lock: Lock, machine: Mapping[str, Any]) -> list[Difference]:
+    """The known differences from the recorded run: libraries, code, hardware, threads, and the fingerprint of rows
+    that come from Python."""
+    environment = record["environment"] or {}
+    recorded: dict[str, Any] = {f"library {name}": version for name, version in record["libraries"].items()}
+    recorded |= {f"code {path}": digest for path, digest in record["code"]["files"].items()}
+    recorded |= {name: environment[name] for name in ("device", "threads") if name in environment}
+    here: dict[str, Any] = {f"library {name}": _find_version(name) for name in record["libraries"]}
+    here |= {f"code {path}": digest for path, digest in _digest_code(record["code"]["files"]).items()}
+    here |= {name: machine[name] for name in ("device", "threads") if name in machine}
+    recorded["rows' fingerprint"] = record["lock"]["data_fingerprint"]
+    fingerprint = lock.data_fingerprint
+    here["rows' fingerprint"] = fingerprint and settings.without_credentials(fingerprint)
+    return [
+        Difference(name, _shorten(value), _shorten(here.get(name)))
+        for name, value in recorded.items()
+        if here.get(name) != value
+    ]
+
+
+def _find_version(library: str) -> str | None:
+    try:
+        return library_versions([library] if library != "python" else [])[library]
+    except ModuleNotFoundError:  # importlib.metadata's PackageNotFoundError is one
+        return None
+
+
+def _digest_code(paths: Mapping[str, str]) -> dict[str, str]:
+    """The digests of these files of code and of the files that they import; files that are missing are left out."""
+    found: dict[str, str] = {}
+    for path in paths:
+        if path not in found:
+            module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            with contextlib.suppress(ModuleNotFoundError, SyntaxError):
+                found |= code_digests([module])
+    return found
+
+
+def _shorten(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text[:12] if len(text) == 64 and " " not in text else text
+
+
+class RecordedBatches(Listener):
+    """Makes training divide its batches as in the recorded run, because the division changes rounding.
+
+    Args:
+        find_division: tasks.stages.fit.batch_division.
+    """
+
+    def __init__(
+        self, recipe: Recipe, record: Mapping[str, Any], find_division: Callable[[Recipe, Lock, Ref], BatchDivision]
+    ) -> None:
+        self._recipe = recipe
+        self._rows = (record["training"] or {}).get("micro_batch_size")
+        self._find_fits = find_division
+        self._lock: Lock | None = None
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Stores the recorded batch size once the model is there."""
+        if isinstance(result, Lock):
+            self._lock = result
+        if row.name != "load_model" or not isinstance(result, Ref) or self._lock is None or self._rows is None:
+            return
+        batch_size = self._recipe.training.per_device_train_batch_size
+        division = self._find_fits(self._recipe, self._lock, result)
+        while -(-batch_size // division.divisor) > self._rows:
+            division.divisor *= 2
+        if division.divisor > 1:
+            division.save()
+
+
+def differing_files(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """The names of the model's files with other bytes, or missing in one of the two models."""
+    names = sorted(recorded.keys() | here.keys())
+    return [name for name in names if recorded.get(name, {}).get("sha256") != here.get(name, {}).get("sha256")]
+
+
+def pair_figures(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[FigurePair]:
+    """Pairs each figure of the recorded model with that of its reproduction."""
+    missing = {"value": None, "low": None, "high": None}
+    return [
+        FigurePair(f"{split} {name}", figure, here.get(split, {}).get(name, missing))
+        for split, figures in recorded.items()
+        for name, figure in figures.items()
+    ]
+
+
+def _is_within(value: float | None, figure: Mapping[str, float | None]) -> bool:
+    low, high = figure.get("low"), figure.get("high")
+    if value is None or low is None or high is None:
+        return value == figure["value"]
+    return low <= value <= high

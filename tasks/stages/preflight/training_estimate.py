@@ -1,0 +1,92 @@
+"""Estimate of a training's steps, memory and disk space, for `finetune plan`.
+
+<home>/estimates/<digest>.json    figures of training.programs.estimate, by everything that they depend on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.cache.digests import digest_of
+from tasks.cache.settings import home
+from tasks.jobs.batch_memory import BatchDivision
+from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
+from tasks.jobs.launch import JobFailed, accelerate_environment, python_argv, require_finished, run_job
+from training.engine import estimation
+from training.jobs import resources
+from training.jobs.protocol import EVENTS, Job, read_events, sha256, write_atomically
+from training.problems import UserError
+from training.recipe.program_settings import FitSettings
+
+STALL_TIMEOUT_S = 600.0
+# Inputs of fit that change neither its memory nor its steps.
+_WITHOUT_EFFECT = {
+    f"training.{name}"
+    for name in (
+        *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),
+        *("label_smoothing_factor", "class_weights", "focal_gamma", "eval_steps", "metric_for_best_model"),
+        *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
+    )
+}
+
+
+def estimate_lines(
+    key: str, inputs: Mapping[str, Any], settings: FitSettings, folders: Mapping[str, Path], batches: BatchDivision
+) -> list[str]:
+    """The estimate for the job `key` of fit, in lines. `inputs` are the flat inputs of fit.
+
+    A job that has started reports its own estimate: a trial beside it could take its memory. Raises UserError for
+    objects that the recipe names and that do not exist.
+    """
+    if begun := estimation.latest_estimate(read_events(home() / "jobs" / key / EVENTS, 0, ["estimate"])[0]):
+        return [f"begun: {estimation.summary(begun, None)}"]
+    try:
+        figures = _read_or_compute(inputs, settings, folders, batches.divisor)
+    except (JobFailed, OSError) as error:
+        return [f"steps, tokens, memory and disk: ? ({str(error).splitlines()[0]})"]
+    processes = settings.compute.num_processes // settings.compute.num_machines
+    gpus = free_gpu_memory()[:processes]
+    available = min(gpus) if gpus else resources.memory_left(processes)
+    lines = [estimation.summary(figures, available), estimation.memory_warning(figures, available)]
+    try:
+        estimation.require_disk(settings.training.engine, home(), figures["disk_mb"] * 10**6)
+    except UserError as error:
+        lines.append(str(error))
+    return [line for line in lines if line]
+
+
+def _read_or_compute(
+    inputs: Mapping[str, Any], settings: FitSettings, folders: Mapping[str, Path], divisor: int
+) -> dict[str, Any]:
+    depends_on = {
+        **{name: value for name, value in inputs.items() if name not in _WITHOUT_EFFECT},
+        "micro_batch_divisor": divisor,
+        "memory": memory(),
+        "code.training/engine/estimation.py": sha256(Path(estimation.__file__)),
+    }
+    file = home() / "estimates" / f"{digest_of(depends_on)[:40]}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(file.read_bytes()))
+    job = Job(
+        program="training.programs.estimate",
+        key=file.stem,
+        settings=settings.model_dump(mode="json") | {"micro_batch_divisor": divisor},
+        inputs={name: str(path) for name, path in folders.items()},
+    )
+    env = accelerate_environment(num_processes=1, use_cpu=not visible_gpus())
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+        job.write(Path(folder))
+        outcome = run_job(
+            Path(folder), python_argv(job.program), env=env, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S
+        )
+    figures = dict(require_finished(outcome).figures)
+    if figures["memory_mb"] is not None:  # None: memory ran out, and there may be more next time
+        with contextlib.suppress(OSError):  # a full disk is one of the things that an estimate reports
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_atomically(file, json.dumps(figures, indent=1).encode())
+    return figures
