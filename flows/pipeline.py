@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tasks.cache.refs import Champion, Lock, Promotion, Publication, Ref, Verdict, Version
 from tasks.cache.stage import Driver
 from tasks.stages.champion import find_champion, predict_champion
-from tasks.stages.compare import compare, count_comparison, counted, has_rival
+from tasks.stages.compare import compare, count_comparison, counts_comparisons, has_opponent
 from tasks.stages.fit import fit
 from tasks.stages.gate import gate
 from tasks.stages.load_data import load_data
@@ -50,17 +50,18 @@ def pipeline(walk: Driver, recipe: Recipe) -> Finished:
     predictions = walk(predict, recipe, lock, tokens, trained)
     scores = walk(score, recipe, data, tokens, trained, predictions)
     champion = walk(find_champion, recipe, trained, scores)
-    rival = walk(predict_champion, recipe, lock, data, champion) if champion else None
-    count, comparison = None, None
-    if has_rival(recipe, champion):
-        count = walk(count_comparison, recipe, data, trained, predictions, rival) if counted(recipe) else None
-        comparison = walk(compare, recipe, data, tokens, trained, predictions, champion, rival, count)
+    opponent = walk(predict_champion, recipe, lock, data, champion) if champion else None
+    number, comparison = None, None
+    if has_opponent(recipe, champion):
+        if counts_comparisons(recipe):
+            number = walk(count_comparison, recipe, data, trained, predictions, opponent)
+        comparison = walk(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
     verdict = walk(gate, recipe, scores, comparison)
     publication = None
     with walk.together():
-        made = (data, model, tokens, trained, predictions, scores, rival, comparison)
-        version = walk(register, recipe, lock, verdict, *made)
+        artifacts = (data, model, tokens, trained, predictions, scores, opponent, comparison)
+        version = walk(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
-            publication = walk(publish, recipe, lock, data, trained, predictions, scores, verdict, version)
+            publication = walk(publish, recipe, lock, verdict, version, data, trained, predictions, scores)
         promotion = walk(promote, recipe, version, verdict)
     return Finished(lock, trained, scores, champion, verdict, version, publication, promotion)

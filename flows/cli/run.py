@@ -276,11 +276,11 @@ def _say_next(recipe: Recipe, done: dict[str, Any], require_promotion: bool) -> 
     if model["registered"]:
         name, _, version = model["registered"].partition("/")
         print(f"Registered: {name} version {version}{', ' + model['alias'] if model['alias'] else ''}")
-        from tasks.stages.register import asking
+        from tasks.stages.register import example_arguments
 
         # The champion is the one that is asked by default.
         asked = {"champion": "", None: f"/{version}"}.get(model["alias"], f"@{model['alias']}")
-        print(f"Ask it:     finetune predict {name}{asked} {asking(recipe)}")
+        print(f"Ask it:     finetune predict {name}{asked} {example_arguments(recipe)}")
     elif recipe.release.registry is None:
         print("Register it: set release.registry in the recipe.")
     if model.get("published"):

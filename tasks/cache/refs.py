@@ -1,4 +1,4 @@
-"""What stages hand to each other: small frozen values, never the data itself."""
+"""Values that stages pass to each other: small and frozen, never the data itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from tasks.cache import settings
 
-# What is not a number is null in JSON.
+# JSON has no NaN: it is written as null.
 Number = Annotated[
     float,
     BeforeValidator(lambda value: math.nan if value is None else value),
@@ -25,11 +25,10 @@ class Ref(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     stage: str
-    """The stage that made it."""
     key: str
-    """Digest of the inputs: its name in the store."""
+    """Digest of the inputs: the artifact's name in the store."""
     digest: str
-    """Digest of the content, files under `log/` apart: equal digests are equal bytes."""
+    """Digest of the content without `log/`: equal digests are equal bytes."""
     parts: dict[str, str] = Field(default_factory=dict)
     """Digest of each top-level file or folder of the content."""
     figures: dict[str, Any] = Field(default_factory=dict)
@@ -47,12 +46,17 @@ class Ref(BaseModel):
 
 
 def baseline_upstream(splits: Iterable[str], data: Ref, tokens: Ref, trained: Ref) -> dict[str, str | None]:
-    """Digests of all that a kind may make the baseline of these splits from."""
+    """Digests of the artifacts from which a task type may compute the baseline of these splits."""
     return {
         "load_data/train": data.parts.get("train.arrow"),
         **{f"tokenize/{split}": tokens.parts.get(f"{split}.arrow") for split in ("train", *splits)},
         "fit": trained.parts.get("model"),
     }
+
+
+def by_stage(artifacts: Iterable[Ref | None]) -> dict[str, Ref]:
+    """The artifacts by the stage that made them."""
+    return {artifact.stage: artifact for artifact in artifacts if artifact is not None}
 
 
 class PinnedFile(BaseModel):
@@ -61,10 +65,10 @@ class PinnedFile(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     path: str
-    """Its path, absolute, or its URL."""
+    """Absolute path or URL."""
     sha256: str
     size_bytes: int | None = None
-    """None where the file system of a URL does not tell."""
+    """None if the file system of a URL does not report it."""
 
 
 class PinnedCommit(BaseModel):
@@ -73,112 +77,112 @@ class PinnedCommit(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    """What the commit is the commit of: `owner/name@revision`."""
+    """`owner/name@revision`"""
     commit: str
 
 
 class Champion(BaseModel):
-    """The version that a new model is compared with, or that its training starts from."""
+    """The registered version that a new model is compared with, or that training starts from."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
-    """Of the registered model."""
+    """The registered model."""
     version: str
     model: str
-    """Digest of its folder: weights, configuration and tokenizer; of one that was registered by other means, which
-    version of which registry it is, and since when."""
+    """Digest of its folder: weights, configuration and tokenizer. For a version that this project did not register:
+    registry, version and creation time."""
     key: str | None = None
-    """The artifact of `fit` that it came from, which may still be in the store."""
+    """Its artifact of `fit`, which the store may still have."""
     max_length: int
-    """Tokens after which it cuts a text."""
+    """Tokens after which a text is cut."""
     options: dict[str, Any] | None = None
-    """Its kind's, as its recipe set them; None where its version does not tell, or is of another kind."""
+    """The options of its task type; None if the version does not record them, or has another task type."""
 
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"
 
 
-class Counted(BaseModel):
-    """A comparison among all on the same test rows."""
+class NumberedComparison(BaseModel):
+    """The number of a comparison among all on the same test rows."""
 
     model_config = ConfigDict(frozen=True)
 
     comparison: int
-    """Its number, from 1."""
+    """From 1."""
     confidence: float
-    """The confidence that it takes, so that all of them together keep that of the recipe."""
+    """The confidence that this comparison needs, so that all of them together keep the recipe's."""
 
 
 class Lock(BaseModel):
-    """What the recipe's names meant when the run began."""
+    """The content behind the recipe's names when the run began."""
 
     model_config = ConfigDict(frozen=True)
 
     data_hub: PinnedCommit | None = None
     data_files: dict[str, list[PinnedFile]] = Field(default_factory=dict)
-    """Split to its files, in reading order."""
+    """By split, in reading order."""
     data_fingerprint: str | None = None
-    """What a Python callable's own `fingerprint()` said."""
+    """Returned by the `fingerprint()` of a Python callable."""
     rows: str | None = None
-    """Digest of the rows that a model learns from, and of how they are read."""
+    """Digest of the training rows, and of the settings by which they are read."""
     model_hub: PinnedCommit | None = None
     model_files: dict[str, PinnedFile] = Field(default_factory=dict)
-    """Name inside the model folder to its file; of a model that is not in a folder here, what is laid over it."""
+    """By name in the model folder: all files of a local model; for other models the files that replace theirs."""
     started_from: Champion | None = None
-    """The registered version that training starts from; None: the base model."""
+    """None if training starts from the base model."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     num_processes: int = 1
     num_machines: int = 1
     notes: list[str] = Field(default_factory=list)
-    """What the user should know of how the names were resolved, such as an offline pin."""
+    """Messages for the user, such as an offline pin."""
     unreachable: list[str] = Field(default_factory=list)
-    """Repositories of the Hub that could not be looked up: the commit of the last run stands in."""
+    """Hub repositories that could not be looked up: the commit of the last run is used."""
 
 
 class Check(BaseModel):
-    """One figure held against what it must reach, or must not pass."""
+    """A figure and its bound."""
 
     model_config = ConfigDict(frozen=True)
 
     figure: str
-    """`split.metric`, and of a group of rows `split.slice=group.metric`."""
+    """`split.metric`, or `split.slice=group.metric` for a group of rows."""
     value: Number
     minimum: float | None = None
     maximum: float | None = None
     group: str | None = None
-    """`slice=group`, for a floor; None where all rows of the split are judged."""
+    """`slice=group` for a floor; None for all rows of the split."""
     rows: int | None = None
-    """Of the group."""
+    """Rows of the group."""
 
     @property
-    def held(self) -> bool:
-        """Whether the figure keeps to its bounds; what is not a number keeps to none."""
+    def passed(self) -> bool:
+        """Whether the figure keeps its bounds. NaN keeps none."""
         least = -math.inf if self.minimum is None else self.minimum
         most = math.inf if self.maximum is None else self.maximum
         return least <= self.value <= most
 
     @property
-    def told(self) -> str:
+    def inequality(self) -> str:
         """`0.71 < 0.75`"""
         sign, bound = ("≥", self.minimum) if self.minimum is not None else ("≤", self.maximum)
-        if not self.held:
+        if not self.passed:
             sign = {"≥": "<", "≤": ">"}[sign]
         return f"{self.value:.4g} {sign} {bound:g}"
 
     def __str__(self) -> str:
-        return f"{self.figure} {self.told}"
+        return f"{self.figure} {self.inequality}"
 
 
 class Comparison(BaseModel):
-    """A model beside the champion, on the same rows; beside the baseline where there is no champion."""
+    """A model compared with the champion, or without one with the baseline, on the same rows."""
 
     model_config = ConfigDict(frozen=True)
 
     champion: str
-    """`name/version`, or the constant answer in words."""
+    """`name/version`, or a description of the constant answer."""
     baseline: bool = False
-    """Whether the model is compared with the best constant answer."""
+    """Whether the comparison is with the best constant answer."""
     metric: str
     split: str
     rows: int
@@ -192,21 +196,21 @@ class Comparison(BaseModel):
     gain: Number
     """How much better the new model is, in the metric's unit; for metrics of which less is better, how much less."""
     at_least: Number
-    """The gain that it has at the confidence asked for: the lower end of a one-sided interval."""
+    """Lower end of the gain's one-sided interval at the confidence."""
     margin: float
     confidence: float
     method: Literal["mcnemar", "permutation", "bootstrap"]
     """The test: training.evaluation.significance has them. A permutation test also needs the bootstrap's interval
     above the margin."""
     p_value: Number
-    """How likely a gain like this would be by chance, were the true one no more than the margin."""
+    """Probability of a gain like this by chance if the true gain is at most the margin."""
     least_p_value: float = 0.0
     """Smallest p-value that the test can give: it draws a limited number of permutations."""
     better: bool
     comparison: int | None = None
-    """Its number among all comparisons on the same rows; None where each comparison stands alone."""
+    """Its number among all comparisons on the same rows; None if the confidence covers each comparison by itself."""
     warnings: list[str] = Field(default_factory=list)
-    """What makes the two less comparable."""
+    """Reasons why the two models are less comparable."""
 
 
 class Verdict(BaseModel):
@@ -218,7 +222,7 @@ class Verdict(BaseModel):
     """promote: registered, and the new champion. keep: registered as challenger, the champion stays. reject: nothing
     is registered."""
     reason: str
-    """One sentence for whoever decides."""
+    """One sentence."""
     checks: list[Check] = Field(default_factory=list)
     comparison: Comparison | None = None
     warnings: list[str] = Field(default_factory=list)
@@ -238,11 +242,12 @@ class Version(BaseModel):
     name: str
     version: str
     taken: str | None = None
-    """How a person took the champion's alias from it: then no run publishes it or gives the alias back."""
+    """Description of how a person took the champion's alias from this version. Then no run publishes it or sets the
+    alias again."""
 
 
 class Promotion(BaseModel):
-    """The alias that a version has got."""
+    """The alias that a version was given."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -254,7 +259,7 @@ class Promotion(BaseModel):
 
 
 class Publication(BaseModel):
-    """Where a model lies on the Hugging Face Hub."""
+    """The place of a model on the Hugging Face Hub."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -263,4 +268,4 @@ class Publication(BaseModel):
     """The branch, or `refs/pr/N` of a pull request."""
     commit: str
     url: str
-    """Of the branch or the pull request."""
+    """URL of the branch or the pull request."""

@@ -19,7 +19,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -291,6 +291,22 @@ def roll_back(name: str, why: str = "") -> str:
             raise problem("NAME", f"{message} Name another: finetune promote {name} VERSION.")
         set_champion_alias(client, model, earlier[-1], names, by="rollback", why=why)
     return f"{name} version {earlier[-1]} is {names.champion} again{_after(now)}."
+
+
+def restore_aliases(name: str, before: Mapping[str, str | None], version: str) -> str:
+    """Moves the version's aliases back to their former versions, except those that have been moved since. Returns a
+    sentence for the user."""
+    with mlflow_errors(), exclusive(f"registry-{name}"):
+        client = connect()
+        for alias, former in before.items():
+            now = need_model(client, name).aliases.get(alias)
+            if str(now) != version and not (now is None and former == version):
+                continue  # this run did not move it, or it has been moved since
+            if former is None:
+                client.delete_registered_model_alias(name, alias)
+            else:
+                client.set_registered_model_alias(name, alias, former)
+    return f"the aliases of {name} are where they were."
 
 
 def _after(before: object) -> str:

@@ -1,4 +1,4 @@
-"""Stage: the promoted model, for all who may read its repository on the Hugging Face Hub."""
+"""Stage: publication of the promoted model on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version
+from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.push import environment
 from tasks.jobs.child import run_child
@@ -17,28 +17,20 @@ from training import task_types
 from training.recipe import Recipe
 
 
-def inputs(
-    recipe: Recipe,
-    lock: Lock,
-    data: Ref,
-    trained: Ref,
-    predictions: Ref,
-    scores: Ref,
-    verdict: Verdict,
-    version: Version | None,
-) -> Inputs:
-    """The model, all that its card says, and where they go, if at all."""
+def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None, *artifacts: Ref | None) -> Inputs:
+    """The model, the contents of its card, and the repository; nothing if the model is not promoted."""
     hub = recipe.release.hub
-    if hub is None or not _promoted(verdict, version):
+    if hub is None or not _is_promoted(verdict, version):
         return Inputs({"promoted": False})
-    upstream = {"load_data": data.digest, "fit": trained.parts["model"], "predict": predictions.digest}
+    refs = by_stage(artifacts)
+    upstream = {stage: refs[stage].digest for stage in ("load_data", "predict", "score")}
     return Inputs(
         {
             "release": {"hub": hub.model_dump(exclude={"checkpoints"})},
             "endpoint": os.environ.get("HF_ENDPOINT"),
             "recipe": digest_of(recipe.model_dump(mode="json")),
             "lock": digest_of(lock.model_dump(mode="json", exclude={"notes", "unreachable"})),
-            "upstream": {**upstream, "score": scores.digest},
+            "upstream": {**upstream, "fit": refs["fit"].parts["model"]},
             "warnings": verdict.own_warnings,
         }
     )
@@ -46,21 +38,14 @@ def inputs(
 
 @action(inputs, gives=Publication)
 def publish(
-    work: Work,
-    recipe: Recipe,
-    lock: Lock,
-    data: Ref,
-    trained: Ref,
-    predictions: Ref,
-    scores: Ref,
-    verdict: Verdict,
-    version: Version | None,
+    work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None, *artifacts: Ref | None
 ) -> Publication | None:
-    """Pushes model, tokenizer, card and curves in one commit, where the model is to be promoted."""
+    """Pushes model, tokenizer, card and curves in one commit if the model is promoted."""
     hub = recipe.release.hub
-    if hub is None or not _promoted(verdict, version):
+    if hub is None or not _is_promoted(verdict, version):
         work.state = "skipped"
         return None
+    data, trained, predictions, scores = map(by_stage(artifacts).__getitem__, ("load_data", "fit", "predict", "score"))
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
     readme.write_text(card(recipe, lock, data, trained, predictions, scores, verdict), encoding="utf-8")
@@ -70,7 +55,7 @@ def publish(
         (work.out / name).write_text(text, encoding="utf-8")
         files[name] = str(work.out / name)
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
-    # Two runs that end with the same model at once publish it once.
+    # Concurrent runs with the same model publish it once.
     with exclusive(f"hub-{hub.repo.replace('/', '--')}"):
         figures = run_child(
             work,
@@ -83,11 +68,11 @@ def publish(
             },
             inputs={},
             env=environment(),
-            stall_timeout_s=math.inf,  # its connections have time-outs of their own
+            stall_timeout_s=math.inf,  # its connections have their own time-outs
         )
     return Publication.model_validate(figures)
 
 
-def _promoted(verdict: Verdict, version: Version | None) -> bool:
-    """Whether the model will be champion, or would be, were there a registry."""
+def _is_promoted(verdict: Verdict, version: Version | None) -> bool:
+    """Whether the model becomes the champion, or would become it with a registry."""
     return verdict.decision == "promote" and (version is None or version.taken is None)

@@ -202,9 +202,9 @@ def tabulate_checks(verdict: Verdict) -> list[dict[str, str]]:
             "figure": check.figure,
             "value": format_value(check.value),
             "bound": f"≥ {check.minimum:g}" if check.minimum is not None else f"≤ {check.maximum:g}",
-            "held": "yes" if check.held else "no",
+            "held": "yes" if check.passed else "no",
         }
-        for check in sorted(verdict.checks, key=lambda check: check.group is not None and 1 + check.held)
+        for check in sorted(verdict.checks, key=lambda check: check.group is not None and 1 + check.passed)
     ]
 
 

@@ -92,7 +92,7 @@ def test_a_recipe_that_publishes_uncompared_and_without_a_token_is_warned_by_che
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("flows.cli.plan.needs", lambda *inputs: [])
+    monkeypatch.setattr("flows.cli.plan._estimate", lambda *inputs: [])
     hub = ["--set", "release.hub={repo: me/thing, license: mit}", "--set", "release.registry=null"]
     for command in ("check", "plan"):
         assert main([command, str(file), *hub]) == 0

@@ -85,7 +85,7 @@ def run(
 ) -> tuple[Any, Work]:
     """The stage, as the run of this name calls it."""
     version = Version(name="reviews", version="1", taken=taken)
-    inputs = (recipe(), LOCK, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict, version)
+    inputs = (recipe(), LOCK, verdict, version, refs["data"], refs["trained"], refs["predictions"], refs["scores"])
     flat, _ = publish.flat_inputs(*inputs)
     work = Work(publish.key(flat), home / "runs" / name / "publish", name, stage="publish")
     return publish.make(work, *inputs), work
@@ -183,10 +183,10 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
     text = card(recipe(), *facts(refs, judged))
     assert f"Warning: {of_model}" in text and of_rival not in text
     first, again = (
-        publish.flat_inputs(recipe(), *facts(refs, verdict), None)[0]
+        publish.flat_inputs(recipe(), LOCK, verdict, None, *refs.values())[0]
         for verdict in (judged, PROMOTE.model_copy(update={"warnings": [of_model]}))
     )
-    assert first == again != publish.flat_inputs(recipe(), *facts(refs), None)[0]
+    assert first == again != publish.flat_inputs(recipe(), LOCK, PROMOTE, None, *refs.values())[0]
 
 
 def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.refs import Champion, Ref
-from tasks.stages.compare import compare, has_rival
+from tasks.stages.compare import compare, has_opponent
 from training.recipe import Recipe, parse
 
 CHAMPION = Champion(name="small", version="1", model="m", max_length=8)
@@ -34,12 +34,12 @@ def recipe(task: str = "sequence-classification", **gate: Any) -> Recipe:
 def flat(recipe: Recipe, champion: Champion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
     refs = [Ref(stage=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
     rival = Ref(stage="predict_champion", key="k", digest="r") if champion else None
-    return compare.flat_inputs(recipe, *refs, champion, rival, None)[0]
+    return compare.flat_inputs(recipe, champion, None, *refs, rival)[0]
 
 
 def test_a_model_without_a_champion_is_compared_with_the_baseline_unless_the_recipe_wants_none() -> None:
-    assert has_rival(recipe(), None) and has_rival(recipe(baseline=False), CHAMPION)
-    assert not has_rival(recipe(baseline=False), None)
+    assert has_opponent(recipe(), None) and has_opponent(recipe(baseline=False), CHAMPION)
+    assert not has_opponent(recipe(baseline=False), None)
 
 
 @pytest.mark.parametrize(

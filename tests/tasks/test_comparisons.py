@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tasks.cache.refs import Champion, Counted, Ref
+from tasks.cache.refs import Champion, NumberedComparison, Ref
 from tasks.cache.stage import Work
 from tasks.registry import comparisons
 from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, count_of
@@ -44,7 +44,7 @@ def rows(digest: str) -> Ref:
 
 def count(
     model: str, rival: str | None = "theirs", data: str = "rows", predicted: str = "", **gate: Any
-) -> Counted | None:
+) -> NumberedComparison | None:
     """The number of a run that has trained this model. Its predictions are named like it by default."""
     trained = Ref(stage="fit", key="k", digest="d", parts={"model": model})
     new, old = (
@@ -53,7 +53,7 @@ def count(
     )
     inputs = (recipe(**gate), rows(data), trained, new, old if rival else None)
     found = count_comparison.make(Work("k", Path(), "run"), *inputs)
-    assert found is None or isinstance(found, Counted)
+    assert found is None or isinstance(found, NumberedComparison)
     return found
 
 
@@ -142,8 +142,8 @@ def test_a_comparison_is_made_again_if_its_number_is_another() -> None:
         Ref(stage=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion")
     )
 
-    def values(count: Counted | None) -> Any:
-        return inputs(recipe(), rows("rows"), tokens, trained, predictions, CHAMPION, rival, count).values
+    def values(count: NumberedComparison | None) -> Any:
+        return inputs(recipe(), CHAMPION, count, rows("rows"), tokens, trained, predictions, rival).values
 
-    first, second = (Counted(comparison=n, confidence=0.99) for n in (1, 2))
+    first, second = (NumberedComparison(comparison=n, confidence=0.99) for n in (1, 2))
     assert values(None) != values(first) != values(second) and values(first) == values(first)

@@ -79,10 +79,10 @@ def test_a_model_is_rejected_when_it_misses_a_bound_and_each_is_named(
     verdict = judge(bounds)
     assert verdict.decision == ("reject" if missed else "promote")
     assert all(f"validation.{figure}" in verdict.reason for figure in missed)
-    assert [str(check) for check in verdict.checks if not check.held] == [f"validation.{figure}" for figure in missed]
+    assert [str(check) for check in verdict.checks if not check.passed] == [f"validation.{figure}" for figure in missed]
 
 
-FACTS = "accuracy 0.8710 beside 0.8603 of small/1 on the same 1,872 rows of test: 52 rows better, 32 worse; "
+FACTS = "accuracy 0.8710 against 0.8603 of small/1 on the same 1,872 rows of test: 52 rows better, 32 worse; "
 MEANINGS: list[tuple[dict[str, Any], str, str]] = [
     ({}, "promote", "that is better by at least 0.0021 at 95% confidence."),
     ({"better": False, "p_value": 0.3}, "keep", "that it is better may be chance (p = 0.3)."),
@@ -147,7 +147,7 @@ def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that
     assert (verdict.decision, verdict.reason) == (
         "keep",
         "without a champion to be compared with, it must be better than one answer for every row: "
-        "accuracy 0.8710 beside 0.8603 of the constant answer 'bad' on the same 1,872 rows of test: "
+        "accuracy 0.8710 against 0.8603 of the constant answer 'bad' on the same 1,872 rows of test: "
         "52 rows better, 32 worse; that it is better may be chance (p = 0.3).",
     )
     unbeatable = judge({}, chance.model_copy(update={"metric": "recall", "champion_value": 1.0, "gain": -0.1}))
@@ -200,7 +200,7 @@ def test_a_group_below_its_floor_rejects_and_the_reason_says_where_by_how_much_a
         "it is too poor where genre=horror: accuracy 0.5 < 0.75 on 120 rows of validation; "
         "it is too poor where genre=noir: accuracy 0.7 < 0.75 on 60 rows of validation."
     )
-    found = {check.figure: (check.value, check.minimum, check.held) for check in verdict.checks}
+    found = {check.figure: (check.value, check.minimum, check.passed) for check in verdict.checks}
     assert found == {
         "validation.accuracy": (0.8, 0.85, False),
         "validation.genre=war.accuracy": (0.9, 0.75, True),

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from flows.pipeline import pipeline
 from tasks.cache import stage as stages
 from tasks.cache.code import Code, Source, code_behind
-from tasks.cache.refs import Champion, Counted, PinnedCommit, Verdict, Version
+from tasks.cache.refs import Champion, NumberedComparison, PinnedCommit, Verdict, Version
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
 from tasks.stages import resolve as resolving
@@ -289,7 +289,7 @@ class Keys:
             parts = Parts(stage.name, self._part if edited else None)
             return SimpleNamespace(stage=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
         made = {
-            "count_comparison": Counted(comparison=2 if edited else 1, confidence=0.95),
+            "count_comparison": NumberedComparison(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),
             "gate": Verdict(decision="reject" if edited else "promote", reason=""),
             "register": Version(name="small", version=digest),

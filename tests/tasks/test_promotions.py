@@ -96,7 +96,7 @@ def test_a_run_that_repeats_its_promotion_keeps_no_second_move(client: MlflowCli
 def test_a_champion_that_a_model_was_not_compared_with_stays(client: MlflowClient) -> None:
     run("1")
     run("2")
-    with pytest.raises(UserError, match="version 2 of 'reviews' became champion while this run went on"):
+    with pytest.raises(UserError, match="version 2 of 'reviews' became champion during this run"):
         run("3", champion="1")
     with pytest.raises(UserError, match="run the same command again"):
         promote.make(Work("k", Path(), "run"), RECIPE, Version(name="reviews", version="3"), FIRST)

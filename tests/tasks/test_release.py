@@ -119,7 +119,7 @@ def test_nothing_is_registered_to_be_promoted_over_a_champion_that_it_was_not_co
     client.create_model_version("small", "file:///nowhere")
     client.set_registered_model_alias("small", "champion", "1")
     alone = Verdict(decision="promote", reason="there is no other champion.")
-    with pytest.raises(UserError, match=r"^release\.registry: version 1 of 'small' became champion while"):
+    with pytest.raises(UserError, match=r"^release\.registry: version 1 of 'small' became champion during"):
         registered(Work("key", tracked / "out", "run"), alone)
     assert len(client.search_model_versions("name = 'small'")) == 1
     kept = Verdict(decision="keep", reason="it may be chance.")
