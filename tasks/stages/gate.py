@@ -183,8 +183,8 @@ def _distance_to_floor(check: Check) -> float:
 
 def _describe_comparison(comparison: Comparison) -> str:
     return (
-        f"{comparison.metric} {comparison.value:.4f} against {comparison.champion_value:.4f} of {comparison.champion} on "
-        f"the same {comparison.rows:,} rows of {comparison.split}: {comparison.gained:,} rows better, "
+        f"{comparison.metric} {comparison.value:.4f} against {comparison.champion_value:.4f} of {comparison.champion} "
+        f"on the same {comparison.rows:,} rows of {comparison.split}: {comparison.gained:,} rows better, "
         f"{comparison.lost:,} worse; {_describe_significance(comparison)}"
     )
 
