@@ -197,7 +197,7 @@ class RecordedBatches(Listener):
     ) -> None:
         self._recipe = recipe
         self._rows = (record["training"] or {}).get("micro_batch_size")
-        self._find_fits = find_division
+        self._find_division = find_division
         self._lock: Lock | None = None
 
     def stage_ended(self, row: Row, result: Any) -> None:
@@ -207,7 +207,7 @@ class RecordedBatches(Listener):
         if row.name != "load_model" or not isinstance(result, Ref) or self._lock is None or self._rows is None:
             return
         batch_size = self._recipe.training.per_device_train_batch_size
-        division = self._find_fits(self._recipe, self._lock, result)
+        division = self._find_division(self._recipe, self._lock, result)
         while -(-batch_size // division.divisor) > self._rows:
             division.divisor *= 2
         if division.divisor > 1:
