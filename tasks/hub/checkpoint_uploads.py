@@ -12,26 +12,39 @@ from tasks.cache.stage import Work
 from tasks.hub.push import environment
 from tasks.jobs.launch import Handle, poll, python_argv, start, stop
 from training.engine import checkpoints
-from training.jobs.protocol import CHECKPOINTS, Job, read_outcome
+from training.jobs.protocol import CHECKPOINTS, Job, Settings, read_outcome
 from training.recipe import Recipe
 
 PROGRAM = "tasks.hub.push_checkpoints"
 FOLDER = "hub"
 """The child's job folder, in the training's."""
 ENDED = "ended"
-"""The file that marks the end of training for the child: no checkpoint will follow."""
-LAST_UPLOAD_S = 60.0
-"""How long the end of training waits for the next checkpoint to arrive."""
+"""The file in the child's folder that marks the end of training: no checkpoint will follow."""
+UPLOAD_TIMEOUT_S = 60.0
+"""How long the end of training waits for each further checkpoint to arrive."""
+
+
+class UploadSettings(Settings):
+    """Settings of tasks.hub.push_checkpoints."""
+
+    name: str
+    """The recipe's name."""
+    repo: str
+    revision: str
+    private: bool
+    """Whether a new repository is private."""
+    checkpoints: str
+    """The recipe's release.hub.checkpoints."""
 
 
 @contextlib.contextmanager
 def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
-    """Around the training of `work`: its checkpoints are pushed as `release.hub.checkpoints` says.
+    """Pushes the checkpoints of the training of `work` during the block, as `release.hub.checkpoints` says.
 
     An error of the upload is a warning; training neither waits for uploads nor fails because of them.
     """
     hub = recipe.release.hub
-    outgoing = work.job / checkpoints.OUTGOING  # makes the training keep what it would rotate away unsent
+    outgoing = work.job / checkpoints.OUTGOING  # if it exists, training keeps checkpoints until they are sent
     if hub is not None and hub.checkpoints == "all_checkpoints":
         outgoing.mkdir(parents=True, exist_ok=True)
     else:
@@ -39,46 +52,47 @@ def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
     if hub is None or hub.checkpoints == "no":
         yield
         return
-    settings = hub.model_dump(include={"repo", "revision", "private", "checkpoints"})
+    settings = UploadSettings(
+        name=recipe.name, **hub.model_dump(include={"repo", "revision", "private", "checkpoints"})
+    )
     inputs = {"job": str(work.job.resolve()), "tokenizer": str(tokenizer)}
     folder = work.job / FOLDER
     (folder / ENDED).unlink(missing_ok=True)
-    Job(program=PROGRAM, key=work.key, settings={**settings, "name": recipe.name}, inputs=inputs).write(folder)
+    Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(folder)
     child = start(folder, python_argv(PROGRAM), environment())
     try:
         yield
-        _end(child, folder, work)
+        _wait_for_uploads(child, folder, work)
     finally:
         stop(child, grace_s=0.0)
 
 
-def _end(child: Handle, folder: Path, work: Work) -> None:
+def _wait_for_uploads(child: Handle, folder: Path, work: Work) -> None:
     """Waits for the remaining uploads as long as they make progress, and warns about missing checkpoints."""
     (folder / ENDED).touch()
     saved = work.job / CHECKPOINTS
-    left, deadline = checkpoints.list_unsent(saved), time.monotonic() + LAST_UPLOAD_S
+    left, deadline = checkpoints.list_unsent(saved), time.monotonic() + UPLOAD_TIMEOUT_S
     while poll(child) and time.monotonic() < deadline:
         time.sleep(0.1)
         if (now := checkpoints.list_unsent(saved)) != left:
-            left, deadline = now, time.monotonic() + LAST_UPLOAD_S
+            left, deadline = now, time.monotonic() + UPLOAD_TIMEOUT_S
     message = None
     if poll(child):
-        message = f"nothing arrived for {LAST_UPLOAD_S:g} s after the end of training"
+        message = f"nothing arrived for {UPLOAD_TIMEOUT_S:g} s after the end of training"
     elif (outcome := read_outcome(folder)) is None or outcome.failure is not None:
-        message = outcome.failure.message if outcome and outcome.failure else "what sends them was killed"
+        message = outcome.failure.message if outcome and outcome.failure else "the upload program was killed"
     elif outcome.figures["trouble"]:
         message = outcome.figures["trouble"]
     missing = checkpoints.list_unsent(saved) if (work.job / checkpoints.OUTGOING).is_dir() else []
-    said = (
-        [f"{_names(missing)}: {message or 'damaged before it was sent'}"] if missing else [message] if message else []
-    )
+    reasons = [message] if message else []
+    if missing:
+        reasons = [f"{_join_names(missing)}: {message or 'damaged before it was sent'}"]
     if lost := checkpoints.list_lost(saved):
-        said.append(
-            f"{_names(lost)}: the disk had less than {checkpoints.MIN_FREE_SHARE:.0%} free to keep them until then"
-        )
-    if said:
-        work.on_events([{"kind": "warning", "message": f"the Hub has not all checkpoints: {'; '.join(said)}"}])
+        free = f"{checkpoints.MIN_FREE_SHARE:.0%}"
+        reasons.append(f"{_join_names(lost)}: removed unsent, as less than {free} of the disk was free")
+    if reasons:
+        work.on_events([{"kind": "warning", "message": f"checkpoints are missing on the Hub: {'; '.join(reasons)}"}])
 
 
-def _names(checkpoints: list[Path]) -> str:
-    return ", ".join(checkpoint.name for checkpoint in checkpoints)
+def _join_names(folders: list[Path]) -> str:
+    return ", ".join(folder.name for folder in folders)

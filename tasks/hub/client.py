@@ -21,20 +21,19 @@ Kind = Literal["model", "dataset"]
 
 @dataclass(frozen=True)
 class Found:
-    """What a revision of a repository is now."""
+    """The commit of a revision."""
 
     pin: PinnedCommit
     files: tuple[str, ...] | None = None
-    """Their paths in the repository; None where the Hub did not say."""
+    """Paths in the repository; None if unknown."""
     reachable: bool = True
-    """Whether the Hub was asked and answered; else the commit is that of the last run."""
+    """False if the Hub did not answer, and the commit is that of the last run."""
 
 
 def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Found:
-    """What a revision of a repository is now.
+    """The present commit of a revision, without a request if the revision is a commit already.
 
-    Asks for metadata only. A revision that is a commit already is not looked up. If the Hub cannot be reached, the
-    commit is the last one that the history has of this name.
+    If the Hub cannot be reached, the commit of the last run that used this name.
     Raises UserError for a repository or revision that is missing, gated or private.
     """
     revision = revision or "main"
@@ -44,12 +43,12 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
     from huggingface_hub import HfApi
 
     hub = HfApi()
-    ask = hub.model_info if kind == "model" else hub.dataset_info
+    get_info = hub.model_info if kind == "model" else hub.dataset_info
     try:
-        with told(kind, path, revision):
-            info = ask(path, revision=revision, timeout=METADATA_TIMEOUT_S)
+        with read_errors(kind, path, revision):
+            info = get_info(path, revision=revision, timeout=METADATA_TIMEOUT_S)
             if info.gated:
-                # Anybody may see what a gated repository holds; whether its files may be had is asked apart.
+                # The metadata of a gated repository is open to everybody; its files are not.
                 hub.auth_check(path, repo_type=kind)
     except UserError as error:
         last = history.last_commit(kind, name)
@@ -61,14 +60,14 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
 
 
 def page_of(kind: Kind, path: str) -> str:
-    """The address of a repository for people, on the Hub that HF_ENDPOINT names."""
+    """The address of a repository's page, on the Hub that HF_ENDPOINT names."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     return f"{without_credentials(endpoint).rstrip('/')}/{'datasets/' if kind == 'dataset' else ''}{path}"
 
 
 @contextlib.contextmanager
-def told(kind: Kind, path: str, revision: str) -> Iterator[None]:
-    """Makes one UserError, with the next step, of whatever the clients of the Hub raise in the block."""
+def read_errors(kind: Kind, path: str, revision: str) -> Iterator[None]:
+    """Turns the errors of the Hub's clients in the block into one UserError with the next step."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import (
         CachedRepoTreeNotFoundError,
@@ -93,29 +92,31 @@ def told(kind: Kind, path: str, revision: str) -> Iterator[None]:
         message = f"{path!r} has no revision {revision!r}: name a branch, a tag or a commit."
         raise _problem(f"{part}.revision", message) from error
     except HFValidationError as error:
-        raise _problem(f"{part}.path", f"{path!r} is not a name of the Hub's: write owner/name.") from error
+        raise _problem(f"{part}.path", f"{path!r} is not a name on the Hub: write owner/name.") from error
     except (HTTPError, OSError, CachedRepoTreeNotFoundError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-            raise  # of this machine, such as a full disk: what the clients make up themselves has no number
-        raise _unanswered(f"{part}.path", path, revision, error) from error
+            raise  # an error of this machine, such as a full disk; errors of the clients have no number
+        raise _explain_no_answer(f"{part}.path", path, revision, error) from error
 
 
-def _unanswered(where: str, path: str, revision: str, error: Exception) -> UserError:
+def _explain_no_answer(where: str, path: str, revision: str, error: Exception) -> UserError:
     from huggingface_hub import is_offline_mode
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
         message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
         return _problem(where, message)
-    mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
-    mend += ", then run the same command again."
+    step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
+    step += ", then run the same command again."
     if fault := server_fault(error):
-        error, mend = fault, "the fault is the Hub's. Run the same command again later."
-    return _problem(where, f"the Hub cannot be asked for {path!r} at {revision!r} ({why(error)}): {mend}", NETWORK)
+        error, step = fault, "the fault is the Hub's. Run the same command again later."
+    return _problem(
+        where, f"the Hub cannot be asked for {path!r} at {revision!r} ({find_cause(error)}): {step}", NETWORK
+    )
 
 
-def why(error: BaseException) -> str:
-    """The first error of a chain, in few words and without passwords: the clients wrap it in advice of their own."""
+def find_cause(error: BaseException) -> str:
+    """The first error of a chain in one line, without passwords: the clients wrap it in their own advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return without_credentials(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": "))

@@ -5,30 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.hub.push import Place, connected, push
+from tasks.hub.push import Place, PublishSettings, connect, push
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.models.repository_files import part_of
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Settings: repo, revision, private, pull_request, title (of the commit), files (paths in the repository to files
-    here). Figures: repo, revision, commit, url.
+    """Returns repo, revision, commit and url of the pushed model.
 
-    Weights and tokenizer files of the repository that the model does not have are removed: they are of another one.
+    Weights and tokenizer files of the repository that this model does not have belong to an earlier model, and are
+    removed.
     """
-    say = job.settings
+    settings = PublishSettings.model_validate(job.settings)
     pushed = push(
-        connected(say["repo"]),
-        Place(say["repo"], say["revision"], say["private"]),
-        {path: Path(file) for path, file in say["files"].items()},
-        title=say["title"],
+        connect(settings.repo),
+        Place(settings.repo, settings.revision, settings.private),
+        {path: Path(file) for path, file in settings.files.items()},
+        title=settings.title,
         replaced=lambda path: "/" not in path and part_of(path) is not None,
-        pull_request=say["pull_request"],
+        pull_request=settings.pull_request,
     )
-    if not pushed.made:
-        events.note(f"{say['repo']} has it already: nothing to commit")
-    return {"repo": say["repo"], "revision": pushed.revision, "commit": pushed.commit, "url": pushed.url}
+    if not pushed.is_new:
+        events.note(f"{settings.repo} has this model already: nothing to commit")
+    return {"repo": settings.repo, "revision": pushed.revision, "commit": pushed.commit, "url": pushed.url}
 
 
 if __name__ == "__main__":

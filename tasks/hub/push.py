@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache.settings import ACCESS_TOKENS
-from tasks.hub.client import why
-from training.jobs.protocol import sha256
+from tasks.hub.client import find_cause
+from training.jobs.protocol import Settings, sha256
 from training.problems import NETWORK, Problem, UserError, server_fault
 from training.recipe import Recipe
 
@@ -23,18 +23,32 @@ if TYPE_CHECKING:
     from huggingface_hub import Discussion, HfApi
     from huggingface_hub.hf_api import RepoFile
 
-SILENT_S = 300.0
-"""The clients have no read time-out of their own; the server may take minutes for a large commit."""
+TIMEOUT_S = 300.0
+"""The clients have no read time-out by default; the server may take minutes for a large commit."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A branch of a model's repository, and what to do where it is missing."""
+class PublishSettings(Settings):
+    """Settings of tasks.hub.publish_model."""
 
     repo: str
     revision: str
     private: bool
-    """Whether a repository that is made is private."""
+    """Whether a new repository is private."""
+    pull_request: bool
+    title: str
+    """Of the commit or pull request."""
+    files: dict[str, str]
+    """Local files by their paths in the repository."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A branch of a model's repository."""
+
+    repo: str
+    revision: str
+    private: bool
+    """Whether a new repository is private."""
 
 
 @dataclass(frozen=True)
@@ -45,50 +59,51 @@ class Pushed:
     """The branch, or `refs/pr/N`."""
     commit: str
     url: str
-    made: bool
-    """Whether there was anything to commit."""
+    is_new: bool
+    """Whether the push made a commit."""
 
 
 def environment() -> dict[str, str]:
-    """The variables of a child program that writes to the Hub: online, with the access token, which no other gets."""
-    given = {name: os.environ[name] for name in ACCESS_TOKENS if name in os.environ}
+    """The variables of a child program that writes to the Hub; no other program gets the access token."""
+    tokens = {name: os.environ[name] for name in ACCESS_TOKENS if name in os.environ}
     offline = os.environ.get("HF_HUB_OFFLINE", "0")
-    # Their warnings name addresses with signatures in them.
-    return {**given, "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    # The clients' warnings contain addresses with signatures.
+    return {**tokens, "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def publishing_problems(recipe: Recipe) -> Iterator[Problem]:
-    """What is to be known of a recipe that publishes, before anything is trained: an error where it cannot, and a
-    warning where it does so uncompared. The Hub is not asked."""
+    """Problems of publishing that are known before training, without a request to the Hub: an error if there is no
+    access token, and a warning if models are published without a comparison."""
     hub = recipe.release.hub
     if hub is None:
         return
-    # Where a CI job's identity is changed for a token, there is none until the network is asked.
+    # A CI job may exchange its identity for a token, over the network.
     if not os.environ.get("HF_OIDC_RESOURCE") and not _has_token():
         yield from _no_token(hub.repo).problems
     if recipe.release.registry is None:
         message = (
-            "there is no champion to compare with, so every model that keeps to release.gate's bounds is published: "
-            "set release.registry, for only those that are better."
+            "there is no champion to compare with, so every model within release.gate's bounds is published: set "
+            "release.registry to publish only better models."
         )
         yield Problem(kind="release", where="release.hub", message=message, level="warning")
 
 
 def _has_token() -> bool:
-    """Whether one is set, or was kept by a login. huggingface_hub's own look may renew it over the network."""
+    """Whether the environment or an earlier login has a token. huggingface_hub's get_token may renew it over the
+    network."""
     from huggingface_hub.constants import HF_TOKEN_PATH
 
-    kept = Path(HF_TOKEN_PATH)
+    file = Path(HF_TOKEN_PATH)
     return any(os.environ.get(name, "").strip() for name in ACCESS_TOKENS) or (
-        kept.is_file() and bool(kept.read_text().strip())
+        file.is_file() and bool(file.read_text().strip())
     )
 
 
-def connected(repo: str) -> HfApi:
-    """A client with an access token, for a program of its own. Raises UserError where there is no token."""
+def connect(repo: str) -> HfApi:
+    """A client that may write. Call it in a child program. Raises UserError without an access token."""
     from huggingface_hub import HfApi, get_token, set_client_factory
 
-    set_client_factory(_patient_client)
+    set_client_factory(_create_client)
     if get_token() is None:
         raise _no_token(repo)
     return HfApi()
@@ -98,11 +113,11 @@ def _no_token(repo: str) -> UserError:
     return _problem("repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may.")
 
 
-def _patient_client() -> httpx2.Client:
+def _create_client() -> httpx2.Client:
     from huggingface_hub.utils._http import default_client_factory
 
     client = default_client_factory()
-    client.timeout = SILENT_S
+    client.timeout = TIMEOUT_S
     return client
 
 
@@ -115,25 +130,25 @@ def push(
     replaced: Callable[[str], bool],
     pull_request: bool = False,
 ) -> Pushed:
-    """Has the branch hold these files, by their paths in the repository.
+    """Commits these files, by their paths in the repository, to the branch.
 
-    Files of the repository whose path is `replaced` by them go in the same commit; all others stay. The repository
-    and the branch are made where missing. With `pull_request`, one is opened in place of a commit, or found again by
-    its title. Nothing is sent that the Hub has, and unchanged files make no commit.
-    Raises UserError with the next step where the Hub does not answer, or refuses.
+    The same commit removes other files whose path is `replaced`. The repository and the branch are created if missing.
+    With `pull_request`, a pull request is opened instead of a commit; an open one with the same title is updated.
+    Files that the Hub has are not sent again, and unchanged files make no commit.
+    Raises UserError with the next step if the Hub does not answer or refuses.
     """
-    with told(place.repo, place.revision):
-        _make_place(hub, place)
-        now = _look(hub, place.repo, place.revision, files, replaced)
-        if pull_request and now.operations:
-            for other in _pull_requests(hub, place.repo):
+    with write_errors(place.repo, place.revision):
+        _create_place(hub, place)
+        change = _find_change(hub, place.repo, place.revision, files, replaced)
+        if pull_request and change.operations:
+            for other in _list_pull_requests(hub, place.repo):
                 if other.title == title:
-                    ours = _look(hub, place.repo, str(other.git_reference), files, replaced)
-                    return _commit(hub, place.repo, ours, title, url=other.url)
-        return _commit(hub, place.repo, now, title, pull_request=pull_request)
+                    change = _find_change(hub, place.repo, str(other.git_reference), files, replaced)
+                    return _commit(hub, place.repo, change, title, url=other.url)
+        return _commit(hub, place.repo, change, title, pull_request=pull_request)
 
 
-def _pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
+def _list_pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -147,7 +162,7 @@ def _pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
         raise _problem("pull_request", message) from error
 
 
-def _make_place(hub: HfApi, place: Place) -> None:
+def _create_place(hub: HfApi, place: Place) -> None:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -160,31 +175,31 @@ def _make_place(hub: HfApi, place: Place) -> None:
 
 
 @dataclass(frozen=True)
-class _Difference:
+class _Change:
     revision: str
     head: str
     operations: list[Any]
-    """What the clients call them: a file that is new or other, or one that goes."""
+    """huggingface_hub's commit operations: additions and deletions."""
 
 
-def _look(
+def _find_change(
     hub: HfApi, repo: str, revision: str, files: Mapping[str, Path], replaced: Callable[[str], bool]
-) -> _Difference:
-    """What is to be done to a revision, by the Hub's own digests."""
+) -> _Change:
+    """The operations that bring a revision to these files, found by the Hub's digests."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.hf_api import RepoFile
 
     head = str(hub.model_info(repo, revision=revision).sha)
     listed = hub.list_repo_tree(repo, recursive=True, revision=head)
     there = {entry.path: entry for entry in listed if isinstance(entry, RepoFile)}
-    gone = [path for path in there if path not in files and replaced(path)]
-    changed = [path for path, file in files.items() if path not in there or not _same(file, there[path])]
+    obsolete = [path for path in there if path not in files and replaced(path)]
+    changed = [path for path, file in files.items() if path not in there or not _is_same(file, there[path])]
     additions = [CommitOperationAdd(path, files[path]) for path in changed]
-    return _Difference(revision, head, [*additions, *map(CommitOperationDelete, gone)])
+    return _Change(revision, head, [*additions, *map(CommitOperationDelete, obsolete)])
 
 
-def _same(file: Path, there: RepoFile) -> bool:
-    """Whether the Hub's file has these bytes; what is not in LFS is known by its name in git."""
+def _is_same(file: Path, there: RepoFile) -> bool:
+    """Whether the Hub's file has the same bytes; files outside LFS have git's digest."""
     if file.stat().st_size != there.size:
         return False
     if there.lfs is not None:
@@ -192,39 +207,37 @@ def _same(file: Path, there: RepoFile) -> bool:
     return hashlib.sha1(b"blob %d\0" % there.size + file.read_bytes()).hexdigest() == there.blob_id
 
 
-def _commit(
-    hub: HfApi, repo: str, what: _Difference, title: str, *, pull_request: bool = False, url: str = ""
-) -> Pushed:
-    if not what.operations:
-        return Pushed(what.revision, what.head, url or f"{hub.endpoint}/{repo}/tree/{what.revision}", made=False)
+def _commit(hub: HfApi, repo: str, change: _Change, title: str, *, pull_request: bool = False, url: str = "") -> Pushed:
+    page = f"{hub.endpoint}/{repo}/tree/{change.revision}"
+    if not change.operations:
+        return Pushed(change.revision, change.head, url or page, is_new=False)
     made = hub.create_commit(
         repo,
-        what.operations,
+        change.operations,
         commit_message=title,
-        revision=what.revision,
+        revision=change.revision,
         create_pr=pull_request,
-        # Whoever commits in between makes this one fail: together they might be no model at all.
-        parent_commit=what.head,
+        # If somebody else commits in between, this commit fails: the files of two models must not mix.
+        parent_commit=change.head,
     )
-    url = url or made.pr_url or f"{hub.endpoint}/{repo}/tree/{what.revision}"
-    return Pushed(made.pr_revision or what.revision, made.oid, url, made=True)
+    return Pushed(made.pr_revision or change.revision, made.oid, url or made.pr_url or page, is_new=True)
 
 
 @contextlib.contextmanager
-def told(repo: str, revision: str) -> Iterator[None]:
-    """Makes one UserError, with the next step, of whatever the clients of the Hub raise when they write."""
+def write_errors(repo: str, revision: str) -> Iterator[None]:
+    """Turns the errors of the Hub's clients in the block into one UserError with the next step."""
     try:
         yield
     except Exception as error:
-        # A file that did not get through is told as a RuntimeError of that.
+        # The clients wrap the error of an upload in a RuntimeError.
         cause = error.__cause__ if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception) else error
-        problem = _told(cause, repo, revision)
+        problem = _explain(cause, repo, revision)
         if problem is None:
             raise
         raise problem from error
 
 
-def _told(error: Exception, repo: str, revision: str) -> UserError | None:
+def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
     from httpx2 import HTTPError
     from huggingface_hub import is_offline_mode
     from huggingface_hub.errors import (
@@ -236,12 +249,12 @@ def _told(error: Exception, repo: str, revision: str) -> UserError | None:
 
     status, reason = error.response.status_code if isinstance(error, HfHubHTTPError) else None, _reason(error)
     if isinstance(error, HFValidationError):
-        return _problem("repo", f"{repo!r} is not a name of the Hub's: write owner/name.")
+        return _problem("repo", f"{repo!r} is not a name on the Hub: write owner/name.")
     if isinstance(error, RevisionNotFoundError):
         return _problem("revision", f"{repo!r} has no revision {revision!r}, and it cannot be made: name a branch.")
     if isinstance(error, ValueError) and "README.md" in str(error):
-        said = "; ".join(line.removeprefix("- ") for line in str(error).splitlines()[1:])
-        return _problem("license", f"the Hub refuses the model card ({said}): mend release.hub.license or its tags.")
+        reasons = "; ".join(line.removeprefix("- ") for line in str(error).splitlines()[1:])
+        return _problem("license", f"the Hub refuses the model card ({reasons}): correct release.hub.license or tags.")
     if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
         message = f"the Hub does not let this access token write to {repo!r} ({reason}): set HF_TOKEN to one that may"
         return _problem("repo", f"{message}, or name another repository.")
@@ -249,20 +262,20 @@ def _told(error: Exception, repo: str, revision: str) -> UserError | None:
         message = f"somebody else wrote to {repo!r} at the same time ({reason}): try again."
         return _problem("repo", message, NETWORK)
     if status is not None and 400 <= status < 500 and status not in (408, 429):
-        return _problem("repo", f"the Hub refuses what is sent to {repo!r} ({reason}).")
+        return _problem("repo", f"the Hub refuses the files for {repo!r} ({reason}).")
     of_this_machine = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
-    # An answer in place of the Hub's, of a gateway say, is no JSON.
+    # A gateway that answers instead of the Hub sends no JSON.
     if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
         return None
-    mend = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
+    step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     if server_fault(error):
-        mend = "the fault is the Hub's, so run the same command again later"
-    message = f"writing to {repo!r} on the Hub failed ({reason}): {mend}; what has arrived is not sent again."
+        step = "the fault is the Hub's, so run the same command again later"
+    message = f"writing to {repo!r} on the Hub failed ({reason}): {step}; files that arrived are not sent again."
     return _problem("repo", message, NETWORK)
 
 
 def _reason(error: Exception) -> str:
-    return re.sub(r"(?<=\w)\?\S+", "", why(error))  # an address may hold a signature
+    return re.sub(r"(?<=\w)\?\S+", "", find_cause(error))  # an address may contain a signature
 
 
 def _problem(field: str, message: str, kind: str = "hub") -> UserError:

@@ -1,6 +1,6 @@
-"""The program that logs a trained model to MLflow, asks the logged copy, and registers it.
+"""The program that logs a trained model to MLflow, compares the logged copy's predictions, and registers it.
 
-The server is the one that MLFLOW_TRACKING_URI names: its URL may hold a password, which job.json must not.
+MLFLOW_TRACKING_URI names the server: its URL may contain a password, and job.json must not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache.code import code_behind
-from tasks.registry.predict_rows import logged, parts_of
+from tasks.registry.predict_rows import fetch_model, find_parts
+from tasks.registry.program_settings import LogModelSettings
 from tasks.tracking.connection import mlflow_errors
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
@@ -24,62 +25,60 @@ if TYPE_CHECKING:
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Logs the model as safetensors under the MLflow run, reloads it, compares its answers and registers it.
+    """Logs the model as safetensors, reloads it, compares its predictions and registers it. Returns the `version`.
 
-    Settings: experiment, run_id, registry, task type, inputs (the columns that the model is shown), labels (their
-    names), max_length (tokens), tags, requirements, probes (how many rows it is asked about), examples (how many of
-    them it keeps as examples), tolerance (of a number that it answers). Inputs: model, a folder; rows and predictions,
-    the files of an evaluated split. Figures: version. Raises RuntimeError, and registers nothing, where the reloaded
-    model answers otherwise than was stored; MlflowFailed where MLflow does not do its part.
+    Inputs: model, a folder; rows and predictions, the files of an evaluated split.
+    Raises RuntimeError, and registers nothing, if the reloaded model's predictions differ from the stored ones; raises
+    MlflowFailed.
     """
     events.progress(done=0, total=3)
-    # Where deepspeed is installed, transformers would look for an engine of it: 2 seconds.
+    # If deepspeed is installed, transformers would import it to look for its engine: 2 seconds.
     with mlflow_errors(), hide_package("deepspeed"):
-        return {"version": _log_and_register(job_dir, job, events)}
+        return {"version": _log_and_register(job_dir, job, LogModelSettings.model_validate(job.settings), events)}
 
 
-def _log_and_register(job_dir: Path, job: Job, events: Events) -> str:
+def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, events: Events) -> str:
     import mlflow
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, Schema
 
     from training import task_types
 
-    say, folder = job.settings, Path(job.inputs["model"])
-    task_type = task_types.from_settings(say)
-    rows, stored = _probes(task_type, job)
-    shown = rows.select(say["inputs"])
-    mlflow.set_experiment(say["experiment"])
+    folder = Path(job.inputs["model"])
+    task_type = task_types.load(settings.task, settings.options)
+    rows, stored = _read_probes(task_type, job, settings)
+    inputs = rows.select(settings.inputs)
+    mlflow.set_experiment(settings.experiment)
     info = Model.log(
         artifact_path=None,
-        name=say["registry"],
-        run_id=say["run_id"],
-        # By name: of texts without one, MLflow takes those that look like values of Python's for these values.
+        name=settings.registry,
+        run_id=settings.run_id,
+        # With names: MLflow turns nameless texts that look like Python values into these values.
         signature=ModelSignature(
-            inputs=Schema([ColSpec(_mlflow_type(field.type), field.name) for field in shown.schema]),
+            inputs=Schema([ColSpec(_mlflow_type(field.type), field.name) for field in inputs.schema]),
             outputs=Schema([ColSpec(of, name) for name, of in task_type.serves.items()]) if task_type.serves else None,
         ),
-        input_example=shown.slice(0, say["examples"]).to_pylist(),
-        # Named, not inferred: inferring loads the model once more in yet another process.
-        pip_requirements=say["requirements"],
+        input_example=inputs.slice(0, settings.examples).to_pylist(),
+        # Named, not inferred: to infer them, MLflow would load the model in another process.
+        pip_requirements=settings.requirements,
         **(
-            _as_pipeline(task_type, folder, say)
+            _build_pipeline_model(task_type, folder, settings)
             if task_type.pipeline
-            else _as_code(task_type, folder, say, job_dir / "code")
+            else _build_python_model(task_type, folder, settings, job_dir / "code")
         ),
     )
     events.progress(done=1, total=3)
-    answers = _compared(task_type, logged(info.model_uri, job_dir / "logged"), rows, stored, say)
-    served = mlflow.pyfunc.load_model(info.model_uri).predict(shown.to_pylist())
-    if not task_type.same_served(served, answers, say["tolerance"]):
-        raise RuntimeError("the registered model, asked as MLflow serves it, answers otherwise than by itself")
+    predictions = _compare(task_type, fetch_model(info.model_uri, job_dir / "logged"), rows, stored, settings)
+    served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
+    if not task_type.same_served(served, predictions, settings.tolerance):
+        raise RuntimeError("the registered model predicts otherwise if MLflow serves it")
     events.progress(done=2, total=3)
-    # Last, and with its tags at once: a run that goes on after a kill knows a version by them, or makes another.
-    return str(mlflow.register_model(info.model_uri, say["registry"], tags=say["tags"]).version)
+    # Last, and together with its tags: by the tags, a run that is resumed finds the version that it has registered.
+    return str(mlflow.register_model(info.model_uri, settings.registry, tags=settings.tags).version)
 
 
-def _as_pipeline(task_type: TaskType, folder: Path, say: Mapping[str, Any]) -> dict[str, Any]:
-    """What MLflow is given of a model that it serves by a pipeline of transformers."""
+def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelSettings) -> dict[str, Any]:
+    """The arguments of Model.log for a model that MLflow serves by a pipeline of transformers."""
     import mlflow
     from transformers import AutoTokenizer
 
@@ -92,15 +91,15 @@ def _as_pipeline(task_type: TaskType, folder: Path, say: Mapping[str, Any]) -> d
             "tokenizer": AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
         },
         "task": task_type.hub_task,
-        # A served model cuts long texts as training did.
-        "model_config": {"truncation": True, "max_length": say["max_length"]},
-        "validate_serving_input": False,  # below, and held against what is known
+        # A served model truncates long texts as training did.
+        "model_config": {"truncation": True, "max_length": settings.max_length},
+        "validate_serving_input": False,  # the caller compares the served predictions
     }
 
 
-def _as_code(task_type: TaskType, folder: Path, say: Mapping[str, Any], code: Path) -> dict[str, Any]:
-    """Of any other: its folder, and the code that asks it, gathered in `code`, with what the author's of the task type
-    imports of their own; no pickle."""
+def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSettings, code: Path) -> dict[str, Any]:
+    """The arguments of Model.log for any other model: its folder, and a copy in `code` of the package `training` and of
+    the user's task type with its imports; no pickle."""
     import mlflow
 
     for name, source in code_behind(["training.engine.serving", type(task_type).__module__]).files.items():
@@ -111,13 +110,13 @@ def _as_code(task_type: TaskType, folder: Path, say: Mapping[str, Any], code: Pa
         "flavor": mlflow.pyfunc,
         "python_model": str(Path(__file__).with_name("served.py")),
         "artifacts": {"model": str(folder)},
-        "model_config": {name: say.get(name) for name in ("task", "options", "max_length")},
+        "model_config": settings.model_dump(include={"task", "options", "max_length"}),
         "code_paths": sorted(map(str, code.iterdir())),
     }
 
 
 def _mlflow_type(stored: pa.DataType) -> Any:
-    """What MLflow calls the type of a column that the model is shown."""
+    """MLflow's type of an input column."""
     from mlflow.types import DataType
     from mlflow.types.schema import Array
     from pyarrow import types
@@ -127,35 +126,38 @@ def _mlflow_type(stored: pa.DataType) -> Any:
     return DataType.double if types.is_floating(stored) else DataType.string
 
 
-def _probes(task_type: TaskType, job: Job) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-    """The first rows of the split, with what the model is shown and is to say, where that is no label, and the answers
-    that were stored for them."""
+def _read_probes(
+    task_type: TaskType, job: Job, settings: LogModelSettings
+) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+    """The first rows of the split, with their inputs and targets, and their stored predictions."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    say = job.settings
     with pa.memory_map(job.inputs["rows"]) as file:
-        rows = pa.ipc.open_file(file).get_batch(0).slice(0, say["probes"])
-    said = {name for name, column in task_type.columns.items() if column.target}
-    rows = rows.select([name for name in rows.schema.names if name in said.union(say["inputs"])])
-    answers = pq.read_table(job.inputs["predictions"]).slice(0, rows.num_rows)
-    return rows, task_type.to_records(answers, say["labels"])
+        rows = pa.ipc.open_file(file).get_batch(0).slice(0, settings.probes)
+    targets = {name for name, column in task_type.columns.items() if column.target}
+    rows = rows.select([name for name in rows.schema.names if name in targets.union(settings.inputs)])
+    stored = pq.read_table(job.inputs["predictions"]).slice(0, rows.num_rows)
+    return rows, task_type.to_records(stored, settings.labels)
 
 
-def _compared(
-    task_type: TaskType, folder: Path, rows: pa.RecordBatch, stored: Sequence[Mapping[str, Any]], say: Mapping[str, Any]
+def _compare(
+    task_type: TaskType,
+    folder: Path,
+    rows: pa.RecordBatch,
+    stored: Sequence[Mapping[str, Any]],
+    settings: LogModelSettings,
 ) -> list[dict[str, Any]]:
-    """What the model that was logged answers. Raises RuntimeError where that is otherwise than was stored."""
+    """The predictions of the logged model. Raises RuntimeError if they differ from the stored ones."""
     from training.engine.serving import Predictor
 
-    predictor = Predictor(task_type, *parts_of(folder), say["max_length"])
-    answers = predictor.predict(rows)
-    for row, given, before in zip(rows.to_pylist(), answers, stored, strict=True):
-        if not task_type.same_prediction(given, before, say["tolerance"]):
+    predictions = Predictor(task_type, *find_parts(folder), settings.max_length).predict(rows)
+    for row, now, before in zip(rows.to_pylist(), predictions, stored, strict=True):
+        if not task_type.same_prediction(now, before, settings.tolerance):
             raise RuntimeError(
-                f"the registered model answers {given} to {row!r}, and {before} was stored when it was evaluated"
+                f"the registered model predicts {now} for {row!r}, and {before} was stored when it was evaluated"
             )
-    return answers
+    return predictions
 
 
 if __name__ == "__main__":

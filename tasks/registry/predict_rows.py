@@ -1,4 +1,4 @@
-"""The program that asks a registered model, of the server that MLFLOW_TRACKING_URI names."""
+"""The program that predicts rows with a registered model, from the server that MLFLOW_TRACKING_URI names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.registry.program_settings import PredictRowsSettings
 from tasks.tracking.connection import mlflow_errors
 from training.data.faults import Faults
 from training.data.prediction_files import Values, Writer, complete_values, need_value, read
@@ -22,44 +23,35 @@ if TYPE_CHECKING:
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Settings: model (an MLflow model URI), task type, max_length (tokens), columns (what the rows call each that the
-    task type is shown), and either rows (lists of a value a column), or out, the path of what is to be written; of
-    that the input `aside` is filled from the rows of the input `file`.
-
-    Figures: answers, lines for people, one list a row; or rows, and how many were unanswered for want of a value.
-    """
+    """Predicts the `rows` of the settings, and returns `predictions`, a list of lines for people per row; or predicts
+    the rows of the input `file` into the input `aside`, and returns the numbers of `rows` and of `unanswered` rows,
+    which lack a value."""
     from training import task_types
 
-    say = job.settings
-    task_type = task_types.from_settings(say)
-    forms = {of: task_type.columns[name].form for name, of in say["columns"].items()}
-    blank = {of for name, of in say["columns"].items() if task_type.columns[name].may_be_empty}
-    optional = {of for name, of in say["columns"].items() if task_type.columns[name].optional} & blank
-    if "rows" in say:
-        rows = [_values(row, forms, blank) for row in say["rows"]]
-        _need_right(task_type, say["columns"], [(range(1, len(rows) + 1), rows)], "option", "TEXT")
-        predictor = _predictor(task_type, job_dir, say)
-        return {
-            "answers": [
-                task_type.lines(answer) for answer in predictor.predict(_batch(task_type, say["columns"], rows))
-            ]
-        }
-    # All of it, before a model is loaded: what is wrong with a file is told within seconds.
+    settings = PredictRowsSettings.model_validate(job.settings)
+    task_type, names = task_types.load(settings.task, settings.options), settings.columns
+    forms = {own: task_type.columns[name].form for name, own in names.items()}
+    blank = {own for name, own in names.items() if task_type.columns[name].may_be_empty}
+    optional = {own for name, own in names.items() if task_type.columns[name].optional} & blank
+    if settings.rows is not None:
+        rows = [_parse_values(row, forms, blank) for row in settings.rows]
+        _check_rows(task_type, names, [(range(1, len(rows) + 1), rows)], "option", "TEXT")
+        predictor = _load_predictor(task_type, job_dir, settings)
+        predictions = predictor.predict(_build_batch(task_type, names, rows))
+        return {"predictions": [task_type.lines(prediction) for prediction in predictions]}
+    # The whole file is checked before the model is loaded: its problems are reported within seconds.
     file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*task_type.record_types([])]
     batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, blank, optional))
-    total = _need_right(task_type, say["columns"], batches, "data", str(file))
-    predictor = _predictor(task_type, job_dir, say)
+    total = _check_rows(task_type, names, batches, "data", str(file))
+    predictor = _load_predictor(task_type, job_dir, settings)
     done = unanswered = 0
     try:
-        with Writer(aside, Path(say["out"]), task_type.record_types(predictor.labels)) as writer:
+        with Writer(aside, Path(settings.out), task_type.record_types(predictor.labels)) as writer:
             for rows_of_file, inputs, _ in read(file, forms, added, blank, optional):
-                there = [place for place, values in enumerate(inputs) if values is not None]
-                answers: list[dict[str, Any] | None] = [None] * len(inputs)
-                given = predictor.predict(_batch(task_type, say["columns"], [inputs[place] or () for place in there]))
-                for place, answer in zip(there, given, strict=True):
-                    answers[place] = answer
-                writer.write(rows_of_file, answers)
-                done, unanswered = done + len(inputs), unanswered + len(inputs) - len(there)
+                complete = [values for values in inputs if values is not None]
+                predicted = iter(predictor.predict(_build_batch(task_type, names, complete)))
+                writer.write(rows_of_file, [None if values is None else next(predicted) for values in inputs])
+                done, unanswered = done + len(inputs), unanswered + len(inputs) - len(complete)
                 events.progress(done=done, total=total)
     except OSError as error:
         if full := full_disk(aside.parent, error):
@@ -68,59 +60,64 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return {"rows": done, "unanswered": unanswered}
 
 
-def _values(row: Sequence[str], forms: Mapping[str, Form], blank: Collection[str]) -> Values:
-    """What was typed, as rows have it. Raises UserError for what the task type does not take."""
+def _parse_values(row: Sequence[str], forms: Mapping[str, Form], blank: Collection[str]) -> Values:
+    """The values of a row from the command line. Raises UserError for values that the task type does not accept."""
     given = [need_value(value, form, "option", "TEXT") for value, form in zip(row, forms.values(), strict=True)]
     values = complete_values(given, forms, blank)
     if values is None:
-        raise UserError([Problem(kind="option", where="TEXT", message="is empty: there is nothing to ask about.")])
+        raise UserError([Problem(kind="option", where="TEXT", message="is empty: there is nothing to predict.")])
     return values
 
 
-def _need_right(
+def _check_rows(
     task_type: TaskType,
     columns: Mapping[str, str],
     batches: Iterable[tuple[Sequence[int], Sequence[Values | None]]],
-    of: str,
+    kind: str,
     where: str,
 ) -> int:
-    """How many rows there are, given their numbers and values. Raises UserError with all that the task type finds
-    wrong with them, as problems of this task type."""
+    """The number of rows. Raises UserError with all faults that the task type finds in them.
+
+    Args:
+        batches: the numbers of rows in their file, and their values.
+        kind: of the problems.
+        where: the file, or the argument of the command.
+    """
     total, faults = 0, Faults()
     for numbers, inputs in batches:
         total += len(inputs)
-        there = [place for place, values in enumerate(inputs) if values is not None]
-        rows = _batch(task_type, [*columns], [inputs[place] or () for place in there])
-        for name, what, wrong, of_first in task_type.faults_on_request(rows):
-            faulty = [numbers[place] for place, bad in zip(there, wrong, strict=True) if bad]
-            faults.add(where, "", f"{what} in column {columns[name]!r}", faulty, of_first)
+        complete = {number: values for number, values in zip(numbers, inputs, strict=True) if values is not None}
+        rows = _build_batch(task_type, [*columns], [*complete.values()])
+        for name, fault, mask, detail in task_type.faults_on_request(rows):
+            faulty = [number for number, is_faulty in zip(complete, mask, strict=True) if is_faulty]
+            faults.add(where, "", f"{fault} in column {columns[name]!r}", faulty, detail)
     if problems := [
-        Problem(kind=of, where=row, message=f"{said}: correct or remove {them}.")
-        for _, row, said, them in faults.summaries()
+        Problem(kind=kind, where=row, message=f"{fault}: correct or remove {them}.")
+        for _, row, fault, them in faults.summaries()
     ]:
         raise UserError(problems)
     return total
 
 
-def _batch(task_type: TaskType, names: Sequence[str], rows: Sequence[Values]) -> pa.RecordBatch:
-    """Rows as load_data stores those of the task type."""
+def _build_batch(task_type: TaskType, names: Iterable[str], rows: Sequence[Values]) -> pa.RecordBatch:
+    """The rows with the types that load_data stores."""
     import pyarrow as pa
 
     stored = {"number": pa.float64(), "texts": pa.list_(pa.string())}
-    types = [stored.get(task_type.columns[name].form, pa.string()) for name in names]
-    columns = [pa.array([row[place] for row in rows], type_) for place, type_ in enumerate(types)]
-    return pa.RecordBatch.from_arrays(columns, names=list(names))
+    types = {name: stored.get(task_type.columns[name].form, pa.string()) for name in names}
+    columns = [pa.array([row[place] for row in rows], type_) for place, type_ in enumerate(types.values())]
+    return pa.RecordBatch.from_arrays(columns, names=[*types])
 
 
-def _predictor(task_type: TaskType, job_dir: Path, say: Mapping[str, Any]) -> Predictor:
+def _load_predictor(task_type: TaskType, job_dir: Path, settings: PredictRowsSettings) -> Predictor:
     from training.engine.serving import Predictor
 
-    return Predictor(task_type, *parts_of(logged(say["model"], job_dir / "model")), say["max_length"])
+    return Predictor(task_type, *find_parts(fetch_model(settings.model, job_dir / "model")), settings.max_length)
 
 
-def logged(uri: str, into: Path) -> Path:
-    """The folder of a logged model: where it lies, if that is on this machine, else fetched into the folder `into`.
-    Raises MlflowFailed, and UserError if its files are gone."""
+def fetch_model(uri: str, into: Path) -> Path:
+    """The folder of a logged model: its own if it is on this machine, else `into`, after the download.
+    Raises MlflowFailed, and UserError if its files are missing."""
     from mlflow.artifacts import download_artifacts
 
     try:
@@ -128,19 +125,19 @@ def logged(uri: str, into: Path) -> Path:
             into.mkdir(parents=True, exist_ok=True)
             found = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
     except FileNotFoundError as error:
-        raise _gone(uri, str(error)) from error
-    if not any((part / "config.json").is_file() for part in parts_of(found)):
-        raise _gone(uri, f"{found} holds no model")
+        raise _missing_files(uri, str(error)) from error
+    if not any((part / "config.json").is_file() for part in find_parts(found)):
+        raise _missing_files(uri, f"{found} has no model")
     return found
 
 
-def _gone(uri: str, why: str) -> UserError:
-    message = f"the files of {uri} are not there any more ({why}): put them back, or run the recipe again."
+def _missing_files(uri: str, reason: str) -> UserError:
+    message = f"the files of {uri} are missing ({reason}): restore them, or run the recipe again."
     return UserError([Problem(kind="registry", where="NAME", message=message)])
 
 
-def parts_of(folder: Path) -> tuple[Path, Path]:
-    """Where a logged model has its weights and its tokenizer."""
+def find_parts(folder: Path) -> tuple[Path, Path]:
+    """The folders of a logged model's weights and of its tokenizer."""
     code = folder / "artifacts" / "model"
     return (code, code) if code.is_dir() else (folder / "model", folder / "components" / "tokenizer")
 

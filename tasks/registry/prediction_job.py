@@ -1,4 +1,4 @@
-"""Predictions of a registered model, in a child program; no stage."""
+"""Predictions with a registered model, in a child program; not a stage."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.cache import settings
 from tasks.jobs.launch import python_argv, require_finished, run_job
+from tasks.registry.program_settings import PredictRowsSettings
 from tasks.registry.versions import COLUMNS_TAG, TASK_TAG, aliases_of, need_model, need_version
 from tasks.tracking.connection import MAX_LENGTH_TAG, connect, environment, mlflow_errors
 from training import task_types
@@ -32,7 +33,7 @@ OnEvents = Callable[[list[dict[str, Any]]], None]
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A registered version, with what is needed to predict with it."""
+    """A registered version, and the facts needed to predict with it."""
 
     uri: str
     """The version's URI in MLflow."""
@@ -55,13 +56,17 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         model = need_model(client, name)
         chosen = {"version": version} if version else {"alias": alias or aliases_of(model).champion}
         found = need_version(client, model, **chosen)
-    said = f"version {found.version} of {name!r}"
+    version_name = f"version {found.version} of {name!r}"
     if not {TASK_TAG, COLUMNS_TAG, MAX_LENGTH_TAG} <= found.tags.keys():
-        message = f"{said} does not say what it is asked: run its recipe again, and it will."
+        message = (
+            f"{version_name} has no tags with its task and columns: run its recipe again to register one that has."
+        )
         raise UserError([Problem(kind="option", where="NAME", message=message)])
     task = json.loads(found.tags[TASK_TAG])
     if task["task"] not in TASK_TYPES and task["task"] != own_task:
-        message = f"{said} is of a kind of its author's: to run that code, as it is here, set --task {task['task']}."
+        message = (
+            f"{version_name} has a task type of its author: to run that code, as it is here, set --task {task['task']}."
+        )
         raise UserError([Problem(kind="option", where="--task", message=message)])
     length, columns = int(found.tags[MAX_LENGTH_TAG]), json.loads(found.tags[COLUMNS_TAG])
     return ModelSpec(f"models:/{name}/{found.version}", length, task, columns)
@@ -82,18 +87,18 @@ def split_into_rows(model: ModelSpec, given: Sequence[str]) -> list[list[str]]:
             return [[row.get(name, "") for name in every_column] for row in rows]
     message = (
         f"the model takes {len(every_column)} values at a time ({', '.join(model.columns.values())}), and there are "
-        f'{len(given)}. Write "" where a row may have nothing.'
+        f'{len(given)}. Write "" for an optional value.'
     )
     raise UserError([Problem(kind="option", where="TEXT", message=message)])
 
 
 def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The predictions for rows of one value a column, each as lines of text.
+    """The predictions for rows of one value per column, each as lines of text.
 
-    Raises UserError for values that the task type does not take, and MlflowFailed if MLflow does not answer.
+    Raises UserError for values that the task type does not accept, and MlflowFailed if MLflow does not answer.
     """
     figures = _run(model, {"rows": [list(row) for row in rows]}, {}, lambda _: None)
-    return list(figures["answers"])
+    return list(figures["predictions"])
 
 
 def predict_file(model: ModelSpec, file: Path, out: Path, on_events: OnEvents) -> dict[str, int]:
@@ -113,11 +118,12 @@ def predict_file(model: ModelSpec, file: Path, out: Path, on_events: OnEvents) -
     return figures
 
 
-def _run(model: ModelSpec, chosen: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
-    job = settings.home() / "jobs" / f"answer-{uuid.uuid4().hex[:12]}"
-    columns = dict(model.columns)
-    said = {"model": model.uri, "max_length": model.max_length, "columns": columns, **model.task, **chosen}
-    Job(program=PROGRAM, key=job.name, settings=said, inputs=inputs).write(job)
+def _run(model: ModelSpec, task: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
+    job = settings.home() / "jobs" / f"predict-{uuid.uuid4().hex[:12]}"
+    values = PredictRowsSettings(
+        model=model.uri, max_length=model.max_length, columns=dict(model.columns), **model.task, **task
+    )
+    Job(program=PROGRAM, key=job.name, settings=values.model_dump(), inputs=inputs).write(job)
     try:
         outcome = run_job(
             job, python_argv(PROGRAM), env=environment(), on_events=on_events, stall_timeout_s=STALL_TIMEOUT_S

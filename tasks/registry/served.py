@@ -1,6 +1,6 @@
-"""What MLflow's server runs of a model whose task transformers has no pipeline for: MLflow loads this file.
+"""The Python model that MLflow serves if transformers has no pipeline for the task: MLflow loads this file.
 
-Beside it lie the model's folder, as the MLflow artifact `model`, and the code that asks it: the package `training`.
+It is stored with the model's folder, the MLflow artifact `model`, and with the package `training`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import pyarrow as pa
 
 
 class Served(mlflow.pyfunc.PythonModel):
-    """Asks the model about the rows of a data frame, which has the task type's columns; its answers are a mapping a
-    row."""
+    """Predicts the rows of a data frame with the task type's columns, a mapping a row."""
 
     def load_context(self, context: Any) -> None:
-        """Loads the model, safetensors."""
+        """Loads the model from safetensors."""
         from training import task_types
         from training.engine.serving import Predictor
 
-        say, folder = context.model_config, Path(context.artifacts["model"])
-        self._predictor = Predictor(task_types.from_settings(say), folder, folder, say["max_length"])
+        settings, folder = context.model_config, Path(context.artifacts["model"])
+        self._predictor = Predictor(task_types.from_settings(settings), folder, folder, settings["max_length"])
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """An answer a row. Without types: from them MLflow would make a signature of its own."""
+        """The predictions. The method has no types: from types MLflow would derive another signature."""
         return self._predictor.predict(pa.RecordBatch.from_pandas(model_input, preserve_index=False))
 
 

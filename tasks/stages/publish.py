@@ -8,7 +8,7 @@ import os
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
-from tasks.hub.push import environment
+from tasks.hub.push import PublishSettings, environment
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry.model_card import CURVES, card
@@ -61,11 +61,11 @@ def publish(
             work,
             "tasks.hub.publish_model",
             python_argv("tasks.hub.publish_model"),
-            settings={
+            settings=PublishSettings(
                 **hub.model_dump(include={"repo", "revision", "private", "pull_request"}),
-                "title": f"{recipe.name} {trained.digest[:12]}",
-                "files": files,
-            },
+                title=f"{recipe.name} {trained.digest[:12]}",
+                files=files,
+            ),
             inputs={},
             env=environment(),
             stall_timeout_s=math.inf,  # its connections have their own time-outs

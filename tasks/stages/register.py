@@ -17,6 +17,7 @@ from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry import lineage, promotions
 from tasks.registry.model_card import description
+from tasks.registry.program_settings import LogModelSettings
 from tasks.registry.versions import (
     COLUMNS_TAG,
     DATA_COMMIT_TAG,
@@ -244,20 +245,20 @@ def _log_model(
         work,
         "tasks.registry.log_model",
         python_argv("tasks.registry.log_model"),
-        settings={
-            "experiment": recipe.name,
-            "run_id": run_id,
-            "registry": recipe.release.registry,
+        settings=LogModelSettings(
+            experiment=recipe.name,
+            run_id=run_id,
+            registry=str(recipe.release.registry),
             **recipe.task_and_options,
-            "inputs": [column.name for column in source_columns(recipe).inputs],
-            "labels": json.loads((refs["load_data"].path / "labels.json").read_text()),
-            "requirements": [f"{k}=={v}" for k, v in library_versions(SERVED_WITH).items() if k != "python"],
-            "max_length": recipe.tokens.max_length,
-            "tags": dict(tags),
-            "probes": PROBES,
-            "examples": LOGGED_EXAMPLES,
-            "tolerance": TOLERANCE if lock.mixed_precision == "no" else MIXED_TOLERANCE,
-        },
+            inputs=[column.name for column in source_columns(recipe).inputs],
+            labels=json.loads((refs["load_data"].path / "labels.json").read_text()),
+            requirements=[f"{k}=={v}" for k, v in library_versions(SERVED_WITH).items() if k != "python"],
+            max_length=recipe.tokens.max_length,
+            tags=dict(tags),
+            probes=PROBES,
+            examples=LOGGED_EXAMPLES,
+            tolerance=TOLERANCE if lock.mixed_precision == "no" else MIXED_TOLERANCE,
+        ),
         inputs={
             "model": refs["fit"].path / "model",
             "rows": refs["load_data"].path / f"{split}.arrow",

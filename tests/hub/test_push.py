@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from tasks.cache.settings import ACCESS_TOKENS
-from tasks.hub.push import Place, Pushed, connected, publishing_problems, push
+from tasks.hub.push import Place, Pushed, connect, publishing_problems, push
 from tests.hub.server import CUT, Hub
 from training.models.repository_files import part_of
 from training.problems import NETWORK, UserError
@@ -77,14 +77,14 @@ def test_a_repository_and_a_branch_are_made_private_and_filled_in_one_commit(hub
     pushed = send(hub, folder, revision="other/one")
     repo = hub.repos["models", NAME]
     assert repo.private and content(hub, "other/one") == FILES and content(hub) == {}
-    assert pushed == Pushed("other/one", repo.branches["other/one"], f"{hub.url}/{NAME}/tree/other/one", made=True)
+    assert pushed == Pushed("other/one", repo.branches["other/one"], f"{hub.url}/{NAME}/tree/other/one", is_new=True)
     assert repo.commits[pushed.commit].parent == repo.branches["main"]
 
 
 def test_what_is_there_already_is_neither_sent_nor_committed(hub: Hub, folder: Path) -> None:
     first = send(hub, folder)
     again = send(hub, folder)
-    assert (again.commit, again.made, writes(hub)) == (first.commit, False, [])
+    assert (again.commit, again.is_new, writes(hub)) == (first.commit, False, [])
     write(folder, {"config.json": b'{"a": 1}'})
     assert send(hub, folder).commit != first.commit and content(hub)["config.json"] == b'{"a": 1}'
     assert not any(asked.startswith("PUT") for asked in hub.requests)  # the weights are there
@@ -125,7 +125,7 @@ def test_a_commit_whose_answer_is_lost_is_not_made_again(hub: Hub, folder: Path,
     hub.fault = lambda method, path: fault if "/commit/" in path else None
     assert problem(hub, folder).kind == NETWORK
     hub.fault = lambda method, path: None
-    assert send(hub, folder).made == (fault == 500)
+    assert send(hub, folder).is_new == (fault == 500)
     assert content(hub) == FILES
 
 
@@ -155,10 +155,10 @@ def test_a_pull_request_is_opened_once_and_the_branch_stays(hub: Hub, folder: Pa
     first = send(hub, folder, pull_request=True)
     assert (first.revision, first.url) == ("refs/pr/1", f"{hub.url}/{NAME}/discussions/1")
     assert content(hub) == FILES and content(hub, "refs/pr/1") == FILES | {"config.json": b"[]"}
-    assert send(hub, folder, pull_request=True) == Pushed(first.revision, first.commit, first.url, made=False)
+    assert send(hub, folder, pull_request=True) == Pushed(first.revision, first.commit, first.url, is_new=False)
     write(folder, {"config.json": b"[1]"})
     assert send(hub, folder, pull_request=True, title="thing 2").revision == "refs/pr/2"
-    assert send(hub, write(folder, FILES), pull_request=True, title="the first").made is False  # the branch has it
+    assert send(hub, write(folder, FILES), pull_request=True, title="the first").is_new is False  # the branch has it
 
 
 def test_a_repository_without_pull_requests_is_not_taken_for_one_that_the_token_may_not_write(
@@ -189,7 +189,7 @@ def test_a_token_that_may_not_write_is_told(hub: Hub, folder: Path, monkeypatch:
     assert problem(hub, folder, token=hub.token(write=False)).kind == "hub"
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UserError, match="without an access token: set HF_TOKEN"):
-        connected(NAME)
+        connect(NAME)
 
 
 def test_whether_there_is_an_access_token_is_looked_up_without_asking_the_hub(

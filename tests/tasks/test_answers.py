@@ -42,7 +42,7 @@ def test_an_answer_that_is_stopped_leaves_the_file_as_it_was_and_nothing_beside_
 def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predict_rows, "_predictor", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(predict_rows, "_load_predictor", lambda *_: pytest.fail("a model was loaded"))
     good, bad = [{"role": "user", "content": "2 + 2?"}], [{"role": "bot", "content": "4"}]
     file, rows = tmp_path / "in.jsonl", [*[good] * 2100, bad, None, [], *[bad] * 2]
     file.write_text("".join(json.dumps({"spoken": row}) + "\n" for row in rows))

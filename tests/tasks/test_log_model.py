@@ -80,7 +80,7 @@ def log_and_ask(world: Path, run_id: str, uri: str) -> None:
     run(world / "unpiped", "tasks.registry.log_model", settings | own, paths)
     rest = {"model": "models:/own/1", "rows": [list(pair) for pair in PAIRS]}
     columns = {"columns": {"text": "first", "text_pair": "second"}}
-    run(world / "typed", "tasks.registry.predict_rows", {**own, **rest, **columns, "max_length": 32}, {})
+    run(world / "typed", "tasks.registry.predict_rows", {"task": own["task"], **rest, **columns, "max_length": 32}, {})
     asked = {"model": "models:/pairs/1", "max_length": 32, "task": "sequence-classification", "out": "out.csv"}
     asked["columns"] = {"text": "first", "text_pair": "second"}
     run(
@@ -125,7 +125,7 @@ def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked
     assert version.tags == {"made": "logged"}
 
     assert outcome(world / "unpiped").figures == {"version": "1"}
-    likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["answers"]]
+    likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["predictions"]]
     found = json.loads((world / "found.json").read_text())
     assert likeliest == [max(one, key=one.__getitem__) for one in found]
     assert [*tracked.rglob("served.py")] and not [*tracked.rglob("*.pkl")]

@@ -1,0 +1,47 @@
+"""The settings of this room's child programs in their job.json."""
+
+from __future__ import annotations
+
+from training.recipe.program_settings import TaskSettings
+
+
+class LogModelSettings(TaskSettings):
+    """Of tasks.registry.log_model."""
+
+    experiment: str
+    """Of MLflow."""
+    run_id: str
+    """Of MLflow."""
+    registry: str
+    """The name of the registered model."""
+    inputs: list[str]
+    """The columns that the model reads."""
+    labels: list[str]
+    """Names, in the order of their indices."""
+    max_length: int
+    """Tokens a row."""
+    tags: dict[str, str]
+    """Of the version."""
+    requirements: list[str]
+    """For pip, where the model is served."""
+    probes: int
+    """Rows whose predictions are compared with the stored ones."""
+    examples: int
+    """Probes that are stored as the model's examples."""
+    tolerance: float
+    """Between two predicted numbers."""
+
+
+class PredictRowsSettings(TaskSettings):
+    """Of tasks.registry.predict_rows, which predicts either `rows` or the rows of a file."""
+
+    model: str
+    """An MLflow model URI."""
+    max_length: int
+    """Tokens a row."""
+    columns: dict[str, str]
+    """The rows' names for the columns that the model reads, by the task type's."""
+    rows: list[list[str]] | None = None
+    """A value a column."""
+    out: str = ""
+    """The file of the predictions; its ending names the format. It is written to the input `aside`."""
