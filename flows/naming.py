@@ -1,4 +1,4 @@
-"""What a run is called: `sst2 · distilbert · lr 2e-5`, and behind that what was overridden for it alone."""
+"""Names of flow runs, such as `sst2 · distilbert · lr 2e-5 · seed 7`."""
 
 from __future__ import annotations
 
@@ -11,60 +11,57 @@ from pydantic import BaseModel
 from training.problems import UserError
 from training.recipe import Model, Recipe, parse
 
-LONGEST = 120  # characters; MLflow's database holds 250
-LONGEST_VALUE = 24
-SAY_NOTHING = {"base", "uncased"}
-"""Of the parts of a model's name, those that nearly all have."""
-SAID = {"name", "model", "model.source", "model.path", "model.config", "model.start_from", "training.learning_rate"}
-"""Fields that every name tells of."""
+MAX_LENGTH = 120  # characters; MLflow's database holds 250
+MAX_VALUE_LENGTH = 24
+COMMON_PARTS = {"base", "uncased"}
+"""Parts of a model's name that tell nothing, because nearly all models have them."""
+NAMED_FIELDS = {
+    *("name", "model", "model.source", "model.path", "model.config", "model.start_from", "training.learning_rate")
+}
+"""Fields that are part of every name; other overrides are appended."""
 
 
 def flow_run_name() -> str:
-    """Prefect asks for it when a run begins; a run whose recipe has mistakes has a name, too."""
+    """Prefect calls this at the start of a run, before it validates the recipe."""
     from prefect.runtime import flow_run
 
-    given = flow_run.get_parameters()
-    recipe, overrides = given.get("recipe"), given.get("overrides")
+    parameters = flow_run.get_parameters()
+    recipe = parameters.get("recipe")
     if isinstance(recipe, Recipe):
-        return run_name(recipe, overrides)
+        return run_name(recipe, parameters.get("overrides"))
     return str(recipe.get("name", "?")) if isinstance(recipe, Mapping) else "?"
 
 
 def run_name(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> str:
-    """The recipe's name, the base model, the learning rate, and what else this run has that the recipe has not."""
+    """Joins the recipe's name, the base model, the learning rate and the other overrides."""
     try:
         recipe = parse(recipe.model_dump(exclude_unset=True), overrides)
-    except UserError:  # its run will tell
+    except UserError:  # the run fails with this error
         return recipe.name
-    parts = [recipe.name, _model(recipe.model), f"lr {_rate(recipe.training.learning_rate)}"]
-    parts += [
-        f"{name.rpartition('.')[2]} {_value(value)}" for name, value in (overrides or {}).items() if name not in SAID
-    ]
-    name = " · ".join(parts)
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    others = {name: value for name, value in (overrides or {}).items() if name not in NAMED_FIELDS}
+    rate = f"{recipe.training.learning_rate:.3g}"
+    if recipe.training.learning_rate < 0.01:
+        digits, _, exponent = f"{recipe.training.learning_rate:.2e}".partition("e")
+        rate = f"{float(digits):g}e{int(exponent)}"  # 2e-5
+    parts = [recipe.name, _model_name(recipe.model), f"lr {rate}"]
+    parts += [f"{name.rpartition('.')[2]} {_format_value(value)}" for name, value in others.items()]
+    return _shorten(" · ".join(parts), MAX_LENGTH)
 
 
-def _model(model: Model) -> str:
-    """`distilbert` of distilbert/distilbert-base-uncased, its type of one from scratch; and what it starts from."""
+def _model_name(model: Model) -> str:
+    """`distilbert` for distilbert/distilbert-base-uncased; the model type for a model from scratch."""
     start = " from champion" if model.start_from == "champion" else ""
     if model.source == "scratch":
         return f"{(model.config or {}).get('model_type', 'model')}{start or ' from scratch'}"
     path = PurePath(model.path or "")
-    # An export of this project lies in artifacts/fit/KEY/model.
+    # A model of this project lies in artifacts/fit/KEY/model.
     name = path.parent.name[:12] if path.name == "model" and path.parent.name else path.name
-    return ("-".join(part for part in name.split("-") if part not in SAY_NOTHING) or name) + start
+    return ("-".join(part for part in name.split("-") if part not in COMMON_PARTS) or name) + start
 
 
-def _rate(value: float) -> str:
-    """`2e-5`, and 0.01 where that is as short."""
-    if value >= 0.01:
-        return f"{value:.3g}"
-    digits, _, exponent = f"{value:.2e}".partition("e")
-    return f"{float(digits):g}e{int(exponent)}"
+def _format_value(value: Any) -> str:
+    return "…" if isinstance(value, BaseModel | Mapping | list) else _shorten(str(value), MAX_VALUE_LENGTH)
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, BaseModel | Mapping | list):
-        return "…"
-    text = str(value)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"

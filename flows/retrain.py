@@ -1,4 +1,4 @@
-"""The flow that fine-tunes anew when something changed since the last completed run, and else does nothing."""
+"""The flow `retrain`: fine-tunes again only if something changed since the last completed run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows.changes import cached_result, changes, nothing_changed
 from flows.finetune import fine_tune, listeners
 from flows.naming import flow_run_name
 from flows.pipeline import pipeline
-from flows.reports.result import result, verdict_event
+from flows.plan import build_cached_result, find_unchanged_run, list_changes
+from flows.reports.result import build_result, build_verdict_event
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
 from tasks.cache.refs import Lock
@@ -28,7 +28,7 @@ from training.recipe import Recipe, parse
 def retrain(
     recipe: Recipe, overrides: dict[str, Any] | None = None, reason: str | None = None
 ) -> dict[str, Any] | State[Any]:
-    """Fine-tunes, evaluates and registers a model where something changed since the last completed run.
+    """Fine-tunes, evaluates and registers a model if something changed since the last completed run.
 
     Args:
         recipe: All that makes the model.
@@ -44,36 +44,39 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     if reason:
         logger.info(f"Started because of {reason}")
     if lock_file(str(flow_run.get_id())).is_file():
-        logger.info("This run is tried again: it goes on with what it was pinned to.")
+        logger.info("This run is a retry and continues with the versions that it pinned at first.")
         return fine_tune(recipe)
     planner = Planner(recipe.name)
     try:
         lock = pipeline(planner, recipe).lock
-    except (UserError, MlflowFailed):  # the stages meet it again, and tell it as they tell every mistake
+    except (UserError, MlflowFailed):  # the stages meet the same error, and report it like every error
         return fine_tune(recipe)
-    unreachable = _unreachable(recipe, lock)
+    unreachable = _count_unreachable(recipe, lock)
     if unreachable and unreachable["runs"] > unreachable["max_unreachable"]:
-        return _failed(recipe, unreachable)
-    warnings = [_warning(unreachable)] if unreachable else []
+        return _fail(recipe, unreachable)
+    warnings = [_format_unreachable(unreachable)] if unreachable else []
     for warning in warnings:
         logger.warning(warning)
-    done = nothing_changed(recipe.name, planner.rows)
-    if done is None:
-        why = changes(recipe.name, planner.rows)
-        logger.info("\n  ".join(["What changed:", *why]))
-        return fine_tune(recipe, why=why, warnings=warnings, more={"hub_unreachable": unreachable})
-    done = cached_result(done) | {"hub_unreachable": unreachable}
-    done["warnings"] = [*warnings, *done["warnings"]]
+    extra = {"hub_unreachable": unreachable, "warnings": warnings}
+    last = find_unchanged_run(recipe.name, planner.rows)
+    if last is None:
+        changes = list_changes(recipe.name, planner.rows)
+        logger.info("\n  ".join(["What changed:", *changes]))
+        return fine_tune(recipe, changes=changes, extra=extra)
+    result = build_cached_result(last)
+    result |= extra | {"warnings": [*warnings, *result["warnings"]]}
     for listener in listeners.get():
-        listener.run_ended(done)
+        listener.run_ended(result)
+    registered = result["model"]["registered"]
+    version = f", which made {registered.replace('/', ' version ')}" if registered else ""
+    message = f"Nothing changed since flow run {result['flow_run_id']}{version}."
     if unreachable:
-        return Completed(name="HubUnreachable", message=f"{warnings[0]} {_since(done)}", data=done)
-    return Completed(name="Unchanged", message=_since(done), data=done)
+        return Completed(name="HubUnreachable", message=f"{warnings[0]} {message}", data=result)
+    return Completed(name="Unchanged", message=message, data=result)
 
 
-def _unreachable(recipe: Recipe, lock: Lock) -> dict[str, Any] | None:
-    """The repositories of the Hub that could not be looked up, and for how many runs in a row; None if there is none.
-    Plain JSON, as the result has it."""
+def _count_unreachable(recipe: Recipe, lock: Lock) -> dict[str, Any] | None:
+    """Counts the runs in a row in which the Hub did not answer; None if it answered. Plain JSON, part of the result."""
     history = History(recipe.name)
     if not lock.unreachable:
         history.forget_unreachable()
@@ -83,27 +86,21 @@ def _unreachable(recipe: Recipe, lock: Lock) -> dict[str, Any] | None:
     return {"repositories": lock.unreachable, "runs": runs, "max_unreachable": allowed}
 
 
-def _warning(unreachable: dict[str, Any]) -> str:
-    named, counted = ", ".join(unreachable["repositories"]), f"run {unreachable['runs']} in a row without an answer"
-    return f"The Hub did not say whether {named} changed ({counted}; {unreachable['max_unreachable']} are allowed)."
+def _format_unreachable(unreachable: dict[str, Any]) -> str:
+    count = f"run {unreachable['runs']} in a row without an answer; {unreachable['max_unreachable']} are allowed"
+    return f"The Hub did not answer whether {', '.join(unreachable['repositories'])} changed ({count})."
 
 
-def _failed(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
-    """Ends the run without doing anything, and reports it as every failed run is reported."""
+def _fail(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
+    """Ends the run before its stages, with the result and the event of a failed run."""
     message = (
-        f"{_warning(unreachable)} Check the network and HF_HUB_OFFLINE, then run it again; or pin the revision to a "
-        "commit, or raise the field."
+        f"{_format_unreachable(unreachable)} Check the network and HF_HUB_OFFLINE, then run it again; or pin the "
+        "revision to a commit, or raise the field."
     )
     error = UserError([Problem(kind=NETWORK, where="release.retrain.max_unreachable", message=message)])
-    done = result("failed", [], flow_run_id=str(flow_run.get_id()), error=error) | {"hub_unreachable": unreachable}
+    result = build_result("failed", [], flow_run_id=str(flow_run.get_id()), error=error)
+    result["hub_unreachable"] = unreachable
     for listener in listeners.get():
-        listener.run_ended(done)
-    events.verdict(recipe.name, verdict_event(recipe, done, None))
+        listener.run_ended(result)
+    events.verdict(recipe.name, build_verdict_event(recipe, result, None))
     return Failed(message=str(error))
-
-
-def _since(done: dict[str, Any]) -> str:
-    """`Nothing changed since flow run 0a1b…, which registered sst2/3.`"""
-    registered = done["model"]["registered"]
-    version = f", which made {registered.replace('/', ' version ')}" if registered else ""
-    return f"Nothing changed since flow run {done['flow_run_id']}{version}."

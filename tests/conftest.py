@@ -67,7 +67,7 @@ def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def model_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process start no program that checks the model, which takes seconds."""
-    for module in ("flows.cli.check", "flows.planned"):
+    for module in ("flows.cli.check", "flows.plan"):
         monkeypatch.setattr(f"{module}.require_model", lambda *_, **__: None)
 
 

@@ -1,20 +1,25 @@
-"""`finetune check FILE`: checks the model by its configuration and the rows one by one, and counts their tokens. Trains
-nothing."""
+"""Check the model's configuration and every row, and count tokens. Trains nothing."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.cli.arguments import add_json_argument, add_recipe_arguments, chosen_recipe, need_writable
-from flows.cli.codes import COMPLETED, FAILED, code_of, sigterm_interrupts
-from flows.reports.lines import Terminal
-from flows.reports.tables import label_lines, problem_lines, split_lines, summary, terminal_width
+from flows.cli.shared import (
+    COMPLETED,
+    FAILED,
+    add_json_argument,
+    add_recipe_arguments,
+    exit_code,
+    load_recipe,
+    write_json,
+)
+from flows.reports.tables import count_line, label_lines, problem_lines, split_lines, terminal_width
+from flows.reports.terminal import Terminal
 from tasks.cache.refs import Lock
 from tasks.hub.push import publishing_problems
 from tasks.stages.load_data import load_rows
@@ -23,143 +28,132 @@ from tasks.stages.preflight.token_check import count_tokens, find_tokenizer, has
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import require_fitting, require_fitting_lengths
 from tasks.tracking.reports import read_report
-from training.jobs.protocol import write_atomically
 from training.problems import NETWORK, UserError
 from training.recipe import Recipe
 
 
 @dataclass
-class Found:
-    """What was found of the rows."""
+class Findings:
+    """The results of all checks."""
 
     rows: dict[str, Any] | None = None
-    """The report on the rows; None where an error kept them from being read."""
+    """The report on the rows; None if an error prevented reading them."""
     tokens: dict[str, Any] | None = None
+    """The report on the tokens; None if they were not counted."""
     problems: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What the user should know of what was not checked, or how names were resolved."""
+    """Checks that were skipped, and versions to which names were resolved."""
+
+    def add(self, error: UserError) -> None:
+        """Adds the problems of an error."""
+        self.problems += [problem.model_dump() for problem in error.problems]
 
     def as_json(self) -> dict[str, Any]:
-        """Both reports in one, with the problems of both."""
-        merged = {**(self.rows or {}), **(self.tokens or {})}
-        return {**merged, "problems": self.problems, "notes": self.notes}
+        """Merges the two reports."""
+        return {**(self.rows or {}), **(self.tokens or {}), "problems": self.problems, "notes": self.notes}
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser = commands.add_parser("check", help="check the rows of a recipe", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds FILE, --entry, --set, --json and --strict."""
     add_recipe_arguments(parser)
-    add_json_argument(parser, "what was found")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where there are warnings")
-    return parser
+    add_json_argument(parser, "the findings")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Prints what was found. Raises UserError for mistakes in the file and the options."""
-    need_writable(arguments.json)
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints the findings. Raises UserError for mistakes in the file and the options."""
+    findings = Findings()
     try:
-        recipe = chosen_recipe(arguments)
+        recipe = load_recipe(arguments)
     except UserError as error:
-        _write(arguments.json, Found(problems=_dumped(error)))
+        findings.add(error)
+        write_json(arguments.json, findings.as_json())
         raise
-    with sigterm_interrupts():
-        found = _check(recipe)
-    _write(arguments.json, found)
-    _print(found)
-    errors = [problem["kind"] for problem in found.problems if problem["level"] == "error"]
+    _check(recipe, findings, Terminal())
+    write_json(arguments.json, findings.as_json())
+    _print(findings)
+    errors = [problem["kind"] for problem in findings.problems if problem["level"] == "error"]
     if errors:
-        return code_of(errors)
-    return FAILED if arguments.strict and found.problems else COMPLETED
+        return exit_code(errors)
+    return FAILED if arguments.strict and findings.problems else COMPLETED
 
 
-def _check(recipe: Recipe) -> Found:
-    found, terminal = Found(), Terminal()
-    # No error: the rows may be checked where nothing is published.
-    found.problems += [problem.model_dump() | {"level": "warning"} for problem in publishing_problems(recipe)]
+def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
+    # Only warnings: rows can be checked on a machine that does not publish.
+    findings.problems += [problem.model_dump() | {"level": "warning"} for problem in publishing_problems(recipe)]
     with scratch_folder() as folder:
-        model = _check_model(recipe, found, terminal)
+        model = _check_model(recipe, findings, terminal)
         try:
             terminal.stage_started("resolve", "")
             lock = pin_data(recipe, terminal.progress_of("resolve"))
-            found.notes += lock.notes
+            findings.notes += lock.notes
             terminal.stage_started("load_data", "")
             load_rows(recipe, lock, folder / "rows", terminal.progress_of("load_data"))
-            found.rows = read_report(folder / "rows")
-            found.problems += found.rows["problems"]
-            found.problems += _told(require_fitting, recipe, folder / "rows")
+            findings.rows = read_report(folder / "rows")
+            findings.problems += findings.rows["problems"]
+            _require(require_fitting, recipe, folder / "rows", findings)
             terminal.stage_started("tokenize", "")
-            _count_tokens(recipe, model, folder, found, terminal)
+            _count_tokens(recipe, model, folder, findings, terminal)
         except UserError as error:
-            found.problems += _dumped(error)
+            findings.add(error)
         finally:
             terminal.clear()
-    return found
 
 
-def _told(require: Callable[[Recipe, Path], None], recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
-    """What the recipe asks of these rows, or tokens, that they cannot have."""
+def _require(requirement: Callable[[Recipe, Path], None], recipe: Recipe, folder: Path, findings: Findings) -> None:
+    """Adds the problems of a requirement without ending the checks."""
     try:
-        require(recipe, folder)
+        requirement(recipe, folder)
     except UserError as error:
-        return _dumped(error)
-    return []
+        findings.add(error)
 
 
-def _check_model(recipe: Recipe, found: Found, terminal: Terminal) -> Lock | None:
-    """Checks the model by its configuration. Returns what its name means, or None if the model cannot be had now."""
+def _check_model(recipe: Recipe, findings: Findings, terminal: Terminal) -> Lock | None:
+    """Checks the model by its configuration. Returns its pinned version, or None if it is not available now."""
     terminal.stage_started("load_model", "")
     lock = None
     try:
         lock = pin_tokenizer(recipe)
-        found.notes += lock.notes
+        findings.notes += lock.notes
         if unchecked := require_model(recipe, lock, download=True):
-            found.notes.append(unchecked)
+            findings.notes.append(unchecked)
     except UserError as error:
         if all(problem.kind == NETWORK for problem in error.problems):
-            found.notes.append(f"The model was not checked. {error}")
+            findings.notes.append(f"The model was not checked. {error}")
         else:
-            found.problems += _dumped(error)
+            findings.add(error)
     return lock
 
 
-def _count_tokens(recipe: Recipe, lock: Lock | None, folder: Path, found: Found, terminal: Terminal) -> None:
-    """Counts the tokens if the tokenizer can be had. Raises UserError for what is wrong with the tokens."""
+def _count_tokens(recipe: Recipe, lock: Lock | None, folder: Path, findings: Findings, terminal: Terminal) -> None:
+    """Counts tokens if the tokenizer is available. Raises UserError for problems of the tokens."""
     if lock is None:
-        found.notes.append("Token lengths were not checked: the model's tokenizer cannot be had.")
+        findings.notes.append("Token lengths were not checked: the model's tokenizer is not available.")
         return
     try:
         tokenizer = find_tokenizer(recipe, lock, folder / "rows", folder / "tokenizer")
     except UserError as error:
-        found.notes.append(f"Token lengths were not checked. {error}")
+        findings.notes.append(f"Token lengths were not checked. {error}")
         return
     exact = has_exact_counts(recipe, tokenizer)
     if recipe.model.start_from == "champion":
-        found.notes.append("Tokens were counted by the base model's tokenizer: that of a champion may count otherwise.")
+        findings.notes.append("Tokens were counted by the base model's tokenizer; a champion's may count differently.")
     elif not exact:
-        found.notes.append("Tokens were counted by tokenizer.json alone: a run may count some rows a little otherwise.")
+        findings.notes.append("Tokens were counted by tokenizer.json alone: a run may count some rows differently.")
     progress = terminal.progress_of("tokenize")
-    found.tokens = count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
-    found.problems += found.tokens["problems"]
-    found.problems += _told(require_fitting_lengths, recipe, folder / "tokens") if exact else []
+    findings.tokens = count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
+    findings.problems += findings.tokens["problems"]
+    if exact:
+        _require(require_fitting_lengths, recipe, folder / "tokens", findings)
 
 
-def _dumped(error: UserError) -> list[dict[str, Any]]:
-    return [problem.model_dump() for problem in error.problems]
-
-
-def _print(found: Found) -> None:
-    """The table on stdout: wrapped for a person, and a line a problem for everything else."""
-    live, width = sys.stdout.isatty(), terminal_width()
+def _print(findings: Findings) -> None:
+    """Prints tables, notes and problems: wrapped on a terminal, else one line for each problem."""
+    width = terminal_width()
     blocks = []
-    if found.rows is not None:
-        blocks += [split_lines(found.rows, found.tokens), label_lines(found.rows["labels"], width)]
-    blocks += [found.notes, problem_lines(found.problems, width if live else None)]
+    if findings.rows is not None:
+        blocks += [split_lines(findings.rows, findings.tokens), label_lines(findings.rows["labels"], width)]
+    blocks += [findings.notes, problem_lines(findings.problems, width if sys.stdout.isatty() else None)]
     for block in filter(None, blocks):
         print("\n".join(block), end="\n\n")
-    print(summary(found.problems))
-
-
-def _write(out: Path | None, found: Found) -> None:
-    if out is not None:
-        text = json.dumps(found.as_json(), indent=2, ensure_ascii=False)
-        write_atomically(out.absolute(), f"{text}\n".encode())
+    print(count_line(findings.problems))

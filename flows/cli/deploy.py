@@ -1,39 +1,40 @@
-"""`finetune deploy [FILE ...]`: checks deployment files, all of them first, and gives them to the Prefect server."""
+"""Register the flows of deployment files with the Prefect server.
+
+All files are checked before the first is deployed.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from flows.cli.codes import COMPLETED
+from flows.cli.shared import COMPLETED
 from tasks.prefect import deployments
 from training.problems import Problem, UserError
 
 FOLDER = Path("deployments")
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser: argparse.ArgumentParser
-    parser = commands.add_parser("deploy", help="give deployment files to the server", description=__doc__)
-    parser.add_argument("file", metavar="FILE", type=Path, nargs="*", help=f"default: {FOLDER}/*.yaml")
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds FILE."""
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, nargs="*", help=f"deployment files (default: {FOLDER}/*.yaml)"
+    )
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Deploys each file. Raises UserError with the mistakes of all, before any is deployed."""
+def execute(arguments: argparse.Namespace) -> int:
+    """Deploys each file and prints the command that starts it. Raises UserError with the mistakes of all files."""
     files = arguments.file or sorted(FOLDER.glob("*.yaml"))
     if not files:
-        message = f"there is none in {FOLDER}/ here: name one, or go to the folder that holds {FOLDER}/."
+        message = f"{FOLDER}/ has no deployment file: name one, or go to the folder that contains {FOLDER}/."
         raise UserError([Problem(kind="option", where="FILE", message=message)])
-    found = deployments.checked(files)
+    entries = deployments.checked(files)
     url = deployments.need_server()
-    deployments.need_pools(one.pool for one in found)
+    deployments.need_pools(entry.pool for entry in entries)
     for file in files:
         deployments.deploy(file)
-        for one in found:
-            if one.file == file:
-                print(f"{file}: prefect deployment run {one.flow}/{one.name} --watch", flush=True)
+        for entry in entries:
+            if entry.file == file:
+                print(f"{file}: prefect deployment run {entry.flow}/{entry.name} --watch", flush=True)
     print(f"Deployed to {url}")
     return COMPLETED

@@ -1,46 +1,38 @@
-"""`finetune doctor`: looks at what runs depend on, and says what is wrong and what to do. Nothing is changed."""
+"""Check this machine and its servers, and print how to solve each problem. Changes nothing."""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import Any
 
-from flows.cli.codes import COMPLETED, FAILED
+from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import terminal_width
 from tasks.services.doctor import Finding, examine
 from tasks.tracking.reports import format_count
 
 LEVEL = len("warning")
-NARROWEST = 40
+MIN_TEXT_WIDTH = 40
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser: argparse.ArgumentParser
-    parser = commands.add_parser("doctor", help="look for what is wrong with this machine", description=__doc__)
-    return parser
-
-
-def act(arguments: argparse.Namespace) -> int:
-    """Prints a line a finding, and what to do below it; gives FAILED where there is a problem."""
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints each finding with its next step; returns FAILED if there is a problem."""
     findings = examine()
-    widest = max(len(finding.subject) for finding in findings)
+    subject_width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        print(*_lines(finding, widest), sep="\n")
+        print(*_format_finding(finding, subject_width), sep="\n")
     levels = [finding.level for finding in findings]
     counts = [format_count(levels.count(level), level) for level in ("problem", "warning") if level in levels]
     print(", ".join(counts) or "All is well.")
     return FAILED if "problem" in levels else COMPLETED
 
 
-def _lines(finding: Finding, widest: int) -> list[str]:
-    """`problem  home  what was found`, wrapped; below it, behind an arrow, the next step."""
-    before = f"{finding.level:<{LEVEL}}  {finding.subject:<{widest}}  "
-    width, after = max(terminal_width(), len(before) + NARROWEST), " " * len(before)
+def _format_finding(finding: Finding, subject_width: int) -> list[str]:
+    """Formats `problem  home  finding`, wrapped, and below it the next step behind an arrow."""
+    start = f"{finding.level:<{LEVEL}}  {finding.subject:<{subject_width}}  "
+    width, indent = max(terminal_width(), len(start) + MIN_TEXT_WIDTH), " " * len(start)
     lines = []
-    for first, text, indent in ((before, finding.found, after), (f"{after}→ ", finding.next_step, f"{after}  ")):
+    for first, text, rest in ((start, finding.found, indent), (f"{indent}→ ", finding.next_step, f"{indent}  ")):
         lines += textwrap.wrap(
-            text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
         )
     return lines

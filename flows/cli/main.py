@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from flows.cli import (
     check,
@@ -29,8 +32,7 @@ from flows.cli import (
     store,
     up,
 )
-from flows.cli.codes import FAILED, INTERRUPTED, code_of
-from flows.cli.pipes import outlive_readers
+from flows.cli.shared import FAILED, INTERRUPTED, exit_code
 from flows.reports.tables import problem_line
 from tasks.cache import settings
 from tasks.jobs.launch import JobFailed
@@ -46,65 +48,86 @@ COMMANDS = (
 )
 
 
+def start() -> None:
+    """The console command."""
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, _survive_closed_pipe(getattr(sys, name)))
+    sys.exit(main())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand and gives its exit code."""
-    arguments = _parsed(argv)
+    """Runs one subcommand and returns its exit code. SIGTERM does what Ctrl-C does."""
+    finetune = parser()
+    arguments, rest = finetune.parse_known_args(argv)
+    if rest:  # argparse stops at an option, as in `finetune predict NAME --task MODULE:CLASS TEXT`
+        if "texts" not in arguments or any(word.startswith("-") for word in rest):
+            finetune.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.texts += rest
     if arguments.home:
         os.environ["FINETUNE_HOME"] = arguments.home
     settings.prepare_environment()
+    sigterm = signal.signal(signal.SIGTERM, _interrupt)
     try:
         servers.use()
-        return int(arguments.act(arguments))
+        return int(arguments.execute(arguments))
     except UserError as error:
-        show_problems(_of_option(error) if arguments.home else error)
-        return code_of(problem.kind for problem in error.problems if problem.level == "error")
+        _print_problems(error)
+        return exit_code(problem.kind for problem in error.problems if problem.level == "error")
     except (JobFailed, MlflowFailed, ServicesFailed) as error:
         print(error, file=sys.stderr)
         return FAILED
     except OSError as error:
         if full := full_disk(settings.home(), error):
-            show_problems(full)
+            _print_problems(full)
             return FAILED
         raise
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments. Texts that are asked may stand behind options, where argparse has no more room for them."""
-    whole = parser()
-    arguments, rest = whole.parse_known_args(argv)
-    if rest and (arguments.act is not predict.act or any(word.startswith("-") for word in rest)):
-        whole.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        arguments.texts = [*arguments.texts, *rest]
-    return arguments
+    finally:
+        signal.signal(signal.SIGTERM, sigterm)
 
 
 def parser() -> argparse.ArgumentParser:
-    """All subcommands and their arguments."""
-    whole = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
-    commands = whole.add_subparsers(required=True, metavar="COMMAND")
+    """Builds the parser of all subcommands. The help of each is its module's docstring."""
+    finetune = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
+    commands = finetune.add_subparsers(required=True, metavar="COMMAND")
     for module in COMMANDS:
-        command = module.add_parser(commands)
-        command.add_argument("--home", metavar="DIR", help="where everything is stored (default: .finetune)")
-        command.set_defaults(act=module.act)
-    return whole
+        name, text = module.__name__.rpartition(".")[2].replace("_", "-"), str(module.__doc__)
+        command = commands.add_parser(name, help=text.partition("\n")[0], description=text)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(command)
+        command.add_argument("--home", metavar="DIR", help="the folder of all stored data (default: .finetune)")
+        command.set_defaults(execute=module.execute)
+    return finetune
 
 
-def show_problems(error: UserError) -> None:
-    """Prints the user's mistakes, a line each."""
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_problems(error: UserError) -> None:
     for problem in error.problems:
         print(problem_line(problem.model_dump()), file=sys.stderr)
 
 
-def _of_option(error: UserError) -> UserError:
-    """The problems with FINETUNE_HOME as those of --home, which set it."""
-    home = "FINETUNE_HOME"
-    return UserError(one.model_copy(update={"where": "--home"}) if one.where == home else one for one in error.problems)
+class _Pipe(io.FileIO):
+    """A descriptor that discards its data after its reader has gone, so that the command completes."""
+
+    def write(self, data: object, /) -> int:
+        """As FileIO. After a broken pipe the descriptor is /dev/null, for child programs as well."""
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return super().write(data)  # type: ignore[arg-type]
 
 
-def start() -> None:
-    """The console command."""
-    outlive_readers()
-    sys.exit(main())
+def _survive_closed_pipe(stream: io.TextIOWrapper | None) -> io.TextIOWrapper | None:
+    """Returns a stream to the same descriptor whose reader may go away, as in `finetune show NAME | head`."""
+    if stream is None:  # the caller closed it
+        return None
+    stream.flush()
+    buffer = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)

@@ -1,18 +1,19 @@
-"""`finetune plan FILE`: what is cached, what would run, and why, and what training would need. Downloads nothing."""
+"""Show which stages a run would execute, why, and the memory and disk that training needs.
+
+Downloads nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Any
 
 import yaml
 
-from flows.changes import changes, nothing_changed
-from flows.cli.arguments import add_recipe_arguments, chosen_recipe
-from flows.planned import planned
-from flows.reports.lines import line
+from flows.cli.shared import COMPLETED, add_recipe_arguments, load_recipe
+from flows.plan import find_unchanged_run, list_changes, plan_stages
 from flows.reports.tables import problem_line
+from flows.reports.terminal import stage_line
 from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
@@ -21,60 +22,58 @@ from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
 from training.recipe import Recipe
 
-RUNNING = ("will run", "may run")
+PENDING = ("will run", "may run")
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser = commands.add_parser("plan", help="show what a run would do, and why", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds FILE, --entry, --set and --show-launch."""
     add_recipe_arguments(parser)
-    parser.add_argument("--show-launch", action="store_true", help="also show how training would be launched here")
-    return parser
+    parser.add_argument("--show-launch", action="store_true", help="also show the command that launches training here")
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Prints a line a stage. Raises UserError for mistakes in the file and the names in the recipe."""
-    recipe = chosen_recipe(arguments)
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints a line for each stage. Raises UserError for mistakes in the file and the names in the recipe."""
+    recipe = load_recipe(arguments)
     planner = Planner(recipe.name)
-    finished, unchecked = planned(recipe, planner, runs=False)
-    lock = finished.lock
+    finished, unchecked = plan_stages(recipe, planner, before_run=False)
     for row in planner.rows:
-        print(line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
+        print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     training = next(row for row in planner.rows if row.name == "fit")
-    for estimated in _estimate(planner, training) if training.state in RUNNING else ():
-        print(f"  fit: {estimated}")
+    for text in _estimate(planner, training) if training.state in PENDING else ():
+        print(f"  fit: {text}")
     if unchecked:
         print(f"  fit: {unchecked}")
-    for problem in publishing_problems(recipe) if any(row.state in RUNNING for row in planner.rows) else ():
-        print(problem_line(problem.model_dump() | {"level": "warning"}))  # set by then, perhaps
-    print(_summary(recipe, planner.rows))
+    if any(row.state in PENDING for row in planner.rows):
+        for problem in publishing_problems(recipe):  # a warning: the token may be set by then
+            print(problem_line(problem.model_dump() | {"level": "warning"}))
+    print(_summarize(recipe, planner.rows))
     if arguments.show_launch:
-        print(_launch(recipe, lock, training.key or "KEY"))
-    return 0
+        print(_format_launch(recipe, finished.lock, training.key or "KEY"))
+    return COMPLETED
 
 
 def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
-    """The lines with training's steps, memory and disk."""
+    """Returns the lines with steps, memory and disk."""
     if training.key is None:
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
     arguments = planner.arguments["fit"]
     return estimate_lines(training.key, fit.flat_inputs(*arguments)[0], *training_job(*arguments))
 
 
-def _launch(recipe: Recipe, lock: Lock, key: str) -> str:
-    """The command that trains, with what it adds to the environment; and what accelerate or DeepSpeed is given."""
-    described = launch(recipe, lock, key).as_json(settings.home() / "jobs" / key)
-    lines = [f"{name}={shlex.quote(value)}" for name, value in described["environment"].items()]
-    parts = ["\n" + " \\\n".join([*lines, shlex.join(described["argv"])])]
-    if described["configuration"]:
-        parts.append(yaml.safe_dump({recipe.compute.strategy: described["configuration"]}, sort_keys=False).rstrip())
+def _format_launch(recipe: Recipe, lock: Lock, key: str) -> str:
+    """Formats the training command, its environment variables, and the configuration of accelerate or DeepSpeed."""
+    launched = launch(recipe, lock, key).as_json(settings.home() / "jobs" / key)
+    lines = [f"{name}={shlex.quote(value)}" for name, value in launched["environment"].items()]
+    parts = ["\n" + " \\\n".join([*lines, shlex.join(launched["argv"])])]
+    if launched["configuration"]:
+        parts.append(yaml.safe_dump({recipe.compute.strategy: launched["configuration"]}, sort_keys=False).rstrip())
     return "\n\n".join(parts)
 
 
-def _summary(recipe: Recipe, rows: list[PlannedStage]) -> str:
-    will, may = ([row for row in rows if row.state == state] for state in RUNNING)
+def _summarize(recipe: Recipe, rows: list[PlannedStage]) -> str:
+    will, may = (sum(row.state == state for row in rows) for state in PENDING)
     if will:
-        return f"{len(will)} of {len(rows)} stages will run{f', and perhaps {len(may)} more' if may else ''}."
-    if nothing_changed(recipe.name, rows) is None:
-        return f"Every output is stored, and no run has completed with them: {changes(recipe.name, rows)[0]}."
+        return f"{will} of {len(rows)} stages will run{f', and perhaps {may} more' if may else ''}."
+    if find_unchanged_run(recipe.name, rows) is None:
+        return f"Every output is stored, and no run has completed with them: {list_changes(recipe.name, rows)[0]}."
     return "Nothing changed."

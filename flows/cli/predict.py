@@ -1,119 +1,101 @@
-"""`finetune predict NAME[@ALIAS] TEXT…`: asks a registered model, of texts or of a file of rows."""
+"""Predict with a registered model: for texts, or for the rows of a file."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from flows.cli.arguments import unwritable
-from flows.cli.codes import COMPLETED, sigterm_interrupts
-from flows.reports.lines import Terminal
+from flows.cli.shared import COMPLETED, output_file
+from flows.reports.terminal import Terminal
 from tasks.tracking.reports import format_count
 from training.problems import Problem, UserError, nearest
 
-if TYPE_CHECKING:
-    from tasks.registry.prediction_job import ModelSpec
 
-
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser = commands.add_parser("predict", help="ask a registered model", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, TEXT, --task, --file and --out."""
     parser.add_argument(
-        "model", metavar="NAME[@ALIAS|/VERSION]", help="a registered model; its champion where no version is named"
+        "model",
+        metavar="NAME[@ALIAS|/VERSION]",
+        help="a registered model; without alias and version, its champion",
     )
     parser.add_argument(
-        "texts",
-        metavar="TEXT",
-        nargs="*",
-        help="what it is asked; several a row where it takes several",
+        "texts", metavar="TEXT", nargs="*", help="the input; one argument for each column that the model reads"
     )
     parser.add_argument(
         "--task",
         metavar="MODULE:CLASS",
         default="",
-        help="of a model of a task type of yours, that class: its code is run",
+        help="the class of the model's task type if it is your own; its code is run",
     )
     parser.add_argument(
         "--file",
         metavar="IN",
         type=Path,
-        help="rows with the columns that the model is shown: .txt (a text a line), .csv, .tsv, .jsonl, .parquet",
+        help="rows with the columns that the model reads: .txt (a text a line), .csv, .tsv, .jsonl or .parquet",
     )
     parser.add_argument(
-        "--out", metavar="OUT", type=Path, help="the same rows with its answers: .csv, .tsv, .jsonl or .parquet"
+        "--out",
+        metavar="OUT",
+        type=output_file,
+        help="write the rows with their predictions to this file: .csv, .tsv, .jsonl or .parquet",
     )
-    return parser
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Prints labels and probabilities, the likeliest first, or writes them to a file with the rows.
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints the predictions of texts, the likeliest label first, or writes those of a file.
 
-    Raises UserError for a model that is not there, and for rows that it cannot be asked about.
+    Raises UserError for an unknown model and for rows that it cannot read.
     """
-    from tasks.registry.prediction_job import READ, WRITTEN, find_model, predict_file
+    from tasks.registry.prediction_job import (
+        READ,
+        WRITTEN,
+        find_model,
+        predict_file,
+        predict_values,
+        split_into_rows,
+    )
 
-    problems = list(_problems(arguments, READ, WRITTEN))
-    if problems:
+    if problems := [*_find_problems(arguments, READ, WRITTEN)]:
         raise UserError(problems)
-    name, alias, version = _named(arguments.model)
-    with sigterm_interrupts():
-        model = find_model(name, alias, version, arguments.task)
-        if arguments.file is None:
-            return _print_answers(model, arguments.texts)
-        terminal = Terminal()
-        terminal.stage_started("predict", "")
-        written = predict_file(
-            model,
-            arguments.file.absolute(),
-            arguments.out.absolute(),
-            lambda events: terminal.stage_events("predict", events),
-        )
-        terminal.clear()
-    print(f"{format_count(written['rows'], 'row')}: {arguments.out}")
-    if written["unanswered"]:
-        print(f"Without an answer, for want of what is asked about: {format_count(written['unanswered'], 'row')}.")
+    name, at, alias = arguments.model.partition("@")
+    name, _, version = (name, "", "") if at else name.partition("/")
+    model = find_model(name, alias, version, arguments.task)
+    if arguments.file is None:
+        rows = split_into_rows(model, arguments.texts)
+        for row, lines in zip(rows, predict_values(model, rows), strict=True):
+            print(*row, *(f"  {line}" for line in lines), sep="\n")
+        return COMPLETED
+    terminal = Terminal()
+    terminal.stage_started("predict", "")
+    counts = predict_file(
+        model, arguments.file.absolute(), arguments.out, lambda events: terminal.stage_events("predict", events)
+    )
+    terminal.clear()
+    print(f"{format_count(counts['rows'], 'row')}: {arguments.out}")
+    if counts["unanswered"]:
+        print(f"Without a prediction, because a column is empty: {format_count(counts['unanswered'], 'row')}.")
     return COMPLETED
 
 
-def _named(model: str) -> tuple[str, str, str]:
-    """The name, and the alias or the version behind it."""
-    name, at, alias = model.partition("@")
-    if not at:
-        name, _, version = model.partition("/")
-        return name, "", version
-    return name, alias, ""
-
-
-def _problems(arguments: argparse.Namespace, read: Sequence[str], written: Sequence[str]) -> Any:
-    """Problems of the arguments that can be found without the model."""
+def _find_problems(
+    arguments: argparse.Namespace, readable: Sequence[str], writable: Sequence[str]
+) -> Iterator[Problem]:
+    """Finds the problems of the arguments that need no model."""
     file, out = arguments.file, arguments.out
 
     def problem(where: str, message: str) -> Problem:
         return Problem(kind="option", where=where, message=message)
 
     if not arguments.texts and file is None:
-        yield problem("TEXT", "there is nothing to ask: give texts, or --file IN --out OUT.")
+        yield problem("TEXT", "there is no input: give texts, or --file IN --out OUT.")
     if arguments.texts and file is not None:
-        yield problem("--file", "is given beside texts: give one of them.")
+        yield problem("--file", "cannot be combined with texts: give one of them.")
     if (file is None) != (out is None):
         yield problem("--out" if out is None else "--file", "is missing: --file IN and --out OUT go together.")
-    for where, path, formats in (("--file", file, read), ("--out", out, written)):
+    for where, path, formats in (("--file", file, readable), ("--out", out, writable)):
         if path is not None and not path.name.endswith(tuple(formats)):
-            yield problem(
-                where, f"{path} is of no known format: choose from {', '.join(formats)}.{nearest(path.suffix, formats)}"
-            )
+            hint = nearest(path.suffix, formats)
+            yield problem(where, f"{path} has an unknown format: choose from {', '.join(formats)}.{hint}")
     if file is not None and not file.is_file():
-        yield problem("--file", f"{file} is no file.")
-    if out is not None and (message := unwritable(out)):
-        yield problem("--out", message)
-
-
-def _print_answers(model: ModelSpec, given: Sequence[str]) -> int:
-    from tasks.registry.prediction_job import predict_values, split_into_rows
-
-    rows = split_into_rows(model, given)
-    for row, lines in zip(rows, predict_values(model, rows), strict=True):
-        print(*row, *(f"  {line}" for line in lines), sep="\n")
-    return COMPLETED
+        yield problem("--file", f"{file} is not a file.")

@@ -1,30 +1,27 @@
-"""`finetune promote NAME VERSION`: makes a version the champion, whatever the gate says."""
+"""Make a registered version the champion, regardless of the gate."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from flows.cli.codes import COMPLETED
+from flows.cli.shared import COMPLETED
 from tasks.registry import promotions
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser = commands.add_parser("promote", help="make a version the champion", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds NAME, VERSION, --why and --alias."""
     parser.add_argument("name", metavar="NAME", help="a registered model")
-    parser.add_argument("version", metavar="VERSION", help="the number of its version")
+    parser.add_argument("version", metavar="VERSION", help="the number of the version")
     add_why(parser)
-    parser.add_argument("--alias", metavar="ALIAS", help="give it this alias rather than the champion's")
-    return parser
+    parser.add_argument("--alias", metavar="ALIAS", help="set this alias instead of the champion's")
 
 
 def add_why(parser: argparse.ArgumentParser) -> None:
-    """--why"""
-    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the move")
+    """Adds --why."""
+    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, shown by `finetune models NAME`")
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Says what was done. Raises UserError for names that are not there."""
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints the change. Raises UserError for an unknown model or version."""
     print(promotions.promote(arguments.name, arguments.version, arguments.why, arguments.alias))
     return COMPLETED

@@ -1,4 +1,7 @@
-"""`finetune reproduce NAME/VERSION`: makes a registered model again from its record, and compares the bytes."""
+"""Train a registered model again from its record and compare the bytes.
+
+Exit code 0 if the bytes are the same, or if the metrics agree and a known input differs; else 1.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.codes import COMPLETED, FAILED, sigterm_interrupts
-from flows.cli.run import call_flow, leave, say_failed
-from flows.reports.tables import aligned
+from flows.cli.local_flow import call_flow, exit_without_server, print_failure
+from flows.cli.shared import COMPLETED, FAILED
+from flows.reports.tables import align
 from tasks.cache import settings
 from tasks.registry import consent
 from tasks.tracking.reports import format_count, format_score
@@ -22,165 +25,141 @@ from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from tasks.registry.reproduction import Difference, FigurePair
-    from training.recipe import Recipe
 
 MARK = "reproduces"
-"""The file of a home that says which model is being made again there."""
-RULE = "each figure lies within the other's 95% interval"
+"""A file of the fresh home: the digest of the model that is reproduced there."""
+RULE = "each value lies within the other's 95% interval"
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser = commands.add_parser("reproduce", help="make a registered model again", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, --into and --run-code."""
     parser.add_argument("name", metavar="NAME/VERSION|NAME@ALIAS", help="a registered version")
     parser.add_argument(
         "--into",
         metavar="DIR",
-        type=Path,
-        help="the fresh home to make it in, kept whatever comes of it (default: one beside the home, gone where the "
-        "bytes are the same); one that an earlier try was stopped in is gone on with",
+        type=lambda text: Path(text).absolute(),
+        help="the home to train in: an empty folder, or the one of an earlier try, which then continues; it is kept "
+        "(default: a new folder next to the home, removed if the bytes are the same)",
     )
     parser.add_argument(consent.OPTION, action="store_true", help=consent.OPTION_HELP)
-    return parser
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """0 for the same bytes, or for figures that agree where something is known to differ; else 1.
-
-    Raises UserError for a version that is not there, for code that the record names unless --run-code is given, and
-    for files that are gone or have changed.
-    """
-    from tasks.registry import lineage
-    from tasks.registry.reproduction import RecordedBatches, recorded_recipe, start_model
+def execute(arguments: argparse.Namespace) -> int:
+    """Raises UserError for an unknown version, for code that the record names unless --run-code is given, and for files
+    that are missing or changed."""
+    from tasks.registry import lineage, reproduction
     from tasks.stages.fit import batch_division
+    from tasks.stages.resolve import pin
 
-    if not {"/", "@"} & set(arguments.name):
-        message = f"{arguments.name!r} names no version: say which, {arguments.name}/1 or {arguments.name}@champion."
-        raise UserError([Problem(kind="option", where="NAME/VERSION", message=message)])
-    record = lineage.of_version(arguments.name)
+    name, into = arguments.name, arguments.into
+    if not {"/", "@"} & set(name):
+        raise _error("option", "NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
+    record = lineage.of_version(name)
     if record["model"] is None:
-        message = f"of {arguments.name} it is not kept which bytes it had."
-        raise UserError([Problem(kind="registry", where="VERSION", message=message)])
+        raise _error("registry", "VERSION", f"the record of {name} has no digest of the model: it cannot be compared.")
     if not arguments.run_code:
-        consent.require(f"the record of {arguments.name}", record["said"], record["recipe"])
-    with (
-        sigterm_interrupts(),
-        start_model(record) as start,
-        _fresh_home(arguments.into, record["model"]["digest"]) as home,
-    ):
-        recipe = recorded_recipe(record, start)
-        print("\n".join(_foreword(record, differing := _prepared(recipe, record))), flush=True)
-        done = call_flow(recipe, frozenset(), RecordedBatches(recipe, record, batch_division))
-        if done["state"] == "completed":
-            lines, code, same = _compared(record, done, differing)
+        consent.require(f"the record of {name}", record["said"], record["recipe"])
+    with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as home:
+        recipe = reproduction.recorded_recipe(record, start)
+        lock = pin(recipe)
+        reproduction.require_recorded_files(record, lock)
+        reproduction.set_recorded_threads(record)
+        differences = reproduction.differences(record, lock, reproduction.describe_machine())
+        print("\n".join(_describe_inputs(record, differences)), flush=True)
+        result = call_flow(recipe, frozenset(), reproduction.RecordedBatches(recipe, record, batch_division))
+        if result["state"] == "completed":
+            lines, code, same = _compare(record, result, differences)
             print("\n".join(lines))
-            kept = f"Kept: {home}"
+            hint = f"Kept: {home}"
         else:
-            code, same = say_failed(done), False
-            kept = f"What finished is kept: go on there by --into {home}"
-        if same and arguments.into is None:
+            code, same = print_failure(result), False
+            hint = f"Completed stages are stored: continue with --into {home}"
+        if same and into is None:
             shutil.rmtree(home)
         else:
-            print(kept, file=sys.stderr)
-    leave(done, code)
+            print(hint, file=sys.stderr)
+    exit_without_server(result, code)
     return code
 
 
-def _prepared(recipe: Recipe, record: Mapping[str, Any]) -> list[Difference]:
-    """What is another than then, once all that can be made as it was then is."""
-    from tasks.registry import reproduction
-    from tasks.stages.resolve import pin
-
-    lock = pin(recipe)
-    reproduction.require_recorded_files(record, lock)
-    reproduction.set_recorded_threads(record)
-    return reproduction.differences(record, lock, reproduction.describe_machine())
-
-
-def _compared(
-    record: Mapping[str, Any], done: Mapping[str, Any], differing: Sequence[Difference]
-) -> tuple[list[str], int, bool]:
-    """What is said of the model that came out, the exit code, and whether its bytes are the recorded ones."""
-    from tasks.registry.lineage import model_files
-    from tasks.registry.reproduction import differing_files, pair_figures
-
-    key = next(stage["key"] for stage in done["stages"] if stage["name"] == "fit")
-    recorded, here = record["model"]["files"], model_files(key) or {}
-    if not (others := differing_files(recorded, here)):
-        return [_the_same(recorded)], COMPLETED, True
-    figures = pair_figures(record["metrics"] or {}, done["metrics"])
-    lines, code = _afterword(others, recorded, here, differing, figures)
-    return lines, code, False
-
-
-def _foreword(record: Mapping[str, Any], differing: Sequence[Difference]) -> Iterator[str]:
+def _describe_inputs(record: Mapping[str, Any], differences: Sequence[Difference]) -> Iterator[str]:
     registered = record["registered"]
     yield f"{registered['name']} version {registered['version']}, of flow run {record['run']['flow_run_id']}"
-    if not differing:
+    if differences:
+        yield "Some inputs differ, so the bytes may differ:"
+        yield from (f"  {line}" for line in align([["input", "recorded", "here"], *map(list, differences)]))
+    else:
         libraries, files = (
             format_count(len(record["libraries"]), "version"),
             format_count(len(record["code"]["files"]), "file"),
         )
-        yield f"All is as it was then: the rows, {files} of code, {libraries}, the hardware and the threads."
-        return
-    yield "Not all is as it was then, so the bytes may differ:"
-    yield from (f"  {line}" for line in aligned([["input", "recorded", "here"], *map(list, differing)]))
+        yield f"All inputs are as recorded: the rows, {files} of code, {libraries}, the hardware and the threads."
 
 
-def _the_same(files: Mapping[str, Any]) -> str:
-    weights = [name for name in files if name.endswith(".safetensors")]
-    digests = "; ".join(f"sha256 {files[name]['sha256']} {name}" for name in weights)
-    return f"The same bytes: {digests}; and {format_count(len(files) - len(weights), 'other file')}."
+def _compare(
+    record: Mapping[str, Any], result: Mapping[str, Any], differences: Sequence[Difference]
+) -> tuple[list[str], int, bool]:
+    """Compares the models; returns lines to print, the exit code, and whether the bytes are the same."""
+    from tasks.registry.lineage import model_files
+    from tasks.registry.reproduction import differing_files, pair_figures
+
+    key = next(stage["key"] for stage in result["stages"] if stage["name"] == "fit")
+    recorded, here = record["model"]["files"], model_files(key) or {}
+    if different := differing_files(recorded, here):
+        figures = pair_figures(record["metrics"] or {}, result["metrics"])
+        return *_describe_difference(different, recorded, here, differences, figures), False
+    weights = [name for name in recorded if name.endswith(".safetensors")]
+    digests = "; ".join(f"sha256 {recorded[name]['sha256']} {name}" for name in weights)
+    line = f"The same bytes: {digests}; and {format_count(len(recorded) - len(weights), 'other file')}."
+    return [line], COMPLETED, True
 
 
-def _afterword(
-    others: Sequence[str],
+def _describe_difference(
+    files: Sequence[str],
     recorded: Mapping[str, Any],
     here: Mapping[str, Any],
-    differing: Sequence[Difference],
+    differences: Sequence[Difference],
     figures: Sequence[FigurePair],
 ) -> tuple[list[str], int]:
-    """What is said of a model that has other bytes, and the exit code."""
+    """Describes a model with other bytes by its files and metrics; returns lines to print and the exit code."""
     digests = [
-        [name, *((files.get(name, {}).get("sha256") or "none")[:12] for files in (recorded, here))] for name in others
+        [name, *((model.get(name, {}).get("sha256") or "none")[:12] for model in (recorded, here))] for name in files
     ]
-    lines = ["Other bytes:", *(f"  {line}" for line in aligned([["file", "recorded", "here"], *digests]))]
-    table = [["figure", "recorded", "here", "agree"]]
-    for compared in figures:
-        scores = [format_score(one) for one in (compared.recorded, compared.here)]
-        table.append([compared.figure, *scores, "yes" if compared.agrees else "no"])
-    lines += [f"  {line}" for line in aligned(table)]
-    if figures and all(compared.agrees for compared in figures):
-        lines.append(f"The figures agree within noise: {RULE}.")
-        if differing:
-            return lines, COMPLETED
-        lines.append("Nothing is known that could have changed the bytes: they should have been the same.")
-    else:
-        lines.append(f"The figures do not agree within noise, which would be: {RULE}.")
-    return lines, FAILED
+    metrics = [["metric", "recorded", "here", "agree"]]
+    for pair in figures:
+        scores = [format_score(score) for score in (pair.recorded, pair.here)]
+        metrics.append([pair.figure, *scores, "yes" if pair.agrees else "no"])
+    tables = [*align([["file", "recorded", "here"], *digests]), *align(metrics)]
+    lines = ["The bytes differ:", *(f"  {line}" for line in tables)]
+    if not figures or not all(pair.agrees for pair in figures):
+        return [*lines, f"The metrics do not agree within noise ({RULE})."], FAILED
+    lines.append(f"The metrics agree within noise ({RULE}).")
+    if differences:
+        return lines, COMPLETED
+    return [*lines, "No input is known to differ: the bytes should have been the same."], FAILED
 
 
 @contextlib.contextmanager
-def _fresh_home(asked: Path | None, model: str) -> Iterator[Path]:
-    """A home of its own for all that is done in the block, MLflow's database included; one that was not asked for goes
-    where the block raises before anything was made."""
-    own = settings.home()
-    home = (
-        Path(tempfile.mkdtemp(prefix=f"{own.name}-reproduced-", dir=own.parent)) if asked is None else asked.absolute()
-    )
-    if home.is_dir() and _marked(home) != model and any(file.name != MARK for file in home.iterdir()):
-        message = f"{home} is not empty: name a folder that is, or that is not there."
-        raise UserError([Problem(kind="option", where="--into", message=message)])
+def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
+    """Makes a folder the home of the block, with an MLflow database of its own. Removes a folder that it created if the
+    block raises before a run begins."""
+    home = settings.home()
+    fresh = into or Path(tempfile.mkdtemp(prefix=f"{home.name}-reproduced-", dir=home.parent))
+    mark = fresh / MARK
+    marked = mark.is_file() and mark.read_text() == model
+    if fresh.is_dir() and not marked and any(file != mark for file in fresh.iterdir()):
+        raise _error("option", "--into", f"{fresh} is not empty: name an empty or a new folder.")
     before = {name: os.environ.get(name) for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")}
-    os.environ["FINETUNE_HOME"] = str(home)
+    os.environ["FINETUNE_HOME"] = str(fresh)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     try:
-        if _marked(settings.home()) != model:  # else a kill in the midst of writing it again would lose it
-            (home / MARK).write_text(model)
-        yield home
+        settings.home()  # creates it
+        if not marked:
+            mark.write_text(model)
+        yield fresh
     except BaseException:
-        if asked is None and not (home / "runs").exists():
-            shutil.rmtree(home)
+        if into is None and not (fresh / "runs").exists():
+            shutil.rmtree(fresh)
         raise
     finally:
         for name, value in before.items():
@@ -189,6 +168,5 @@ def _fresh_home(asked: Path | None, model: str) -> Iterator[Path]:
                 os.environ[name] = value
 
 
-def _marked(home: Path) -> str | None:
-    file = home / MARK
-    return file.read_text() if file.is_file() else None
+def _error(kind: str, where: str, message: str) -> UserError:
+    return UserError([Problem(kind=kind, where=where, message=message)])

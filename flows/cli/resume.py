@@ -1,38 +1,39 @@
-"""`finetune resume [RUN]`: goes on with a run that did not complete: what finished is cached, training continues from
-its newest checkpoint, the same MLflow run goes on, and names stay pinned to what they meant when it began."""
+"""Continue a run that did not complete.
+
+Completed stages stay cached, training continues from its newest checkpoint in the same MLflow run, and names of data
+and models stay pinned to their versions at the start of the run.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from flows.cli.arguments import add_json_argument, add_quiet_argument, need_writable
-from flows.cli.codes import COMPLETED
-from flows.cli.run import go_on
+from flows.cli.run import retry
+from flows.cli.shared import COMPLETED, add_json_argument, add_quiet_argument
 from tasks.registry import consent
 from training.recipe import parse
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser: argparse.ArgumentParser
-    parser = commands.add_parser("resume", help="go on with a run that did not complete", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds RUN, --json, --quiet and --run-code."""
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="a flow run's id, its beginning, or its name (default: the last one)"
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="a flow run's id, its first digits, or its name (default: the last)",
     )
     add_json_argument(parser, "the run's result")
     add_quiet_argument(parser)
     parser.add_argument(consent.OPTION, action="store_true", help=consent.OPTION_HELP)
-    return parser
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Goes on with it here, or has a worker do so where it is a deployment's run.
+def execute(arguments: argparse.Namespace) -> int:
+    """Continues the run here, or schedules it for a worker if it belongs to a deployment.
 
-    Raises UserError without one, and for code that the server names, unless this home ran it or --run-code is given.
+    Raises UserError for an unknown run, and for code that the recipe names unless this home ran it before or --run-code
+    is given.
     """
-    need_writable(arguments.json)
     from tasks.prefect.ephemeral_server import ensure_prefect_server
     from tasks.prefect.flow_runs import find, schedule
 
@@ -40,15 +41,16 @@ def act(arguments: argparse.Namespace) -> int:
     run = find(arguments.run)
     if run.deployment_id is not None:
         schedule(run)
-        print(f"{run.name} ({run.id}): a worker goes on with it. {url.removesuffix('/api')}/runs/flow-run/{run.id}")
+        page = f"{url.removesuffix('/api')}/runs/flow-run/{run.id}"
+        print(f"{run.name} ({run.id}): a worker continues it. {page}")
         return COMPLETED
     parameters = run.parameters
     values, overrides = parameters["recipe"], parameters.get("overrides")
     if not arguments.run_code:
         consent.require("the Prefect server", values, overrides=overrides, run=str(run.id))
     recipe = parse(values, overrides)
-    # With the parameters that were looked at, whatever the server gives by now.
+    # Run exactly the parameters that were checked, even if the server returns others by now.
     run = schedule(run).model_copy(update={"parameters": parameters})
     if not arguments.quiet:
-        print(f"{recipe.name}: going on with {run.id}", file=sys.stderr)
-    return go_on(recipe, run, arguments.json, arguments.quiet)
+        print(f"{recipe.name}: continuing {run.id}", file=sys.stderr)
+    return retry(recipe, run, arguments.json, arguments.quiet)

@@ -1,24 +1,24 @@
-"""`finetune rollback NAME`: makes the champion before this one champion again; done twice, it goes back twice."""
+"""Make the previous champion the champion again.
+
+A second rollback goes back one more.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from flows.cli.codes import COMPLETED
 from flows.cli.promote import add_why
+from flows.cli.shared import COMPLETED
 from tasks.registry import promotions
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser = commands.add_parser("rollback", help="go back to the champion before this one", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds NAME and --why."""
     parser.add_argument("name", metavar="NAME", help="a registered model")
     add_why(parser)
-    return parser
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Says what was done. Raises UserError where there is none to go back to."""
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints the change. Raises UserError without a previous champion."""
     print(promotions.roll_back(arguments.name, arguments.why))
     return COMPLETED

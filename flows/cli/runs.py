@@ -1,62 +1,41 @@
-"""`finetune runs [RECIPE]`: what has run, newest first: state, the figure that is judged, verdict and version."""
+"""List runs, newest first, with state, judged metric, verdict and version."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.cli.arguments import add_json_argument, need_writable
-from flows.cli.codes import COMPLETED
-from flows.reports.tables import aligned, terminal_width
-from tasks.tracking.reports import format_score, format_value
+from flows.cli.shared import COMPLETED, add_json_argument, write_json
+from flows.reports.tables import align, fit_to_terminal
+from tasks.tracking.reports import format_score
 from tasks.tracking.run_list import list_runs
-from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
 
-LIMIT = 20
 HEAD = ["run", "recipe", "started, UTC", "time", "state", "verdict", "version", "judged by"]
-RECIPE = 1
-NARROWEST = 12
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser: argparse.ArgumentParser
-    parser = commands.add_parser("runs", help="list runs with their figures", description=__doc__)
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="runs of this recipe (default: of all)")
-    parser.add_argument("--limit", metavar="N", type=int, default=LIMIT, help="how many runs (default: %(default)s)")
-    add_json_argument(parser, "all that is known of them")
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds RECIPE, --limit and --json."""
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="only runs of this recipe")
+    parser.add_argument("--limit", metavar="N", type=int, default=20, help="number of runs (default: %(default)s)")
+    add_json_argument(parser, "the list, with ids and intervals in full,")
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Prints a line a run. Raises UserError for a recipe that has not run."""
-    need_writable(arguments.json)
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints a line for each run. Raises UserError for a recipe that has no run."""
     if arguments.limit < 1:
         message = f"{arguments.limit} is not a number of runs: give 1 or more."
         raise UserError([Problem(kind="option", where="--limit", message=message)])
     runs = list_runs(arguments.recipe, arguments.limit)
-    if arguments.json is not None:
-        write_atomically(arguments.json.absolute(), f"{json.dumps(runs, indent=2, ensure_ascii=False)}\n".encode())
-    print(*(_lines(runs, terminal_width()) if runs else ["Nothing has run yet."]), sep="\n")
+    write_json(arguments.json, runs)
+    lines = align([HEAD, *map(_cells, runs)]) if runs else ["There is no run yet."]
+    print(*fit_to_terminal(lines), sep="\n")
     return COMPLETED
 
 
-def _lines(runs: list[dict[str, Any]], width: int) -> list[str]:
-    """A line a run; where they are wider than that, without intervals, and with the beginnings of recipes' names."""
-    for interval in (True, False):
-        table = [HEAD, *(_cells(run, interval) for run in runs)]
-        over = max(map(len, aligned(table))) - width
-        if over <= 0:
-            break
-    longest = max(max(len(line[RECIPE]) for line in table) - max(over, 0), NARROWEST)
-    return aligned([[*line[:RECIPE], _cut(line[RECIPE], longest), *line[RECIPE + 1 :]] for line in table])
-
-
-def _cells(run: Mapping[str, Any], interval: bool) -> list[str]:
+def _cells(run: Mapping[str, Any]) -> list[str]:
     judged, seconds = run["judged"], run["seconds"]
     return [
         run["flow_run_id"][:8],
@@ -66,9 +45,5 @@ def _cells(run: Mapping[str, Any], interval: bool) -> list[str]:
         run["state"],
         run["verdict"] or "",
         run["version"] or "",
-        f"{judged['metric']} {format_score(judged) if interval else format_value(judged['value'])}" if judged else "",
+        f"{judged['metric']} {format_score(judged)}" if judged else "",
     ]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"

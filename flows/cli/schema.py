@@ -1,6 +1,6 @@
-"""`finetune schema`: prints the JSON Schema of a deployment file, with which an editor completes recipes.
+"""Print the JSON Schema of deployment files.
 
-Write it to a file, and name that in the first line of a deployment file:
+An editor completes and checks recipes if the first line of a deployment file names the schema:
 # yaml-language-server: $schema=finetune.json
 """
 
@@ -8,31 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import Any
 
-from flows.cli.arguments import unwritable
-from flows.cli.codes import COMPLETED
+from flows.cli.shared import COMPLETED, output_file, write_json
 from tasks.prefect.deployment_schema import deployment_schema
-from training.problems import Problem, UserError
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser: argparse.ArgumentParser
-    parser = commands.add_parser("schema", help="print the JSON Schema of deployment files", description=__doc__)
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write the schema to this file instead")
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --out."""
+    parser.add_argument("--out", metavar="FILE", type=output_file, help="write the schema to this file instead")
 
 
-def act(arguments: argparse.Namespace) -> int:
+def execute(arguments: argparse.Namespace) -> int:
     """Prints the schema or writes it."""
-    out: Path | None = arguments.out
-    if out is not None and (message := unwritable(out)):
-        raise UserError([Problem(kind="option", where="--out", message=message)])
-    text = json.dumps(deployment_schema(), indent=2, ensure_ascii=False)
-    if out is None:
-        print(text)
-    else:
-        out.write_text(f"{text}\n", encoding="utf-8")
+    schema = deployment_schema()
+    if arguments.out is None:
+        print(json.dumps(schema, indent=2, ensure_ascii=False))
+    write_json(arguments.out, schema)
     return COMPLETED

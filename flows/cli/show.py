@@ -1,72 +1,57 @@
-"""`finetune show NAME/VERSION|NAME@ALIAS|RUN`: where a model came from, all the way."""
+"""Show where a model comes from: run, data, base model, training, code, stages and recipe."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import yaml
 
-from flows.cli.arguments import add_json_argument, need_writable
-from flows.cli.codes import COMPLETED
-from flows.reports.tables import aligned, terminal_width
+from flows.cli.shared import COMPLETED, add_json_argument, write_json
+from flows.reports.tables import align, terminal_width
 from tasks.tracking.reports import format_count, format_score
-from training.jobs.protocol import write_atomically
 
 LABEL = 14
-DIGITS = 12
-"""Digits of a digest that are shown; --json has all of them."""
+DIGITS = 12  # of a digest; --json has all
 
 Facts = Iterator[tuple[str, str]]
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The subcommand's arguments."""
-    parser = commands.add_parser("show", help="show where a model came from", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the model or run, and --json."""
     parser.add_argument(
         "name",
         metavar="NAME/VERSION|NAME@ALIAS|RUN",
-        help="a registered version; or a flow run by the first digits of its id, or a recipe's name for its last run",
+        help="a registered version; or a run by the first digits of its id; or a recipe's name for its last run",
     )
     add_json_argument(parser, "the whole record")
-    return parser
 
 
-def act(arguments: argparse.Namespace) -> int:
-    """Prints the record. Raises UserError for a name that is not there."""
+def execute(arguments: argparse.Namespace) -> int:
+    """Prints the record. Raises UserError for an unknown name."""
     from tasks.registry import lineage
 
-    need_writable(arguments.json)
     record = lineage.find(arguments.name)
-    if arguments.json is not None:
-        write_atomically(arguments.json.absolute(), f"{json.dumps(record, indent=2, ensure_ascii=False)}\n".encode())
+    write_json(arguments.json, record)
     print("\n".join(_lines(record, terminal_width())))
     return COMPLETED
 
 
 def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
     yield _title(record)
-    sections = {"": _made, "data": _data, "base model": _base, "training": _training, "code": _code}
+    sections = {"": _overview, "data": _data, "base model": _base_model, "training": _training, "code": _code}
     for name, facts in sections.items():
         if name:
             yield f"\n{name}"
         for label, text in facts(record):
-            start = f"  {label:<{LABEL}}"
-            below = " " * len(start)
-            yield from textwrap.wrap(
-                text,
-                width,
-                initial_indent=start,
-                subsequent_indent=below,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            wrapped = textwrap.wrap(text, width - LABEL - 2, break_long_words=False, break_on_hyphens=False)
+            yield from (f"  {start:<{LABEL}}{part}" for start, part in zip_longest([label], wrapped, fillvalue=""))
     yield "\nstages"
-    yield from (f"  {line}" for line in aligned(_stages(record)))
-    yield "\nrecipe, pinned, without what is left to its default"
+    yield from (f"  {line}" for line in align(_stages(record)))
+    yield "\nrecipe, with pinned versions, without defaults"
     recipe = yaml.safe_dump(record["said"], sort_keys=False, allow_unicode=True, width=width - 2)
     yield from (f"  {line}" for line in recipe.splitlines())
 
@@ -78,15 +63,15 @@ def _title(record: Mapping[str, Any]) -> str:
     return ", ".join([f"{registered['name']} version {registered['version']}", *registered["aliases"]])
 
 
-def _made(record: Mapping[str, Any]) -> Facts:
+def _overview(record: Mapping[str, Any]) -> Facts:
     run, verdict, version = record["run"], record["verdict"], record["version"]
     if registered := record.get("registered"):
-        yield "registered", _time(registered["registered"])
+        yield "registered", _format_time(registered["registered"])
     elif version:
         yield "registered", f"{version['name']} version {version['version']}"
-    yield "run", f"{run['state']}, began {_time(run['began'])}, recorded {_time(run['written'])}"
+    yield "run", f"{run['state']}, began {_format_time(run['began'])}, recorded {_format_time(run['written'])}"
     yield "flow run", run["flow_run_id"]
-    yield "MLflow run", run["mlflow_run_id"] or "not known"
+    yield "MLflow run", run["mlflow_run_id"] or "unknown"
     for name, file in (record["model"] or {"files": {}})["files"].items():
         if name.endswith(".safetensors"):
             yield "weights", f"{name}, {file['bytes']:,} bytes"
@@ -116,13 +101,13 @@ def _data(record: Mapping[str, Any]) -> Facts:
         yield "digest", rows["digest"]
 
 
-def _base(record: Mapping[str, Any]) -> Facts:
+def _base_model(record: Mapping[str, Any]) -> Facts:
     model, lock = record["recipe"]["model"], record["lock"]
     if champion := lock.get("started_from"):
         yield "champion", f"{champion['name']} version {champion['version']}"
         yield "digest", champion["model"]
     elif model["source"] == "scratch":
-        yield "made from", f"a configuration ({model['config']['model_type']}) and the seed {model['seed']}"
+        yield "from scratch", f"configuration of {model['config']['model_type']}, seed {model['seed']}"
     else:
         yield model["source"], model["path"]
     if lock["model_hub"]:
@@ -132,24 +117,24 @@ def _base(record: Mapping[str, Any]) -> Facts:
 
 
 def _training(record: Mapping[str, Any]) -> Facts:
-    under, figures, compute = record["environment"], record["training"], record["recipe"]["compute"]
+    machine, figures, compute = record["environment"], record["training"], record["recipe"]["compute"]
     if figures:
+        batch = f"micro-batches of {format_count(figures['micro_batch_size'], 'row')}"
+        yield "steps", f"{figures['steps']:,}, {batch}, loss {figures['train_loss']:.4f}"
+    yield "processes", f"{compute['num_processes']}, {compute['strategy']}, precision {compute['mixed_precision']}"
+    if machine:
+        gpus = ", ".join(machine["gpus"]) or "no GPU"
         yield (
-            "steps",
-            f"{figures['steps']:,}, {figures['micro_batch_size']} rows in a pass, loss {figures['train_loss']:.4f}",
+            "machine",
+            f"{machine['processor']}, {format_count(machine['cores'], 'core')}, {gpus}; {machine['system']}",
         )
-    processes = f"{compute['num_processes']} process{'' if compute['num_processes'] == 1 else 'es'}"
-    yield "processes", f"{processes}, {compute['strategy']}, mixed precision {compute['mixed_precision']}"
-    if under:
-        gpus = ", ".join(under["gpus"]) or "no GPU"
-        yield "machine", f"{under['processor']}, {format_count(under['cores'], 'core')}, {gpus}; {under['system']}"
-        yield "threads", f"{under['threads']} a process"
+        yield "threads", f"{machine['threads']} for each process"
 
 
 def _code(record: Mapping[str, Any]) -> Facts:
     code = record["code"]
     if git := code["git"]:
-        yield "git commit", git["commit"] + (", and changes that were not committed" if git["dirty"] else "")
+        yield "git commit", git["commit"] + (", with uncommitted changes" if git["dirty"] else "")
     yield "digest", f"{code['digest']} of {format_count(len(code['files']), 'file')}"
     libraries = {**record["project"], **{n: v for n, v in record["libraries"].items() if n != "python"}}
     yield "versions", ", ".join(f"{name} {version}" for name, version in libraries.items())
@@ -164,12 +149,12 @@ def _file(label: str, file: Mapping[str, Any]) -> Facts:
 def _stages(record: Mapping[str, Any]) -> list[list[str]]:
     table = [["stage", "key", "digest", "state", "inputs"]]
     for stage in record["stages"]:
-        counts = f"{len(stage['inputs'])} of its own, {format_count(len(stage['code']), 'file')} of code"
+        counts = f"{len(stage['inputs'])}, and {format_count(len(stage['code']), 'file')} of code"
         key, digest = ((stage[part] or "")[:DIGITS] for part in ("key", "digest"))
         table.append([stage["name"], key, digest, stage["state"], counts if digest else ""])
     return table
 
 
-def _time(time: str | None) -> str:
+def _format_time(time: str | None) -> str:
     """`2026-11-21 19:40 UTC`"""
-    return f"{time[:16].replace('T', ' ')} UTC" if time else "at a time that is not known"
+    return f"{time[:16].replace('T', ' ')} UTC" if time else "unknown"

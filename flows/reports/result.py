@@ -1,38 +1,37 @@
-"""What a run has to say at its end: the JSON that `finetune run --json` writes."""
+"""The result of a run as JSON, and the event of its verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.pipeline import Finished
 from tasks.cache import settings
 from tasks.cache.digests import Digests
-from tasks.cache.refs import Ref
 from tasks.cache.stage import Row
 from tasks.jobs.launch import JobFailed
 from tasks.tracking.reports import format_score
 from training.problems import UserError
 from training.recipe import Recipe
 
-WEIGHTS = "model.safetensors"
 
-
-def result(
+def build_result(
     state: str,
-    rows: list[Row],
+    rows: Sequence[Row],
     *,
     flow_run_id: str | None = None,
     finished: Finished | None = None,
     error: BaseException | None = None,
+    where: str = "recipe",
 ) -> dict[str, Any]:
-    """The result of a run, plain JSON; without `mlflow_run_id` and `warnings`, known after delivery to MLflow.
+    """Builds the result of a run. `mlflow_run_id` and `warnings` are filled after delivery to MLflow.
 
     Args:
         state: completed, failed or interrupted.
-        rows: one a stage that began.
-        finished: what the stages gave, where all of them ended well.
-        error: what ended the run, where something did.
+        rows: A row for each stage that began.
+        finished: The results of all stages if all succeeded.
+        error: The error that ended the run.
+        where: The place of the error if no stage began.
     """
     return {
         "state": state,
@@ -40,24 +39,23 @@ def result(
         "mlflow_run_id": None,
         "stages": [
             {
-                "name": r.name,
-                "key": r.key,
-                "state": r.state,
-                "seconds": round(r.seconds, 3),
-                "artifact": r.artifact,
+                "name": row.name,
+                "key": row.key,
+                "state": row.state,
+                "seconds": round(row.seconds, 3),
+                "artifact": row.artifact,
             }
-            for r in rows
+            for row in rows
         ],
         "metrics": finished.scores.figures if finished else {},
         "verdict": finished.verdict.model_dump(mode="json") if finished else None,
-        "model": _model(finished.trained, finished) if finished else None,
-        "problems": problems(error, rows[-1].name if rows else "recipe"),
+        "model": _describe_model(finished) if finished else None,
+        "problems": _list_problems(error, rows[-1].name if rows else where),
         "warnings": [],
     }
 
 
-def problems(error: BaseException | None, stage: str) -> list[dict[str, Any]]:
-    """What went wrong, one entry a problem; all of them for the user's own mistakes."""
+def _list_problems(error: BaseException | None, where: str) -> list[dict[str, Any]]:
     if error is None:
         return []
     if isinstance(error, UserError):
@@ -65,46 +63,47 @@ def problems(error: BaseException | None, stage: str) -> list[dict[str, Any]]:
     kind = error.failure.kind if isinstance(error, JobFailed) else "internal"
     if isinstance(error, KeyboardInterrupt):
         kind = "interrupted"
-    return [{"kind": kind, "where": stage, "message": str(error) or type(error).__name__}]
+    return [{"kind": kind, "where": where, "message": str(error) or type(error).__name__}]
 
 
-def _model(trained: Ref, finished: Finished) -> dict[str, Any]:
-    folder = trained.path / "model"
-    whole = folder / WEIGHTS
-    version = finished.version
+def _describe_model(finished: Finished) -> dict[str, Any]:
+    folder, version = finished.trained.path / "model", finished.version
+    weights = folder / "model.safetensors"
+    # The weights of a large model are several files: then the digest of the folder identifies them.
+    digest = Digests(settings.home()).of(weights) if weights.is_file() else finished.trained.parts["model"]
     return {
         "path": str(folder),
-        # Large models are saved in several files; then their common digest stands for them.
-        "sha256": Digests(settings.home()).of(whole) if whole.is_file() else trained.parts["model"],
+        "sha256": digest,
         "registered": f"{version.name}/{version.version}" if version else None,
         "alias": finished.promotion.alias if finished.promotion else None,
         "published": finished.publication.url if finished.publication else None,
     }
 
 
-def verdict_event(recipe: Recipe, done: Mapping[str, Any], champion: str | None) -> dict[str, Any]:
-    """What the event of a run's verdict carries: what was decided, why, of what, in a few plain values.
+def build_verdict_event(recipe: Recipe, result: Mapping[str, Any], champion: str | None) -> dict[str, Any]:
+    """Builds the payload of the event of a run's verdict.
 
     Args:
-        done: the run's result; one that failed has the decision `failed`.
-        champion: the version that was compared with, `name/version`.
+        recipe: The run's recipe.
+        result: The run's result; the decision of a failed run is `failed`.
+        champion: The version in the comparison, `name/version`.
     """
     split, metric = recipe.judged_split, recipe.compared_by
-    verdict, model, problems = done["verdict"], done["model"] or {}, done["problems"]
-    score = done["metrics"].get(split, {}).get(metric)
+    verdict, model, problems = result["verdict"], result["model"] or {}, result["problems"]
+    score = result["metrics"].get(split, {}).get(metric)
     decision = verdict["decision"] if verdict else "failed"
     promoted = "promoted" if model.get("alias") else "good enough to be promoted"
     words = {"promote": promoted, "keep": "kept as challenger", "reject": "rejected", "failed": "failed"}
-    figure = f", {metric} {format_score(score)} on {split}" if score else ""
+    causes = "; ".join(f"{problem['where']}: {problem['message']}" for problem in problems)
     return {
         "decision": decision,
-        "summary": words[decision] + figure,
-        "reason": verdict["reason"] if verdict else "; ".join(f"{one['where']}: {one['message']}" for one in problems),
+        "summary": words[decision] + (f", {metric} {format_score(score)} on {split}" if score else ""),
+        "reason": verdict["reason"] if verdict else causes,
         "split": split,
         "metric": metric,
         **{part: score.get(part) if score else None for part in ("value", "low", "high", "baseline")},
         "champion_before": champion,
         "version": model.get("registered"),
-        "mlflow_run_id": done["mlflow_run_id"],
-        "flow_run_id": done["flow_run_id"],
+        "mlflow_run_id": result["mlflow_run_id"],
+        "flow_run_id": result["flow_run_id"],
     }

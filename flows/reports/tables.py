@@ -1,91 +1,122 @@
-"""Problems, and what the splits of a data set hold, as text for a terminal or a log."""
+"""Problems, splits, labels, metrics and verdicts as text for a terminal or a log."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from rich.cells import cell_len
 
 from tasks.cache.refs import Verdict
 from tasks.tracking.reports import format_count, format_score, make_printable, tabulate_checks, tabulate_comparison
 
-WIDTH = 100  # characters, where no terminal says how wide it is
-MOST_CHECKS = 20  # bounds: those of all rows, then those of groups that are missed, then the others
-MOST_LABELS = 30  # the most frequent ones; the others share a line
-LONGEST_NAME = 24
-BAR = 10  # characters, at most
+WIDTH = 100  # columns of a file or pipe
+MIN_MESSAGE_WIDTH = 40  # narrower messages are not wrapped
+MAX_CHECKS = 20  # bounds of all rows first, then missed bounds of groups, then the others
+MAX_LABELS = 30  # the rest shares a line
+MAX_NAME_LENGTH = 24
+BAR_WIDTH = 10  # columns
 EIGHTHS = " ▏▎▍▌▋▊▉"
-NARROWEST = 40  # below as many characters, wrapped messages are harder to read than long lines
 
 
 def terminal_width() -> int:
-    """How many characters a line may have."""
+    """Returns the number of columns of stdout."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
 
 
+def fit_to_terminal(lines: list[str]) -> list[str]:
+    """Cuts lines to the width of a terminal. Files and pipes get whole lines."""
+    if not sys.stdout.isatty():
+        return lines
+    width = terminal_width()
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+
+
+def align(table: Sequence[Sequence[str]]) -> list[str]:
+    """Formats rows as lines with aligned columns. Columns of numbers are aligned to the right, like their heads."""
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(cell_len, column)) for column in columns]
+    numeric = [any(cell[:1].isdigit() for cell in column[1:]) and " " not in "".join(column[1:]) for column in columns]
+    lines = []
+    for row in table:
+        spaces = (" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
+        cells = (
+            space + cell if right else cell + space for cell, space, right in zip(row, spaces, numeric, strict=True)
+        )
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
 def problem_line(problem: Mapping[str, Any]) -> str:
-    """`where: message`, and before that what it is where it ends nothing."""
+    """`where: message`, behind `warning: ` if it is one."""
     mark = "warning: " if problem.get("level") == "warning" else ""
     return f"{mark}{problem['where']}: {problem['message']}"
 
 
 def problem_lines(problems: Iterable[Mapping[str, Any]], width: int | None) -> list[str]:
-    """A line a problem, errors first: level, check, `where: message`.
+    """Formats each problem as `level  check  where: message`, errors first.
 
     Args:
-        width: what lines are wrapped to, in characters; None leaves each problem on one line, for `grep`.
+        width: Columns to wrap lines to; None leaves each problem on one line, for `grep`.
     """
-    found = sorted(problems, key=lambda problem: problem["level"] != "error")
-    checks = max((len(problem["check"] or "") for problem in found), default=0)
+    sorted_problems = sorted(problems, key=lambda problem: problem["level"] != "error")
+    check_width = max((len(problem["check"] or "") + 2 for problem in sorted_problems if problem["check"]), default=0)
     lines = []
-    for problem in found:
-        before = f"{problem['level']:<9}" + (f"{problem['check'] or '':<{checks + 2}}" if checks else "")
-        line = f"{before}{problem['where']}: {problem['message']}"
-        if width is None or width - len(before) < NARROWEST:
+    for problem in sorted_problems:
+        start = f"{problem['level']:<9}{problem['check'] or '':<{check_width}}"
+        line = f"{start}{problem['where']}: {problem['message']}"
+        if width is None or width - len(start) < MIN_MESSAGE_WIDTH:
             lines.append(line)
         else:
-            after = " " * len(before)
-            lines += textwrap.wrap(line, width, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)
+            indent = " " * len(start)
+            lines += textwrap.wrap(
+                line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
     return lines
 
 
-def summary(problems: Sequence[Mapping[str, Any]]) -> str:
-    """The last line: how many there are."""
-    number = {level: sum(problem["level"] == level for problem in problems) for level in ("error", "warning")}
-    said = [format_count(count, level) for level, count in number.items() if count]
-    return f"{', '.join(said)}." if said else "No problems."
+def count_line(problems: Sequence[Mapping[str, Any]]) -> str:
+    """`2 errors, 1 warning.`"""
+    counts = {level: sum(problem["level"] == level for problem in problems) for level in ("error", "warning")}
+    parts = [format_count(count, level) for level, count in counts.items() if count]
+    return f"{', '.join(parts) or 'No problems'}."
 
 
 def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> list[str]:
-    """A line a split: its rows, what became of others, and how long the texts are.
+    """Formats a line for each split: rows, rows that were dropped, and text lengths.
 
     Args:
-        report: of `training.data.load_rows.load`.
-        tokens: of `training.tokenization.token_files.tokenize`; None where it is not known.
+        report: The report of `training.data.load_rows.load`.
+        tokens: The report of `training.tokenization.token_files.tokenize` if it is known.
     """
-    columns: dict[str, list[str]] = {"split": list(report["rows"])}
-    columns["rows"] = [f"{count:,}" for count in report["rows"].values()]
-    shares = report["held_out"]
-    columns["held out"] = [f"{shares[split]:.0%}" if split in shares else "" for split in report["rows"]]
+    rows, shares = report["rows"], report["held_out"]
+    columns: dict[str, list[str]] = {"split": list(rows)}
+    columns["rows"] = [f"{count:,}" for count in rows.values()]
+    columns["held out"] = [f"{shares[split]:.0%}" if split in shares else "" for split in rows]
     for name, counts in (("filtered", report["filtered"]), ("left out", report["left_out"])):
-        columns[name] = [f"{counts[split]:,}" if counts.get(split) else "" for split in report["rows"]]
-    columns["characters"] = _spans(report["characters"], report["rows"])
+        columns[name] = [f"{counts[split]:,}" if counts.get(split) else "" for split in rows]
+    columns["characters"] = _length_cells(report["characters"], rows)
     if tokens:
-        columns["tokens"] = _spans(tokens["length"], report["rows"])
+        columns["tokens"] = _length_cells(tokens["length"], rows)
         cut = tokens["truncated"]
         columns["rows cut"] = [
-            f"{cut[split]:,} ({cut[split] / count:.1%})" if cut.get(split) else ""
-            for split, count in report["rows"].items()
+            f"{cut[split]:,} ({cut[split] / count:.1%})" if cut.get(split) else "" for split, count in rows.items()
         ]
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    return aligned([list(shown), *map(list, zip(*shown.values(), strict=True))])
+    used = {name: cells for name, cells in columns.items() if any(cells)}
+    return align([list(used), *map(list, zip(*used.values(), strict=True))])
+
+
+def _length_cells(lengths: Mapping[str, Mapping[str, int]], splits: Iterable[str]) -> list[str]:
+    """`3 to 635, median 89`"""
+    spans = (lengths.get(split, {}) for split in splits)
+    return [f"{span['min']:,} to {span['max']:,}, median {span['median']:,}" if "min" in span else "" for span in spans]
 
 
 def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """A line a split: each figure with its interval."""
+    """Formats a line for each split: metrics with their intervals."""
     return [
         f"{split}: {', '.join(f'{name} {format_score(score)}' for name, score in scores.items())}"
         for split, scores in metrics.items()
@@ -93,72 +124,53 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """The decision; below it its reason, each bound, the comparison with the champion, and warnings."""
+    """Formats the decision, its reason, the bounds, the comparison with the champion, and warnings."""
     lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
     for table in (tabulate_checks(verdict), tabulate_comparison(verdict)):
         if table:
-            shown = aligned([list(table[0]), *(list(row.values()) for row in table[:MOST_CHECKS])])
-            shown += [f"… and {len(table) - MOST_CHECKS:,} more"] if len(table) > MOST_CHECKS else []
-            lines += [f"  {line}" for line in shown]
+            rows = align([list(table[0]), *(list(row.values()) for row in table[:MAX_CHECKS])])
+            rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []
+            lines += [f"  {row}" for row in rows]
     return [make_printable(line) for line in (*lines, *(f"  warning: {warning}" for warning in verdict.warnings))]
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:
-    """A line a label: for each split its rows, its share, and that as a bar; the rarest labels share a line. None where
-    there are no labels."""
-    names = list(dict.fromkeys(name for counts in labels.values() for name in counts))
-    if not names:
+    """Formats a line for each label: rows, share and bar in each split. The rarest labels share a line.
+
+    Args:
+        labels: Rows by label by split; without labels, there are no lines.
+        width: Columns of a line.
+    """
+    totals: dict[str, int] = {}
+    for counts in labels.values():
+        for name, count in counts.items():
+            totals[name] = totals.get(name, 0) + count
+    if not totals:
         return []
-    total = {name: sum(counts.get(name, 0) for counts in labels.values()) for name in names}
-    kept = set(sorted(names, key=lambda name: -total[name])[:MOST_LABELS])
-    table = {_shown(name): [counts.get(name, 0) for counts in labels.values()] for name in names if name in kept}
-    if others := len(names) - len(kept):
-        rest = [name for name in names if name not in kept]
-        table[f"{others:,} others"] = [sum(counts.get(name, 0) for name in rest) for counts in labels.values()]
+    shown = set(sorted(totals, key=lambda name: -totals[name])[:MAX_LABELS])
+    table = {
+        _format_label(name): [counts.get(name, 0) for counts in labels.values()] for name in totals if name in shown
+    }
+    if rare := [name for name in totals if name not in shown]:
+        table[f"{len(rare):,} others"] = [sum(counts.get(name, 0) for name in rare) for counts in labels.values()]
     rows = [sum(counts.values()) or 1 for counts in labels.values()]
-    widest = max(map(_cells, ("label", *table)))
-    room = (width - widest) // max(1, len(labels)) - len(f"  {max(rows):,}  100.0%  ")
+    name_width = max(map(cell_len, ("label", *table)))
+    bar_width = min(BAR_WIDTH, (width - name_width) // len(labels) - len(f"  {max(rows):,}  100.0%  "))
     lines = [["label", *(part for split in labels for part in (split, "", ""))]]
-    for name, counts in table.items():
+    for name, label_counts in table.items():
         line = [name]
-        for count, of in zip(counts, rows, strict=True):
-            line += [f"{count:,}", f"{count / of:.1%}", _bar(count / of, min(BAR, room))]
+        for count, total in zip(label_counts, rows, strict=True):
+            line += [f"{count:,}", f"{count / total:.1%}", _format_bar(count / total, bar_width)]
         lines.append(line)
-    return aligned(lines)
+    return align(lines)
 
 
-def _spans(lengths: Mapping[str, Mapping[str, int]], splits: Iterable[str]) -> list[str]:
-    """`3 to 635, median 89`"""
-    found = (lengths.get(split, {}) for split in splits)
-    return [f"{one['min']:,} to {one['max']:,}, median {one['median']:,}" if "min" in one else "" for one in found]
-
-
-def _bar(share: float, width: int) -> str:
+def _format_bar(share: float, width: int) -> str:
     eighths = round(8 * max(0, width) * share)
     return ("█" * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()
 
 
-def _shown(name: str) -> str:
-    """A label as one cell: of the user's file, so it may hold anything."""
+def _format_label(name: str) -> str:
+    """Formats a label as one cell without control characters."""
     name = make_printable(name)
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-
-
-def _cells(text: str) -> int:
-    """How wide a terminal draws it."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns of one width; numbers stand to the right, as does the head above them."""
-    columns = list(zip(*table, strict=True))
-    widths = [max(map(_cells, column)) for column in columns]
-    right = [any(cell[:1].isdigit() for cell in column[1:]) and " " not in "".join(column[1:]) for column in columns]
-    lines = []
-    for line in table:
-        cells = (
-            " " * (width - _cells(cell)) + cell if to_right else cell + " " * (width - _cells(cell))
-            for cell, width, to_right in zip(line, widths, right, strict=True)
-        )
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"

@@ -137,7 +137,7 @@ class Stage(Generic[Result]):
         """Inputs under flat names, JSON values; and what to call them. Raises UserError for
         objects of the user's that are nowhere."""
         given = self.inputs(*arguments)
-        flat = dict(_flat(given.values))
+        flat = dict(flatten(given.values))
         if self.cached:
             own, installed = users_code(given.named)
             code = code_behind([self.make.__module__, *given.code, *own], given.outside)
@@ -181,9 +181,10 @@ def action(
     return decorate
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    """Yields the values of nested mappings with dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
+            yield from flatten(value, f"{above}{name}.")
         else:
             yield above + name, value

@@ -16,7 +16,7 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flows.reports.tables import aligned
+from flows.reports.tables import align
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.fires import Broken, require
 from tests.drill.services import kill_services
@@ -127,7 +127,7 @@ class Nightly:
         require((judged is None) == (name == "Unchanged"), f"{rows}: MLflow has {judged}")
         require(self.champion() == champion, f"{rows}: the champion is {self.champion()}, not {champion}")
         self.table.append([rows, started_by, name, (judged or "nothing trained").partition(":")[0], champion])
-        print(aligned(self.table)[-1], flush=True)
+        print(align(self.table)[-1], flush=True)
         if judged:
             print(f"  {judged}", flush=True)
 
@@ -186,7 +186,7 @@ def retrain(machine: Machine) -> None:
     require(left["id"] == second, f"{left['id']} was cancelled, not {second}")
     waiting = nightly.runs("SCHEDULED", "PENDING", "RUNNING", "PAUSED")
     require(not waiting, f"these wait: {[run['id'] for run in waiting]}")
-    print(*aligned(nightly.table), sep="\n")
+    print(*align(nightly.table), sep="\n")
     print(f"cancelled while another went on: {cancelled} of the schedule, 1 by hand; waiting at the end: 0", flush=True)
 
 
@@ -214,7 +214,7 @@ def sst2(machine: Machine) -> None:
         tags = client.get_model_version("sst2", "1").tags
         pinned = {ROWS: tags["finetune.data_commit"], MODEL: tags["finetune.base_model_commit"]}
         require(pinned == commits, f"made of {pinned}, not of {commits}")
-        print(*aligned(table), sep="\n", flush=True)
+        print(*align(table), sep="\n", flush=True)
 
 
 def watched(machine: Machine, deployment: str, *more: str) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mlflow import MlflowClient
 
-from flows.reports.tables import aligned
+from flows.reports.tables import align
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.compare import curve_of, tracking_faults
 from tests.drill.fires import require
@@ -132,8 +132,8 @@ def kill_services(machine: Machine) -> None:
         found = [] if weights[-1] == weights[0] else [f"the weights are {weights[-1]}, not {weights[0]}"]
         faults += [f"{name} killed: {fault}" for fault in (*found, *_tracking_faults(training))]
         table.append([name, happened, done, _states(training), told])
-        print(aligned(table)[-1], flush=True)
-    print(*aligned(table), sep="\n", flush=True)
+        print(align(table)[-1], flush=True)
+    print(*align(table), sep="\n", flush=True)
     require(not faults, "; ".join(faults))
 
 

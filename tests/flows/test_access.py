@@ -150,7 +150,7 @@ def test_commands_log_in_by_themselves_and_a_person_is_shown_how(machine: Machin
     bare = Machine(machine.home)  # a shell that was not pointed at the servers
     assert bare.finetune("runs").returncode == 0
     told = bare.finetune("notify")
-    assert (told.returncode, told.stdout) == (0, "Nothing is sent to anybody: name a block.\n")
+    assert (told.returncode, told.stdout) == (0, "There are no notifications: name a block.\n")
     shown = bare.finetune("status", "--password").stdout
     assert f"Log in to Prefect: finetune:{password(machine)}\n" in shown
     assert f"user finetune, password {password(machine)}\n" in shown

@@ -180,17 +180,16 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_done(
     file: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     places = {
-        tmp_path / "none/out.json": f"{tmp_path / 'none'} is not a folder: make it, or name another file.",
-        tmp_path: f"{tmp_path} is a folder: name a file.",
-        Path("/dev/null"): "/dev/null is no regular file: name a file.",
-        Path(
-            "/proc/out.json"
-        ): "/proc cannot be written to (No such file or directory): name a file in another folder.",
+        tmp_path / "none/out.json": f"{tmp_path / 'none'} is not a folder: create it, or name another file.",
+        tmp_path: f"{tmp_path} is not a regular file: name a file.",
+        Path("/dev/null"): "/dev/null is not a regular file: name a file.",
+        Path("/proc/out.json"): "/proc is not writable (No such file or directory): name a file in another folder.",
     }
     for out, message in places.items():
-        assert main([command, str(file), "--json", str(out)]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            main([command, str(file), "--json", str(out)])
         printed = capsys.readouterr()
-        assert printed.err == f"--json: {message}\n" and printed.out == ""
+        assert printed.err.endswith(f"argument --json: {message}\n") and printed.out == ""
     assert not home.exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flows.cli.main import main
-from flows.reports.lines import Quiet
+from flows.reports.terminal import Quiet
 from tests.flows.small import command, environment, write_project
 
 
@@ -29,14 +29,16 @@ def test_a_reader_that_goes_away_ends_nothing_and_leaves_no_traceback(home: Path
     assert getattr(run, other) == getattr(whole, other)
 
 
-def test_a_home_that_cannot_be_used_is_told_by_how_it_was_named(
+def test_a_home_that_cannot_be_used_is_one_message(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, taken = write_project(tmp_path / "project"), tmp_path / "taken"
     taken.write_text("a file")
     home.mkdir(mode=0o700)
     assert main(["plan", str(file), "--home", str(taken)]) == 2
-    assert capsys.readouterr().err.startswith(f"--home: {taken} cannot be used: File exists. Name another folder")
+    assert capsys.readouterr().err.startswith(
+        f"FINETUNE_HOME: {taken} cannot be used: File exists. Name another folder"
+    )
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home and real(path, mode))
     monkeypatch.setenv("FINETUNE_HOME", str(home))

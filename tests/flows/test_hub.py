@@ -121,7 +121,7 @@ def test_weights_that_do_not_come_end_the_run_with_one_message_and_nothing_half_
     assert "503" in said and "the fault is the Hub's. Run the same command again later." in said
     assert (start, next_step) == (
         "sst2: starting",
-        "What finished is kept: the same command goes on from there.",
+        "Completed stages are stored: the same command continues from there.",
     )
     assert "Traceback" not in shipped.failed.stdout
     (key,) = [stage["key"] for stage in shipped.result["stages"] if stage["name"] == "load_data"]

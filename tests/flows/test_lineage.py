@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
-from flows.cli.reproduce import _afterword
+from flows.cli.reproduce import _describe_difference
 from flows.cli.show import _lines
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Row
@@ -111,7 +111,7 @@ def test_a_model_is_made_again_to_the_byte_and_nothing_is_left_or_registered(
     home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
     again = finetune(home, "reproduce", "small/1", **server)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "All is as it was then" in again.stdout
+    assert "All inputs are as recorded" in again.stdout
     assert f"The same bytes: sha256 {finished.result['model']['sha256']} model.safetensors" in again.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert len(MlflowClient(f"sqlite:///{home / 'mlflow.db'}").search_model_versions("name = 'small'")) == 1
@@ -170,7 +170,7 @@ def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_
         {"validation": {"accuracy": {"value": value, "low": value - 0.0625, "high": value + 0.0625}}},
     )
     differing = [Difference("library torch", "1", "2")] if differs else []
-    lines, given = _afterword(["model.safetensors"], recorded, here, differing, figures)
+    lines, given = _describe_difference(["model.safetensors"], recorded, here, differing, figures)
     assert given == code
     assert ("do not agree" in lines[-1]) == (value == 0.75)
 

@@ -21,7 +21,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Running
 
 from flows.cli.main import main
-from flows.reports.result import verdict_event
+from flows.reports.result import build_verdict_event
 from tasks.prefect import automations, events
 from tests.flows.small import write_project
 from tests.machine import wait_until
@@ -81,13 +81,13 @@ def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
     @flow(name="finetune", flow_run_name="small · judged")
     def judges() -> None:
         run = str(flow_run.get_id())
-        events.verdict(recipe.name, verdict_event(recipe, {**done, "flow_run_id": run}, "small/2"))
+        events.verdict(recipe.name, build_verdict_event(recipe, {**done, "flow_run_id": run}, "small/2"))
 
     @flow(name="retrain", flow_run_name="small · broken")
     def fails() -> None:
         problem = {"kind": "data", "where": "data.path", "message": "there is no such file."}
         failed = {**done, "verdict": None, "model": None, "metrics": {}, "problems": [problem]}
-        events.verdict(recipe.name, verdict_event(recipe, failed, None))
+        events.verdict(recipe.name, build_verdict_event(recipe, failed, None))
         raise ValueError("data.path: there is no such file.")
 
     judged = judges(return_state=True).state_details.flow_run_id
@@ -115,7 +115,7 @@ def test_notify_ends_as_it_was_told_last_and_leaves_disabled_what_somebody_disab
         told = capsys.readouterr()
         return (told.err if code else told.out).splitlines()
 
-    assert printed() == ["Nothing is sent to anybody: name a block."]
+    assert printed() == ["There are no notifications: name a block."]
     assert printed(block, "--on", "failure") == [f"failure  {block}"]
     with get_client(sync_client=True) as client:
         made = {one.name: one for one in client.read_automations() if one.name.startswith("finetune: ")}
@@ -131,9 +131,9 @@ def test_notify_ends_as_it_was_told_last_and_leaves_disabled_what_somebody_disab
     assert f"choose from {block}" in wrong and f"Did you mean '{block}'?" in wrong and "prefect block create" in wrong
     assert "is no block that sends notifications" in printed("secret/no-notification", code=2)[0]
     assert "nothing is sent through 'slack-webhook/x'" in printed("slack-webhook/x", "--remove", code=2)[0]
-    assert printed("--on", "failure", "--remove") == ["Nothing was sent."]
-    assert printed("--remove") == [f"no more: verdict to {block}"]
-    assert printed() == ["Nothing is sent to anybody: name a block."]
+    assert printed("--on", "failure", "--remove") == ["There was no notification."]
+    assert printed("--remove") == [f"removed: verdict to {block}"]
+    assert printed() == ["There are no notifications: name a block."]
 
 
 @flow(name="finetune")

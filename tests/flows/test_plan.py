@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from flows.changes import nothing_changed
 from flows.cli.main import main
 from flows.pipeline import pipeline
+from flows.plan import find_unchanged_run
 from tasks.cache.planner import Planner
 from tasks.stages.preflight import training_estimate
 from tests.flows.small import FinishedRun, command, environment, write_project
@@ -68,7 +68,7 @@ def test_a_field_that_reaches_no_output_changes_nothing_for_a_run_either(
     recipe = load(project, parse_set(changed))
     planner = Planner(recipe.name)
     pipeline(planner, recipe)
-    assert nothing_changed(recipe.name, planner.rows) is not None
+    assert find_unchanged_run(recipe.name, planner.rows) is not None
     assert main(["plan", str(project), *(word for one in changed for word in ("--set", one))]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing changed."
 

@@ -18,9 +18,9 @@ import pytest
 from prefect.states import AwaitingRetry, Cancelled, Pending
 
 from flows import retrain
-from flows.changes import changes, nothing_changed
 from flows.cli.main import main
 from flows.pipeline import pipeline
+from flows.plan import find_unchanged_run, list_changes
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
@@ -65,8 +65,8 @@ def test_what_changed_is_said_and_its_stages_run_in_the_same_flow_run(
     write_rows(file.parent / "train.csv", 260, seed=1)
     planner = Planner("small")
     pipeline(planner, load(file))
-    assert nothing_changed("small", planner.rows) is None
-    assert changes("small", planner.rows) == [f"load_data: {file.parent / 'train.csv'} changed"]
+    assert find_unchanged_run("small", planner.rows) is None
+    assert list_changes("small", planner.rows) == [f"load_data: {file.parent / 'train.csv'} changed"]
 
     # What takes less time than training, and is judged anew as well.
     state = retrain.retrain(load(finished.file), {"evaluation.metrics": ["accuracy", "f1"]}, return_state=True)
@@ -86,7 +86,7 @@ def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
     from prefect.flow_engine import run_flow_sync
 
     recipe, calls = load(finished.file), []
-    monkeypatch.setattr(retrain, "fine_tune", lambda recipe, why=(): calls.append("trains") or {})
+    monkeypatch.setattr(retrain, "fine_tune", lambda recipe, changes=(): calls.append("trains") or {})
     monkeypatch.setattr(retrain, "Planner", lambda recipe: calls.append("looks"))
     monkeypatch.setattr(retrain, "pipeline", lambda planner, recipe: (_ for _ in ()).throw(UserError([])))
     with get_client(sync_client=True) as client:
@@ -106,9 +106,9 @@ def test_a_hub_that_does_not_answer_is_reported_and_counted_and_then_fails_the_r
 ) -> None:
     recipe = load(ROOT / "deployments" / "demo.yaml")
     done = {"flow_run_id": "f61274fa", "model": {"registered": None}, "stages": [], "verdict": None}
-    monkeypatch.setattr(retrain, "nothing_changed", lambda name, rows: done)
+    monkeypatch.setattr(retrain, "find_unchanged_run", lambda name, rows: done)
 
-    def night(*unreachable: str, **changed: Any) -> tuple[str, str, dict[str, Any] | None]:
+    def night(*unreachable: str) -> tuple[str, str, dict[str, Any] | None]:
         lock = Lock(unreachable=[*unreachable])
         monkeypatch.setattr(retrain, "pipeline", lambda planner, recipe: SimpleNamespace(lock=lock))
         state = retrain.retrain(recipe, {"release.retrain.max_unreachable": 2}, return_state=True)
@@ -116,12 +116,12 @@ def test_a_hub_that_does_not_answer_is_reported_and_counted_and_then_fails_the_r
 
     down = [night("me/rows") for _ in range(3)]
     assert [name for name, *_ in down] == ["HubUnreachable", "HubUnreachable", "Failed"]
-    said = "The Hub did not say whether me/rows changed (run 2 in a row without an answer; 2 are allowed)."
+    said = "The Hub did not answer whether me/rows changed (run 2 in a row without an answer; 2 are allowed)."
     name, message, result = down[1]
     assert message == f"{said} Nothing changed since flow run f61274fa." and result is not None
     assert result["hub_unreachable"] == {"repositories": ["me/rows"], "runs": 2, "max_unreachable": 2}
     assert result["warnings"] == [said]
-    assert down[2][1].startswith("release.retrain.max_unreachable: The Hub did not say") and "run 3" in down[2][1]
+    assert down[2][1].startswith("release.retrain.max_unreachable: The Hub did not answer") and "run 3" in down[2][1]
     name, message, result = night()
     assert (name, result and result["warnings"]) == ("Unchanged", [])
     assert night("me/rows")[0] == "HubUnreachable"
@@ -131,8 +131,8 @@ def test_a_stage_that_no_run_needs_any_more_is_a_change_with_a_reason(home: Path
     stages = [{"name": name, "key": name} for name in ("fit", "compare")]
     History("small").remember_completed({"stages": stages, "model": {}})
     foreseen = [PlannedStage("resolve", "ran", "another"), PlannedStage("fit", "cached", "fit")]
-    assert nothing_changed("small", foreseen) is None
-    assert changes("small", foreseen) == ["compare: it is no part of a run any more"]
+    assert find_unchanged_run("small", foreseen) is None
+    assert list_changes("small", foreseen) == ["compare: no longer part of a run"]
 
 
 def test_an_event_starts_the_deployment_that_waits_for_it_and_while_one_goes_on_the_next_is_cancelled(

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from flows import finetune as flow
-from flows.cli import run as command_run
+from flows.cli.local_flow import call_flow
 from flows.cli.main import main
 from tasks.cache import settings
 from tasks.prefect import pending_states
@@ -355,7 +355,7 @@ def run_flow(
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     recipe = parse(file["deployments"][0]["parameters"]["recipe"])
     # Followers stay in the context in which they are set.
-    return lambda: contextvars.copy_context().run(command_run.call_flow, recipe, frozenset())
+    return lambda: contextvars.copy_context().run(call_flow, recipe)
 
 
 def test_a_flow_that_fails_before_its_stages_says_why_in_its_result(
@@ -419,7 +419,7 @@ def test_what_the_prefect_server_missed_is_promised_to_the_next_run_that_runs_a_
     monkeypatch.setattr(pending_states, "server_answers", lambda: False)
     result = run_flow()
     assert result["state"] == "completed" and pending_states.is_pending(result["flow_run_id"])
-    assert "The next run that runs a stage tells it" in result["warnings"][-1]
+    assert "The next run that executes a stage sends it" in result["warnings"][-1]
 
 
 def test_a_registered_model_answers_with_labels_and_probabilities(finished: FinishedRun) -> None:

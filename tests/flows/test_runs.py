@@ -52,7 +52,7 @@ def test_runs_are_told_newest_first_with_the_judged_figure_verdict_and_version(
     }
     assert (told[2]["verdict"], told[2]["version"]) == ("promote", "small/1")
     assert [line.split()[0] for line in printed] == ["run", goes_on[:8], killed[:8], done["flow_run_id"][:8]]
-    assert "promote  small/1  accuracy 1.0000 (" in printed[3] and all(len(line) <= 100 for line in printed)
+    assert "promote  small/1  accuracy 1.0000 (" in printed[3]
 
 
 def test_a_recipe_that_has_not_run_is_told_with_those_that_have(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import main
-from flows.cli.store import size_told
+from flows.cli.store import format_size
 from tasks.cache import garbage_collection, store
 from tasks.cache.garbage_collection import bytes_on_disk
 from tests.flows.small import FinishedRun
@@ -36,7 +36,7 @@ def test_what_is_removed_frees_what_was_said_and_no_command_misses_it(
     before = bytes_on_disk([copied])
     assert main(["store", "--remove", "--yes"]) == 0
     removed, freed = capsys.readouterr().out.splitlines()[-1].split(": ")
-    assert (removed, freed) == ("Removed 2 of 2", f"{size_told(before - bytes_on_disk([copied]))} freed.")
+    assert (removed, freed) == ("Removed 2 of 2", f"{format_size(before - bytes_on_disk([copied]))} freed.")
     assert told[-1] == f"{freed.removesuffix(' freed.')} can go: finetune store --remove"
     assert any(line.split()[:2] == ["small@champion", "7"] for line in told), told
     assert main(["run", str(finished.file)]) == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.reports.tables import label_lines, problem_line, problem_lines, split_lines, summary, verdict_lines
+from flows.reports.tables import count_line, label_lines, problem_line, problem_lines, split_lines, verdict_lines
 from tasks.cache.refs import Check, Verdict
 from tests.made import BESIDE
 
@@ -50,7 +50,7 @@ def test_a_warning_is_marked_where_problems_are_listed_alone() -> None:
     ],
 )
 def test_the_last_line_counts(levels: list[str], said: str) -> None:
-    assert summary([problem(level, "") for level in levels]) == said
+    assert count_line([problem(level, "") for level in levels]) == said
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.reports import lines as terminal
+from flows.reports import terminal
 from tasks.cache.stage import Row
 
 
 def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "FILE_S", 0.0)
+    monkeypatch.setattr(terminal, "FILE_INTERVAL_S", 0.0)
     err = io.StringIO()
     shown = terminal.Terminal(io.StringIO(), err)
     shown.stage_started("fit", "k")
@@ -29,10 +29,10 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
 
 AT_WORK = """
 import sys, time
-from flows.cli.run import _terminal
+from flows.cli.local_flow import _open_terminal
 from tasks.cache.stage import Row
 
-shown = _terminal(None, quiet=False)
+shown = _open_terminal(None, quiet=False)
 try:
     shown.stage_started("resolve", "k")
     shown.stage_ended(Row("resolve", "k", "cached", 0.25), None)
@@ -57,7 +57,7 @@ def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_inter
     frames, _, left = written.rpartition("\x1b[?25h")  # the cursor, shown again
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames)
     assert re.search(
-        r"  resolve +cached +0.2 s\n  load_data +at work +\d\.\d s +█{10}░{10} 2/4  loss 0.500  1,391 rows/s", plain
+        r"  resolve +cached +0.2 s\n  load_data +running +\d\.\d s\n    █{10}░{10} 2/4  loss 0.500  1,391 rows/s", plain
     )
     assert re.search(r"\n  load_model +waiting *\n(.+waiting *\n)+  promote +waiting", plain)
     assert "printed by a library\n" in plain and "  load_data: row 7 is [odd]\n" in plain

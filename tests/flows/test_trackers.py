@@ -137,7 +137,7 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_te
     assert longest_silence_s(after) < max(NO_TIME_LOST_S, SLOW_MACHINE * usual_s)
     assert "Traceback" not in printed and "Error" not in printed.replace("ConnectionError", "")
     assert f"find_champion: MLflow at {mlflow.url} fails: start it" in printed and "Connection refused" in printed
-    assert "the same command goes on from there" in printed
+    assert "the same command continues from there" in printed
     assert "MLflow has not everything yet" in printed and "The Prefect server does not answer" in printed
     assert len(first["warnings"]) == 2
 

@@ -80,7 +80,7 @@ def test_texts_may_stand_behind_options_and_an_unknown_option_is_still_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(predict, "act", lambda given: asked.append((given.task, given.texts)) or 0)
+    monkeypatch.setattr(predict, "execute", lambda given: asked.append((given.task, given.texts)) or 0)
     for words in (["a", "b", "--task", "x:Y"], ["--task", "x:Y", "a", "b"], ["a", "--task", "x:Y", "b"]):
         assert main.main(["predict", "reviews", *words]) == 0
     assert asked == [("x:Y", ["a", "b"])] * 3

@@ -221,10 +221,10 @@ def test_an_alias_other_than_the_champions_is_given_without_a_move(client: Mlflo
         (["models", "review"], "Did you mean 'reviews'?"),
         (["predict", "reviews/9", "a text"], "'reviews' has no version '9'"),
         (["predict", "reviews@champion", "a text"], "'reviews' has no alias 'champion': it has none yet."),
-        (["predict", "reviews"], "TEXT: there is nothing to ask"),
+        (["predict", "reviews"], "TEXT: there is no input"),
         (["predict", "reviews", "--file", "no.txt"], "--out: is missing"),
-        (["predict", "reviews", "--file", "no.txt", "--out", "out.xls"], "out.xls is of no known format"),
-        (["predict", "reviews", "--file", "no.txt", "--out", "out.csv"], "--file: no.txt is no file."),
+        (["predict", "reviews", "--file", "no.txt", "--out", "out.xls"], "out.xls has an unknown format"),
+        (["predict", "reviews", "--file", "no.txt", "--out", "out.csv"], "--file: no.txt is not a file."),
     ],
 )
 def test_what_is_not_there_is_told_by_one_line_and_what_is_there(
@@ -247,7 +247,7 @@ def test_mlflow_that_is_down_is_told_by_one_line(
     assert told.startswith("MLflow at http://127.0.0.1:") and "secret" not in told
 
 
-def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_known_of_them(
+def test_models_are_listed_newest_first_with_what_is_known_of_them(
     client: MlflowClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     figures = {"test": {name: {"value": 0.875, "low": None, "high": None} for name in ("accuracy", "f1", "roc_auc")}}
@@ -261,9 +261,9 @@ def test_models_are_listed_newest_first_within_a_hundred_columns_with_what_is_kn
     run("5", why="it is better")
     assert main(["models", "--json", str(tmp_path / "models.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "ann's" and lines[3] == "reviews" and max(map(len, lines)) <= 100
+    assert lines[0] == "ann's" and lines[3] == "reviews"
     assert [line.split()[0] for line in lines[4:]] == ["version", "5", "4", "3", "2", "1"]
-    assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, …" in lines[5]
+    assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, roc_auc" in lines[5]
     assert lines[6].endswith("test roc_auc -")
     other, reviews = json.loads((tmp_path / "models.json").read_text())
     assert other == {"name": "ann's", "aliases": {}, "versions": [], "moves": []}

@@ -1,0 +1,116 @@
+"""A flow called in this process, with its stages on the terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from flows.cli.shared import INTERRUPTED, exit_code
+from flows.reports.result import build_result
+from flows.reports.tables import problem_line
+from flows.reports.terminal import Quiet, Terminal, can_redraw
+from tasks.cache import settings
+from tasks.cache.stage import Listener
+from training.problems import full_disk
+from training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun
+
+
+def call_flow(
+    recipe: Recipe,
+    force: frozenset[str] = frozenset(),
+    *listeners: Listener,
+    overrides: dict[str, Any] | None = None,
+    flow_run: FlowRun | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Runs the flow and returns its result as JSON values, for failed runs as well.
+
+    Args:
+        recipe: The recipe, overrides included.
+        force: Stages to run although their output is stored.
+        listeners: Listeners besides the terminal.
+        overrides: The overrides, for the parameters and the name of the flow run.
+        flow_run: A flow run to retry with its own parameters, instead of a new one.
+        quiet: Whether to print only the result.
+    """
+    # Prefect's lines go to its server and UI; here, the table of stages shows the same.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")  # such as each failed call to a server
+    logging.raiseExceptions = False
+    terminal, where = _open_terminal(recipe, quiet), "prefect"
+    try:
+        from tasks.prefect.ephemeral_server import ensure_prefect_server
+
+        ensure_prefect_server()
+        from flows import finetune
+        from tasks.prefect import pending_states
+
+        pending_states.deliver()
+        finetune.listeners.set((terminal, *listeners))
+        if flow_run is None:
+            state = finetune.finetune(
+                recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True
+            )
+        else:
+            state = _retry(flow_run)
+        if terminal.result is None:
+            where = "run"
+            state.result()  # raises the error of a flow that failed outside its stages
+    except BaseException as error:  # the result contains the error if the flow got as far as its stages
+        if terminal.result is None:
+            ending = "failed" if isinstance(error, Exception) else "interrupted"
+            return build_result(ending, [], error=full_disk(settings.home(), error) or error, where=where)
+    finally:
+        terminal.close()
+    assert terminal.result is not None  # the flow's last act
+    return terminal.result
+
+
+def _open_terminal(recipe: Recipe, quiet: bool) -> Terminal:
+    if quiet:
+        return Quiet()
+    if not (can_redraw(sys.stdout) and can_redraw(sys.stderr)):
+        return Terminal(recipe=recipe)
+    from flows.reports.live_table import LiveTable
+
+    return LiveTable(recipe)
+
+
+def _retry(flow_run: FlowRun) -> Any:
+    from prefect.flow_engine import run_flow_sync
+    from prefect.utilities.callables import get_call_parameters
+
+    from flows.finetune import finetune
+    from flows.retrain import retrain
+    from tasks.prefect.flow_runs import flow_name
+
+    flows: dict[str, Flow[Any, Any]] = {flow.name: flow for flow in (finetune, retrain)}
+    flow = flows[flow_name(flow_run)]
+    parameters = get_call_parameters(flow.fn, (), flow_run.parameters)
+    return run_flow_sync(flow, flow_run=flow_run, parameters=parameters, return_type="state")
+
+
+def print_failure(result: dict[str, Any]) -> int:
+    """Prints the problems of a run that did not complete; returns the exit code."""
+    if result["state"] == "interrupted":
+        return INTERRUPTED
+    for problem in result["problems"]:
+        print(problem_line(problem), file=sys.stderr)
+    return exit_code(problem["kind"] for problem in result["problems"] if problem.get("level") != "warning")
+
+
+def exit_without_server(result: dict[str, Any], code: int) -> None:
+    """Ends this process at once if the Prefect server is down: at a normal exit, Prefect would try for minutes to send
+    its last log lines."""
+    from tasks.prefect import pending_states
+
+    if result["flow_run_id"] and pending_states.is_pending(result["flow_run_id"]):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,74 @@
+"""Arguments, exit codes and output files that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from training.jobs.protocol import write_atomically
+from training.problems import DISK, NETWORK
+from training.recipe import Recipe, load, parse_set
+
+COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+# Kinds of problems that are not the user's mistake.
+FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", DISK, NETWORK}
+
+
+def exit_code(kinds: Iterable[str]) -> int:
+    """Returns the exit code for problems of these kinds: USER_ERROR if at least one is the user's mistake."""
+    return FAILED if FAILURES.issuperset(kinds) else USER_ERROR
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds FILE, --entry and --set."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="a deployment file, such as deployments/demo.yaml")
+    parser.add_argument("--entry", metavar="NAME", help="the entry of the file; needed if it has several")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="override a field of the recipe, such as training.learning_rate=3e-5; the value is YAML; repeatable",
+    )
+
+
+def load_recipe(arguments: argparse.Namespace) -> Recipe:
+    """Loads the recipe of FILE, --entry and --set. Raises UserError with all mistakes."""
+    return load(arguments.file, parse_set(arguments.set), arguments.entry)
+
+
+def add_json_argument(parser: argparse.ArgumentParser, content: str) -> None:
+    """Adds --json."""
+    parser.add_argument("--json", metavar="OUT", type=output_file, help=f"write {content} to this JSON file")
+
+
+def add_quiet_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --quiet."""
+    parser.add_argument("--quiet", action="store_true", help="print only the result and errors")
+
+
+def output_file(text: str) -> Path:
+    """Type of an argument that names a file to write: it must be writable before any work is done."""
+    out = Path(text).absolute()
+    if not out.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{out.parent} is not a folder: create it, or name another file.")
+    if out.exists() and not out.is_file():
+        raise argparse.ArgumentTypeError(f"{out} is not a regular file: name a file.")
+    try:
+        with tempfile.TemporaryFile(dir=out.parent):
+            return out
+    except OSError as error:
+        message = f"{out.parent} is not writable ({error.strerror}): name a file in another folder."
+        raise argparse.ArgumentTypeError(message) from error
+
+
+def write_json(out: Path | None, value: Any) -> None:
+    """Writes the value to the file of --json, if there is one."""
+    if out is not None:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        write_atomically(out, f"{text}\n".encode(errors="backslashreplace"))  # half a character becomes its escape

@@ -1,0 +1,86 @@
+"""The plan of a recipe: its stages, whether a run would change anything, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flows.pipeline import Finished, pipeline
+from tasks.cache.history import History
+from tasks.cache.planner import PlannedStage, Planner
+from tasks.cache.refs import Lock
+from tasks.stages.preflight.model_check import require_model
+from tasks.tracking.mlflow_run import deliver_left
+from training.problems import NETWORK, Problem, UserError
+from training.recipe import Recipe
+
+
+def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[Finished, str | None]:
+    """Plans all stages and checks the model if training would run. Returns the plan's results, and the reason if the
+    model could not be checked.
+
+    `before_run` allows downloading config.json, and skips a model from scratch without adapters, because load_model
+    builds it at once. Raises UserError with the problems of the stages and of the model together.
+    """
+    problems: list[Problem] = []
+    finished, unchecked = None, None
+    try:
+        finished = pipeline(planner, recipe)
+    except UserError as error:
+        problems += error.problems
+    trains = finished is None or any(row.name == "fit" and row.state != "cached" for row in planner.rows)
+    built_soon = before_run and recipe.model.source == "scratch" and recipe.training.lora is None
+    if trains and not built_soon:
+        try:
+            unchecked = require_model(recipe, finished.lock if finished else Lock(), download=before_run)
+        except UserError as error:
+            if all(problem.kind == NETWORK for problem in error.problems):
+                unchecked = f"the model was not checked. {error}"
+            else:
+                problems += error.problems
+    if problems or finished is None:
+        raise UserError(problems)
+    return finished, unchecked
+
+
+def find_unchanged_run(recipe: str, rows: list[PlannedStage]) -> dict[str, Any] | None:
+    """Returns the result of the last completed run if a new one would repeat it, else None.
+
+    The key of `resolve` is ignored: it contains the whole recipe, and the other keys contain the parts that matter. The
+    result has no alias, because a person may have moved it since.
+    """
+    last = History(recipe).last_completed()
+    if last is None or any(row.state == "will run" for row in rows) or _stage_keys(last) != _planned_keys(rows):
+        return None
+    return {**last, "model": {**last["model"], "alias": None}}
+
+
+def build_cached_result(last: dict[str, Any]) -> dict[str, Any]:
+    """Builds the result of a run that repeats the run `last`. Delivers what MLflow still lacks of other runs."""
+    trouble = deliver_left()
+    return {
+        **last,
+        "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in last["stages"]],
+        "warnings": [f"MLflow has not everything yet ({trouble})."] if trouble else [],
+    }
+
+
+def list_changes(recipe: str, rows: list[PlannedStage]) -> list[str]:
+    """Lists why stages would run, one line for each stage whose own inputs changed, such as
+    `fit: training.learning_rate 2e-05 → 3e-05`."""
+    changes = [f"{row.name}: {'; '.join(row.reasons)}" for row in rows if row.state == "will run" and row.key]
+    if changes:
+        return changes
+    last = History(recipe).last_completed()
+    if last is None:
+        return ["no run has completed before"]
+    before, now = _stage_keys(last), _planned_keys(rows)
+    changes = [f"{name}: its inputs are different" for name, key in now.items() if before.get(name) != key]
+    return changes + [f"{name}: no longer part of a run" for name in before.keys() - now.keys()]
+
+
+def _planned_keys(rows: list[PlannedStage]) -> dict[str, str | None]:
+    return {row.name: row.key for row in rows if row.name != "resolve"}
+
+
+def _stage_keys(result: dict[str, Any]) -> dict[str, str | None]:
+    return {stage["name"]: stage["key"] for stage in result["stages"] if stage["name"] != "resolve"}

@@ -1,0 +1,146 @@
+"""The output of a run on the terminal: one line for each stage, and the progress of the running one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from flows.reports.tables import metric_lines
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Listener, Row
+from tasks.tracking.reports import find_worst_groups
+from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_result
+from training.recipe import Recipe
+
+# Intervals of progress lines: a terminal redraws one line, a file gets a new line each time.
+TERMINAL_INTERVAL_S, FILE_INTERVAL_S = 0.2, 15.0
+BAR_WIDTH = 20  # columns
+
+
+class Terminal(Listener):
+    """Prints a run's stages to `out`, and progress and warnings to `err`. With a recipe, also the worst slices."""
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None, recipe: Recipe | None = None) -> None:
+        self.result: dict[str, Any] | None = None
+        self._out, self._err, self._recipe = out or sys.stdout, err or sys.stderr, recipe
+        self._redraws = can_redraw(self._err)
+        self._progress_at = 0.0
+        self._pace = Pace()
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Shows the stage's name."""
+        self._progress_at, self._pace = time.monotonic(), Pace()
+        if self._redraws:
+            self._draw(f"  {stage} …")
+
+    def stage_waits(self, stage: str) -> None:
+        """Prints why the stage does not begin."""
+        self._note(f"  {stage}: another run makes the same artifact; waiting for it")
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Prints warnings and evaluations, and shows the progress."""
+        for event in events:
+            if event["kind"] in ("warning", "note"):
+                self._note(f"  {stage}: {event['message']}")
+            elif event["kind"] == "metrics" and (metrics := format_evaluation(event)):
+                self._note(f"  {stage}: {metrics}")
+        progress = [event for event in events if event["kind"] == "progress" and event.get("total")]
+        if progress:
+            self._progress(stage, progress[-1])
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Prints the stage's line."""
+        self.clear()
+        self._out.write("".join(f"{line}\n" for line in self._stage_lines(row, result)))
+        self._out.flush()
+
+    def run_ended(self, result: dict[str, Any]) -> None:
+        """Keeps the result for the caller of the run."""
+        self.result = result
+
+    def progress_of(self, stage: str) -> Callable[[int, int], None]:
+        """Returns a function that shows the stage's progress."""
+        return lambda done, total: self._progress(stage, {"done": done, "total": total})
+
+    def clear(self) -> None:
+        """Removes the progress line."""
+        if self._redraws:
+            self._draw("")
+
+    def close(self) -> None:
+        """Ends the output of the run."""
+        self.clear()
+
+    def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
+        now, text = time.monotonic(), f"  {stage:<16} {self._format_bar(event)}"
+        if now - self._progress_at < (TERMINAL_INTERVAL_S if self._redraws else FILE_INTERVAL_S):
+            return
+        self._progress_at = now
+        if self._redraws:
+            self._draw(text)
+        else:
+            self._note(text)
+
+    def _format_bar(self, event: Mapping[str, Any], width: int = 1000) -> str:
+        """`██████░░░░ 280/560  loss 0.754  927 rows/s  16 s left, until 14:05` within `width` columns."""
+        done, total = event["done"], event["total"]
+        text = f" {done:,}/{total:,}"
+        text += f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
+        text += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
+        if (left_s := self._pace.left_s(done, total)) is not None:
+            end = time.localtime(time.time() + left_s)
+            clock = time.strftime("%H:%M" if left_s < 12 * 3600 else "%a %H:%M", end)
+            text += f"  {left_s:,.0f} s left, until {clock}"
+        length = min(BAR_WIDTH, max(0, width - len(text)))
+        full = round(length * done / max(total, 1))
+        return "█" * full + "░" * (length - full) + text
+
+    def _stage_lines(self, row: Row, result: Any) -> list[str]:
+        lines = [stage_line(row.name, row.state, f"{row.seconds:7.1f} s", summarize_result(row.name, result))]
+        if row.name == "score" and isinstance(result, Ref) and self._recipe:
+            groups = find_worst_groups(self._recipe, result.path).values()
+            lines += [stage_line("", "", "", f"slices: worst {group}") for group in groups]
+        return lines
+
+    def _note(self, text: str) -> None:
+        self.clear()
+        self._err.write(f"{text}\n")
+        self._err.flush()
+
+    def _draw(self, text: str) -> None:
+        self._err.write(f"\r\033[K{text}")
+        self._err.flush()
+
+
+class Quiet(Terminal):
+    """Prints only the metrics at the end."""
+
+    def run_ended(self, result: dict[str, Any]) -> None:
+        """Prints the metrics of each split."""
+        super().run_ended(result)
+        print(*metric_lines(result["metrics"]), sep="\n", end="\n" if result["metrics"] else "", file=self._out)
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Prints nothing."""
+
+    def stage_waits(self, stage: str) -> None:
+        """Prints nothing."""
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Prints nothing."""
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Prints nothing."""
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Returns whether the stream is a terminal with control sequences."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def stage_line(name: str, state: str, middle: str, end: str) -> str:
+    """Formats one line of a table of stages."""
+    return f"  {name:<16} {state:<8} {middle:>9}   {end}".rstrip()
