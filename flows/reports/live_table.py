@@ -45,6 +45,7 @@ class LiveTable(Terminal):
         self._begun.add(stage)
         self._running, self._since, self._bar_text, self._pace = stage, time.monotonic(), "", Pace()
         self._table.start()
+        self._table.refresh()
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Prints the stage's line above the table."""
@@ -54,6 +55,7 @@ class LiveTable(Terminal):
 
     def close(self) -> None:
         """Removes the table."""
+        self._running, self._begun = None, {*STAGES}  # rich draws a last frame, even one higher than the terminal
         self._table.stop()
 
     def clear(self) -> None:

@@ -56,24 +56,20 @@ def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_inter
     written = _written(TERM="xterm", COLUMNS="120", LINES="40")
     frames, _, left = written.rpartition("\x1b[?25h")  # the cursor, shown again
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames)
-    assert re.search(
-        r"  resolve +cached +0.2 s\n  load_data +running +\d\.\d s\n    █{10}░{10} 2/4  loss 0.500  1,391 rows/s", plain
-    )
+    assert "  resolve          cached       0.2 s\n" in plain
+    assert re.search(r"  load_data +running +\d\.\d s\n    █{10}░{10} 2/4  loss 0.500  1,391 rows/s", plain)
     assert re.search(r"\n  load_model +waiting *\n(.+waiting *\n)+  promote +waiting", plain)
     assert "printed by a library\n" in plain and "  load_data: row 7 is [odd]\n" in plain
-    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", left).replace("\r", "").strip("\n").splitlines()
-    assert [row.split() for row in rows] == [
-        ["resolve", "cached", "0.2", "s"],
-        ["load_data", "failed", "1.5", "s"],
-        ["told"],
-    ]
+    assert "  load_data        failed       1.5 s\n" in plain
+    assert re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", left).split() == ["told"]
 
 
 def test_a_small_terminal_shows_how_far_the_stage_at_work_is_and_no_more_lines_than_it_has() -> None:
     written = _written(TERM="xterm", COLUMNS="80", LINES="6")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
     far = r"█{10}░{10} 2/4  loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d"
-    assert re.search(rf"  resolve +cached +0.2 s\n  load_data +at work +\d\.\d s\n    {far}\n  … \d+ waiting", plain)
+    assert "  resolve          cached       0.2 s\n" in plain
+    assert re.search(rf"  load_data +running +\d\.\d s\n    {far}\n", plain)
     assert "promote" not in plain
     assert max(len(ups) // 8 for ups in re.findall(r"(?:\x1b\[1A\x1b\[2K)+", written)) <= 5
 
