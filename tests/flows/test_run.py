@@ -369,7 +369,7 @@ def test_a_flow_that_fails_before_its_stages_says_why_in_its_result(
     assert (kind, where) == ("internal", "run") and str(home / "runs") in message
 
 
-@pytest.mark.parametrize("place", ["Tracker", "pipeline"])
+@pytest.mark.parametrize("place", ["start_tracking", "pipeline"])
 def test_a_full_disk_is_told_once_with_its_folder_wherever_it_is_met(
     run_flow: Callable[[], dict[str, Any]], home: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
