@@ -11,14 +11,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flows.pipeline import STAGES
 from flows.reports.terminal import Terminal, stage_line
 from tasks.cache.stage import Row
 from tasks.tracking.stage_summary import Pace
+from tasks.tracking.stage_table import STAGES
 from training.recipe import Recipe
 
-OPTIONAL_STAGES = {"predict_champion", "count_comparison", "compare", "publish"}
-"""Stages that not every run has: listed once they begin."""
 REFRESHES_PER_SECOND = 4
 INDENT = 4  # columns before the progress of the running stage
 
@@ -73,6 +71,7 @@ class LiveTable(Terminal):
             seconds = f"{time.monotonic() - self._since:7.1f} s"
             lines.append(Text(stage_line(self._running, "running", seconds, ""), "bold"))
             lines += [Text(" " * INDENT + self._bar_text, "bold")] if self._bar_text else []
-        waiting = [stage for stage in STAGES if stage not in self._begun | OPTIONAL_STAGES]
+        expected = [stage for stage, entry in STAGES.items() if not entry.is_optional]
+        waiting = [stage for stage in expected if stage not in self._begun]
         lines += [Text(stage_line(stage, "waiting", "", ""), "dim") for stage in waiting]
         return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
