@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.refs import PinnedFile
-from training.data.file_systems import as_user_error, display_name, is_url, pieces
+from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
 from training.data.listing import SourceFile, stat_url
 from training.problems import Problem, UserError
 
@@ -55,7 +55,7 @@ def _digests_elsewhere(files: list[SourceFile], progress: Progress) -> dict[str,
     digests = {name: digest for name, digest in known.items() if digest}
     for file in unknown:
         digest = hashlib.sha256()
-        for piece in pieces(file.file):
+        for piece in read_pieces(file.file):
             digest.update(piece)
             done += len(piece)
             progress(done, max(done, total))

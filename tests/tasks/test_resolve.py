@@ -25,7 +25,7 @@ from tasks.stages.resolve import pin, resolve
 from tests.hub.server import Hub
 from tests.s3 import BUCKET, KEYS, S3, server
 from training.data import listing
-from training.data.decoding import opened
+from training.data.decoding import open_text
 from training.data.listing import stat_url
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -188,7 +188,7 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
     recipe = recipe_of({**FILES, "path": url})
     (found,) = pin(recipe).data_files["train"]
     assert found == PinnedFile(path=url, sha256=hashlib.sha256(ROWS).hexdigest(), size_bytes=len(ROWS))
-    with opened(found.path, recipe.data) as rows:
+    with open_text(found.path, recipe.data) as rows:
         assert rows.read() == ROWS
 
 

@@ -51,7 +51,7 @@ class Block:
     remarks: tuple[Fault, ...] = ()
     """Suspicious rows that are kept."""
 
-    def taken(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
+    def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
         """The rows where the mask is true, without faults and remarks."""
         rows = pa.array(mask)
         slices = {name: values.filter(rows) for name, values in self.slices.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,13 +133,10 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
             spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
             given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
     cast, bad = _convert(given, to, _cast_fails(to))
-    if pa.types.is_temporal(given.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
-        failed = pc.starts_with(cast, "<value out of range").fill_null(False)
-        bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
     if wanted.form_of(name) == "number":
         bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
-    return cast, {place: ("type", description, f": {_format_value(column[place])}") for place in bad}
+    return cast, {place: ("type", description, f": {shortened(column[place].as_py())}") for place in bad}
 
 
 def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
@@ -156,13 +152,6 @@ def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Blo
     return from_arrow(column, name, form, block.label_names)
 
 
-def _format_value(value: pa.Scalar) -> str:
-    try:
-        return shortened(value.as_py())
-    except (ValueError, OverflowError, LookupError):  # a time or zone that Python has no object for
-        return f"a {value.type} out of range"
-
-
 def _convert(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
     """Returns the column in another type, with null for values that do not convert, and the places of these."""
     try:
@@ -170,8 +159,7 @@ def _convert(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -
     except pa.ArrowException:
         bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
         good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
-        left = good.null_count < len(good)  # a column of an unknown time zone does not cast even if all are null
-        return good.cast(to) if left else pa.nulls(len(good), to), np.flatnonzero(bad).tolist()
+        return good.cast(to), np.flatnonzero(bad).tolist()
 
 
 def decode_texts(column: pa.Array) -> tuple[pa.Array, list[int]]:
@@ -201,7 +189,6 @@ def _possible_casts(task_type: pa.DataType) -> list[str]:
     return [name for name, to in ARROW.items() if _is_cast(task_type, to)]
 
 
-@cache
 def _is_cast(task_type: pa.DataType, to: pa.DataType) -> bool:
     if any(check(task_type) for check in (*_TEXT, *_BYTES)):
         return True

@@ -167,8 +167,8 @@ def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTe
         word, number = min(words, key=statistics.labels.__getitem__), min(numbers, key=statistics.labels.__getitem__)
         odd = min(word, number, key=statistics.labels.__getitem__)
         message = (
-            f"the labels of train are numbers in some rows ({number!r}) and words in others ({word!r}), each a label "
-            "of its own: write them all in one way."
+            f"the labels of train are numbers in some rows ({number!r}) and words in others ({word!r}), each a "
+            "separate label: write them all in one way."
         )
         yield Finding(statistics.first[odd], message)
 
@@ -316,4 +316,4 @@ def _leave_out(
     if statistics.wanted.labels:
         labels = block.rows.column(statistics.wanted.labels.name).filter(pa.array(bad))
         statistics.labels_left_out.update(flat_values(labels).drop_null().to_pylist())
-    return block.taken(~bad)
+    return block.filter(~bad)

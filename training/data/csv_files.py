@@ -20,7 +20,7 @@ import pyarrow.csv
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
-from training.data.decoding import LONGEST_ROW_BYTES, opened
+from training.data.decoding import LONGEST_ROW_BYTES, open_text
 from training.data.faults import HEADER_READ, REPEATED_HEADER, Fault, shortened
 from training.data.file_systems import display_name
 from training.data.sources import delimiter_of
@@ -75,7 +75,7 @@ class CsvParser:
         options = pyarrow.csv.ReadOptions(
             use_threads=False, block_size=LONGEST_ROW_BYTES, skip_rows=head.skipped, column_names=data.header
         )
-        with opened(self._file, data) as raw:
+        with open_text(self._file, data) as raw:
             has_header = data.header is None
             self.quotes = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
             source = pa.PythonFile(self.quotes if quoted else raw, "r")
@@ -136,7 +136,7 @@ class _CsvFile:
             block = Block(self._where, named, at, share=rows_read.share, slices=others, spelt=True)
             empty = empty_rows(named)
             if empty.any():
-                block = block.taken(~empty)
+                block = block.filter(~empty)
             repeated = at[self._equal_the_header(part)].tolist()
             remarks = [Fault(row, "header_row", REPEATED_HEADER) for row in repeated if row != self._header_read]
             remarks = sorted([*remarks, *self._parser.quotes.found(int(at[-1]))], key=lambda fault: fault.row)
@@ -231,7 +231,7 @@ def _read_head(file: str, data: Data) -> _Head:
                 raise source_error(where, f"has a header of more than {LONGEST_ROW_BYTES:,} characters")
             yield line
 
-    with opened(file, data) as raw:
+    with open_text(file, data) as raw:
         rest = lines(io.TextIOWrapper(raw, "utf-8", "replace", newline=""))
         start = next(rest, "")
         hint = re.fullmatch(r'"?sep=([^"\r\n])"?\s*', start, re.IGNORECASE)  # which Excel writes and obeys

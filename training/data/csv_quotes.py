@@ -45,7 +45,7 @@ class QuotedFields:
         self._program_quotes = False  # by the header, or the first row without one
         self._quoted_in_first_row = 0
         self._last: dict[str, int] = {}  # row by check: each row is reported once
-        self._found: deque[Fault] = deque()  # pyarrow reads from a thread of its own
+        self._found: deque[Fault] = deque()  # pyarrow reads in another thread
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes of the file."""

@@ -67,7 +67,7 @@ class _PieceReader(io.RawIOBase):
         return count
 
 
-class Opened(io.BufferedReader):
+class TextFile(io.BufferedReader):
     """The unpacked bytes of one file, in UTF-8, read once from the beginning."""
 
     def __init__(self, stored: _Stored, pieces: Generator[bytes, None, None]) -> None:
@@ -86,7 +86,7 @@ class Opened(io.BufferedReader):
 
 
 @contextlib.contextmanager
-def opened(file: str, data: Data) -> Iterator[Opened]:
+def open_text(file: str, data: Data) -> Iterator[TextFile]:
     """Opens a local path or URL: unpacked if its name ends in .gz or .zst, in UTF-8, without a byte order mark.
 
     Bytes that `data.encoding` cannot decode become invalid UTF-8, so that readers can name the row. Memory is that of a
@@ -96,13 +96,13 @@ def opened(file: str, data: Data) -> Iterator[Opened]:
     system that does not answer.
     """
     stored = _Stored(file)
-    with contextlib.closing(Opened(stored, _decode_pieces(stored, data))) as result:
+    with contextlib.closing(TextFile(stored, _decode_pieces(stored, data))) as result:
         yield result
 
 
 @contextlib.contextmanager
-def seekable(file: str) -> Iterator[pa.NativeFile]:
-    """Opens a local path or URL for random access (Parquet, Arrow). Raises UserError like `opened`."""
+def open_seekable(file: str) -> Iterator[pa.NativeFile]:
+    """Opens a local path or URL for random access (Parquet, Arrow). Raises UserError like `open_text`."""
     if not is_url(file):
         with as_user_error(file):
             local = pa.OSFile(file, "rb")  # no memory map: a file that is cut while it is read would kill the process

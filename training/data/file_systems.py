@@ -32,7 +32,7 @@ def is_url(file: str) -> bool:
     return "://" in file
 
 
-def local(file: str) -> str:
+def local_path(file: str) -> str:
     """Returns the path of a `file://` URL; anything else as it is."""
     return file.removeprefix("file://") if file.startswith("file:///") else file
 
@@ -170,7 +170,7 @@ def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
     return system.open(path, "rb", block_size=0, size=size), size
 
 
-def pieces(url: str) -> Iterator[bytes]:
+def read_pieces(url: str) -> Iterator[bytes]:
     """Yields the stored bytes of a URL. Raises UserError if they cannot be read."""
     with as_user_error(url), contextlib.closing(open_url(url)[0]) as file:
         while piece := file.read(PIECE_BYTES):

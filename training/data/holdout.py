@@ -1,6 +1,6 @@
 """Rows held out of train for splits that the source lacks, chosen by the hash of their text alone.
 
-So equal texts stay together, and a row stays in its split whatever is added or reordered: the next run evaluates on the
+Equal texts stay together, and a row stays in its split if others are added or reordered: the next run evaluates on the
 same rows.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def held_out(data: Data, given: Container[str]) -> dict[str, float]:
+def held_out_shares(data: Data, given: Container[str]) -> dict[str, float]:
     """Returns the splits to cut from train, and their shares; `given` are those that the source has."""
     sizes = {"validation": data.validation_size, "test": data.test_size}
     return {split: size for split, size in sizes.items() if split not in given and size > 0}
 
 
-def cut(hashes: Hashes, shares: Mapping[str, float], rest: str) -> dict[str, Mask | None]:
+def split_masks(hashes: Hashes, shares: Mapping[str, float], rest: str) -> dict[str, Mask | None]:
     """Returns the mask of the rows of each split; `rest` gets all other rows, and None means all rows."""
     if not shares:
         return {rest: None}

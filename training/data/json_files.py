@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.data.blocks import Block, source_error
-from training.data.decoding import LONGEST_ROW_BYTES, Opened, opened
+from training.data.decoding import LONGEST_ROW_BYTES, TextFile, open_text
 from training.data.faults import Fault
 from training.data.file_systems import display_name
 from training.data.mappings import from_mappings
@@ -26,18 +26,18 @@ def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slic
     """JSON lines, one object a line, blank lines skipped; or one array of objects."""
     for file in pinned[split]:
         where = display_name(file)
-        with opened(file, wanted.data) as raw:
+        with open_text(file, wanted.data) as raw:
             for block in from_mappings(json_values(raw, where), wanted, where, slices):
                 yield replace(block, share=raw.share)
 
 
-def json_values(file: Opened, where: str) -> Iterator[tuple[int, Any]]:
+def json_values(file: TextFile, where: str) -> Iterator[tuple[int, Any]]:
     """Returns the numbered values of a file, with a Fault in place of a line that is not JSON."""
     is_array = file.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
     return _read_elements(file, where) if is_array else _read_lines(file, where)
 
 
-def _read_lines(lines: Opened, where: str) -> Iterator[tuple[int, Any]]:
+def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
     number = 0
     while line := lines.readline(LONGEST_ROW_BYTES + 1):
         number += 1
@@ -61,7 +61,7 @@ def _parse_line(number: int, line: bytes) -> Any:
         return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
 
 
-def _read_elements(array: Opened, where: str) -> Iterator[tuple[int, Any]]:
+def _read_elements(array: TextFile, where: str) -> Iterator[tuple[int, Any]]:
     import ijson
 
     number = 0

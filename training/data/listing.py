@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from training.data.file_systems import as_user_error, display_name, filesystem, is_url, is_web, local, name_of
+from training.data.file_systems import as_user_error, display_name, filesystem, is_url, is_web, local_path, name_of
 from training.problems import Problem, UserError, nearest
 
 # Names in file systems of a value that changes with a file's content; the first one present is used.
@@ -52,7 +52,7 @@ class Listing:
         """Returns the base folder for names, and the files of a path: a file, the files of a folder with one of the
         suffixes, or the matches of a glob. Raises UserError if there is no such file or folder.
         """
-        path = local(path)
+        path = local_path(path)
         if is_url(path):
             return self._cover_url(path, suffixes)
         path = os.path.abspath(os.path.expanduser(path))
@@ -157,9 +157,9 @@ def _seconds(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def joined(folder: str, name: str) -> str:
+def join_pattern(folder: str, name: str) -> str:
     """Returns the pattern of a name relative to a folder; an absolute path or a URL as it is."""
-    name = os.path.expanduser(local(name))
+    name = os.path.expanduser(local_path(name))
     if is_url(name):
         return name
     if is_url(folder) and not os.path.isabs(name):

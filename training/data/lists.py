@@ -102,7 +102,7 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
     """Converts Arrow lists and objects likewise; whole numbers become the label names with these indices. Returns a
     column of another type as it is."""
     if form == "value":
-        return _convert_each(plain(column), lambda value: _check_value(_python_value(value, name), name, form), form)
+        return _convert_each(plain(column), lambda value: _check_value(value.as_py(), name, form), form)
     if types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.string())), {}
     if not is_list(column.type):
@@ -161,13 +161,6 @@ def _need_utf8(value: str) -> str:
     if not value.isascii():
         value.encode()
     return value
-
-
-def _python_value(value: pa.Scalar, name: str) -> Any:
-    try:
-        return value.as_py()
-    except (ValueError, OverflowError, LookupError) as error:  # a time outside of Python's range
-        raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f": a {value.type}") from error
 
 
 def _spell_label(value: str | bool | int | None) -> str:

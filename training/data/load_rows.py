@@ -26,7 +26,7 @@ from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import SPLIT_CHECKS, without_faulty
 from training.data.duplicates import DuplicateTexts, hashes_of
 from training.data.faults import Faults, level_of
-from training.data.holdout import cut, held_out
+from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.lists import flat_values, lists_like
 from training.data.plain_types import is_list
@@ -145,7 +145,7 @@ class _Reading:
             self.broken += error.problems
             return
         for split, share in splits.items():
-            self._read(split, share, held_out(self.wanted.data, splits) if split == "train" else {})
+            self._read(split, share, held_out_shares(self.wanted.data, splits) if split == "train" else {})
         self.statistics_by_split = {
             split: self.statistics_by_split[split] for split in SPLITS if split in self.statistics_by_split
         }
@@ -173,8 +173,8 @@ class _Reading:
         self, block: Block, into: Mapping[str, SplitStatistics], cuts: Mapping[str, float], writers: Mapping[str, Any]
     ) -> None:
         hashes = hashes_of(block.rows, self.wanted.inputs)
-        for name, mask in cut(hashes, cuts, next(iter(into))).items():
-            part = block if mask is None else block.taken(mask)
+        for name, mask in split_masks(hashes, cuts, next(iter(into))).items():
+            part = block if mask is None else block.filter(mask)
             into[name].add(part)
             if (column := self.wanted.labels) and len(into[name].labels) > MAX_LABELS:
                 message = (

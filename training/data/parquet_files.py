@@ -18,7 +18,7 @@ from pyarrow import types
 
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
-from training.data.decoding import seekable
+from training.data.decoding import open_seekable
 from training.data.file_systems import PIECE_BYTES, display_name
 from training.data.plain_types import as_bytes, decoded, plain, with_label_names
 from training.problems import UserError
@@ -37,7 +37,7 @@ def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], s
     """Parquet. Label names in the metadata of `datasets` are kept, in their order."""
     for name in pinned[split]:
         where = display_name(name)
-        with seekable(name) as source:
+        with open_seekable(name) as source:
             with readable(where, "Parquet"):
                 file = pq.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
                 schema = file.schema_arrow
@@ -60,7 +60,7 @@ def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sli
     """Arrow IPC files and streams, also those saved by `datasets`. Label names in their metadata are kept."""
     for name in pinned[split]:
         where = display_name(name)
-        with seekable(name) as source:
+        with open_seekable(name) as source:
             with readable(where, "Arrow"):
                 schema = open_ipc(source).schema
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from training.data.casting import decode_texts
 from training.data.csv_files import CsvParser, empty_rows
-from training.data.decoding import opened, seekable
+from training.data.decoding import open_seekable, open_text
 from training.data.faults import Fault, Faults, shortened
 from training.data.file_systems import display_name
 from training.data.json_files import json_values
@@ -182,7 +182,7 @@ Numbered: TypeAlias = Iterator[tuple[Sequence[int], Any]]
 
 def _typed_batches(file: Path, source: str) -> Numbered:
     form = "Parquet" if source == "parquet" else "Arrow"
-    with seekable(str(file)) as stored, readable(display_name(file), form):
+    with open_seekable(str(file)) as stored, readable(display_name(file), form):
         if source == "parquet":
             batches = pq.ParquetFile(stored, pre_buffer=False).iter_batches(BATCH_ROWS)
         else:
@@ -214,7 +214,7 @@ def _text_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
     if len(columns) > 1:
         message = f"holds a text a line, and the model takes {len(columns)} values: give {' and '.join(columns)} as "
         raise _problem(file, f"{message}columns of a .csv.")
-    with opened(str(file), Data(source="csv", path=str(file))) as raw:
+    with open_text(str(file), Data(source="csv", path=str(file))) as raw:
         for number, line in enumerate(raw, 1):
             try:
                 yield number, {columns[0]: line.decode().removesuffix("\n").removesuffix("\r")}
@@ -244,7 +244,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    with opened(str(file), Data(source="json", path=str(file))) as raw:
+    with open_text(str(file), Data(source="json", path=str(file))) as raw:
         for number, row in json_values(raw, display_name(file)):
             if isinstance(row, dict | Fault):
                 yield number, row

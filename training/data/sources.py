@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from training.data.file_systems import display_name, is_url, is_web, local, name_of
-from training.data.listing import Listing, SourceFile, joined
+from training.data.file_systems import display_name, is_url, is_web, local_path, name_of
+from training.data.listing import Listing, SourceFile, join_pattern
 from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.tables.formats import FORMATS, PACKED
@@ -75,7 +75,7 @@ class _Search:
 
     def is_one_file(self, path: str) -> bool:
         """Whether the path names a file rather than a folder or a glob."""
-        path = local(path)
+        path = local_path(path)
         file = path if is_url(path) else os.path.abspath(os.path.expanduser(path))
         return [found.file for found in self.there] == [file]
 
@@ -133,14 +133,14 @@ class _Search:
         forms = []
         for name in names:
             forms.append(name)
-            if not glob.has_magic(name) and not (anywhere and is_web(joined(self._folder, name))):
+            if not glob.has_magic(name) and not (anywhere and is_web(join_pattern(self._folder, name))):
                 forms += [name + suffix for suffix in self._suffixes]
                 forms += [f"{name}[-_][0-9]*{suffix}" for suffix in self._suffixes]
         return forms
 
     def _matching(self, form: str, anywhere: bool) -> list[SourceFile]:
         if anywhere:
-            return self._listing.matching(joined(self._folder, form))
+            return self._listing.matching(join_pattern(self._folder, form))
         return [file for file in self.there if fnmatchcase(file.name, form)]
 
     def _missing(self, split: str, names: list[str], anywhere: bool) -> str:
@@ -191,7 +191,7 @@ def load_object(name: str) -> Any:
     It is a callable that takes a split's name; a mapping of splits to rows; or the rows themselves (`is_rows`), all
     train. Raises UserError if there is no such module or name, if its import fails, or if it is none of these.
     """
-    return _PLACE.load(name)
+    return _FIELD.load(name)
 
 
 def is_rows(value: Any) -> bool:
@@ -232,13 +232,13 @@ def fingerprint(rows: Any) -> str | None:
     try:
         answer = method()
     except Exception as error:
-        raise _PLACE.error(f"its fingerprint() failed: {type(error).__name__}: {error}") from error
+        raise _FIELD.error(f"its fingerprint() failed: {type(error).__name__}: {error}") from error
     if not isinstance(answer, str):
-        raise _PLACE.error(f"fingerprint() gave {type(answer).__name__}: it must give a text.")
+        raise _FIELD.error(f"fingerprint() gave {type(answer).__name__}: it must give a text.")
     return answer
 
 
-_PLACE = CodeField(
+_FIELD = CodeField(
     kind="data",
     where="data.path",
     example="my_rows:rows",

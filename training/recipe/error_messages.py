@@ -132,7 +132,7 @@ def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
         return (
             f"cannot be set in a recipe: {reason}."
             if reason
-            else f"has no field of its own: write it as training.extra.{name}."
+            else f"belongs to `extra`: write it as training.extra.{name}."
         )
     if hint := nearest(name, fields):
         return f"no such field.{hint}"

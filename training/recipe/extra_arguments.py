@@ -14,7 +14,7 @@ _SET_BY_PROJECT = {
     "metrics go to MLflow (MLFLOW_TRACKING_URI) and to the trackers in training.report_to": (
         "project trackio_space_id trackio_bucket_id trackio_static_space_id"
     ),
-    "publishing is a stage of its own, after the gate: release.hub": (
+    "publishing is a separate stage, after the gate: release.hub": (
         "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"
     ),
     "checkpoints are written every training.checkpoint_interval_s seconds and at each evaluation": (
@@ -116,12 +116,12 @@ def arguments() -> dict[str, str]:
 
 
 def set_by_project(name: str) -> str | None:
-    """Why a recipe cannot set that field of TrainingArguments; None if it can."""
+    """Returns why a recipe cannot set a field of TrainingArguments; None if it can."""
     return next((why for why, names in _SET_BY_PROJECT.items() if name in names.split()), None)
 
 
 def out_of_scope(name: str) -> str | None:
-    """What to use instead of the stack that a field or value belongs to; None if it is in scope."""
+    """Returns the supported alternative to an out-of-scope field or value; None if it is in scope."""
     words = {name.lower(), *name.lower().replace("-", "_").split("_")}
     return next((f"is out of scope: {why}." for why, given in _OUT_OF_SCOPE.items() if words & {*given.split()}), None)
 

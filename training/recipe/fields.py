@@ -230,12 +230,11 @@ class Compute(Section):
     """The machines and processes that train the model."""
 
     strategy: Annotated[str, NameIn(STRATEGIES)] = "ddp"
-    """How processes share the work. ddp: each holds the whole model. fsdp: each holds a share of the model (FSDP2).
-    deepspeed-zero2: each holds the model, and a share of gradients and optimizer state. deepspeed-zero3: each holds a
-    share of the model too."""
+    """The strategy of several processes. ddp: each holds the whole model. fsdp: each holds a share of the model
+    (FSDP2). deepspeed-zero2: each holds the model, and a share of gradients and optimizer state. deepspeed-zero3: each
+    holds a share of the model too."""
     offload: Annotated[Literal["no", "optimizer", "all"], Word] = "no"
-    """What is kept in the CPU's memory while the GPU does not need it: nothing, the optimizer state, or the model as
-    well."""
+    """The state kept in CPU memory while the GPU does not need it: none, the optimizer state, or the model as well."""
     fsdp_reshard_after_forward: bool = True
     """For fsdp: whether a layer's weights are released between the forward and the backward pass, for less memory and
     more traffic. true is also known as FULL_SHARD, false as SHARD_GRAD_OP."""
@@ -359,14 +358,14 @@ class Hub(Section):
     `last-checkpoint/`, and the best one in `best-checkpoint/` if the newest needs it. every_save: only the newest
     weights and the tokenizer, in `last-weights/`, which from_pretrained takes as `subfolder`. all_checkpoints: each as
     `checkpoint-N/`; those that wait for upload stay on the disk as long as a tenth of it is free. Uploads stay on the
-    branch whatever the gate decides later. A downloaded checkpoint can be used as training.resume_from_checkpoint."""
+    branch even if the gate rejects the model. A downloaded checkpoint may be the training.resume_from_checkpoint."""
 
 
 class Retrain(Section):
     """Behaviour of the flow `retrain` if the Hub does not respond."""
 
     max_unreachable: int = Field(default=3, ge=0)
-    """Consecutive runs that may succeed although the Hub could not be asked for changes of its dataset or model. The
+    """Consecutive runs that may succeed although the Hub did not respond to requests about its dataset or model. The
     next run fails. A response of the Hub sets the count back to 0."""
 
 
@@ -375,7 +374,7 @@ class Release(Section):
 
     registry: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """The model's name in MLflow's registry (null: not registered). Several recipes and homes may share one: its
-    champion is compared on this recipe's rows, whatever it was trained on."""
+    champion is compared on this recipe's rows, also if it was trained on others."""
     gate: Gate = Gate()
     """Conditions for registration and promotion."""
     hub: Hub | None = None

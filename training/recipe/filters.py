@@ -196,7 +196,7 @@ def _evaluate(node: ast.expr, rows: Any) -> Any:
     if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
         name = ast.unparse(node)
         mend = f"set data.cast.{name}: bool, or compare it with a value"
-        raise ValueError(f"column {name!r} is {column.type} and stands as a condition of its own: {mend}.")
+        raise ValueError(f"column {name!r} is {column.type} and is no condition: {mend}.")
     return column.cast("bool")
 
 

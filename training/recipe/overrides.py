@@ -75,7 +75,7 @@ def merge(
         path = _path(name, recipe)
         if path is None:
             parent = name.rpartition(".")[0]
-            message = f"cannot be set: {parent!r} has no fields of its own."
+            message = f"cannot be set: {parent!r} has no fields."
             problems.append(Problem(kind="recipe", where=name, message=message))
         elif (
             isinstance(there := merged.get(path[0], {}), Mapping)

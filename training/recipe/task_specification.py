@@ -50,7 +50,7 @@ class TaskSpecification(RowSpecification):
     chat_template_columns: ClassVar[Sequence[str]] = ()
     """The columns that need the tokenizer's chat template to become a text."""
     loss_only_reason: str | None = None
-    """Why evaluations give only the loss, and no predictions or metrics; empty if the recipe says so; None if they give
+    """The reason that evaluations give only the loss; empty if the recipe disables predictions; None if they give
     predictions."""
 
     def options_of(self, stage: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def specification(task: str, options: Mapping[str, Any] | None = None) -> TaskSp
             Problem(kind="recipe", where=f"options.{name}", message=f"{message}.") for name, message in places
         ) from error
     except Exception as error:  # the user's class may lack a method
-        raise _PLACE.error(f"{task!r} cannot be made: {error}.") from error
+        raise _FIELD.error(f"{task!r} cannot be made: {error}.") from error
 
 
 def specification_class(name: str) -> type[TaskSpecification]:
@@ -92,11 +92,11 @@ def specification_class(name: str) -> type[TaskSpecification]:
     if name not in TASK_TYPES and ":" not in name:
         message = f"{name!r} is unknown: choose from {', '.join(TASK_TYPES)}, or name a class as module:Class."
         raise UserError([Problem(kind="recipe", where="task", message=f"{message}{nearest(name, TASK_TYPES)}")])
-    found: type[TaskSpecification] = _PLACE.load(TASK_TYPES.get(name, name))
+    found: type[TaskSpecification] = _FIELD.load(TASK_TYPES.get(name, name))
     if missing := [
         field for field in ("columns", "auto_class", "hub_task", "card_sentence") if not hasattr(found, field)
     ]:
-        raise _PLACE.error(f"{name!r} lacks {', '.join(f'`{field}`' for field in missing)}: declare them in the class.")
+        raise _FIELD.error(f"{name!r} lacks {', '.join(f'`{field}`' for field in missing)}: declare them in the class.")
     return found
 
 
@@ -120,7 +120,7 @@ def _is_task_type(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, TaskSpecification) and found.__module__ not in bases
 
 
-_PLACE = CodeField(
+_FIELD = CodeField(
     kind="recipe",
     where="task",
     example="my_task:ExtractiveQA",

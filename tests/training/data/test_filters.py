@@ -128,7 +128,7 @@ def test_what_is_not_understood_is_told_with_its_place_and_what_is_allowed(text:
         ("words == 'a'", "column 'words' is list<"),
         ("len(stars) > 1", "column 'stars' is int8, and len() is of text: set data.cast.stars: string."),
         ("'1' in stars", "column 'stars' is int8 and does not compare with '1': set data.cast.stars: string, or"),
-        ("text", "column 'text' is string and stands as a condition of its own: set data.cast.text: bool, or compare"),
+        ("text", "column 'text' is string and is no condition: set data.cast.text: bool, or compare"),
         ("starz > 1", "there is no column 'starz': there is text, stars, share, "),
     ],
 )

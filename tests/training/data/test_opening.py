@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from training.data.decoding import opened, seekable
+from training.data.decoding import open_seekable, open_text
 from training.data.file_systems import as_user_error
 from training.data.sources import EXPORT
 from training.problems import NETWORK, UserError
@@ -37,7 +37,7 @@ def data(**values: Any) -> Data:
 
 
 def read(file: Path | str, **values: Any) -> bytes:
-    with opened(str(file), data(**values)) as rows:
+    with open_text(str(file), data(**values)) as rows:
         return rows.read()
 
 
@@ -111,16 +111,16 @@ def test_what_cannot_be_decoded_is_left_for_the_reader_to_find_in_its_row(
 def test_pyarrow_and_a_loop_over_lines_read_it_alike(tmp_path: Path) -> None:
     rows = "".join(f"{number},text {number}\n" for number in range(200_000))
     file = str(written(tmp_path / "rows.csv.gz", gzip.compress(f"a,b\n{rows}".encode(), 1)))
-    with opened(file, data()) as lines:
+    with open_text(file, data()) as lines:
         assert sum(1 for _ in lines) == 200_001
         assert lines.share == 1.0
-    with opened(file, data()) as rows_of, pyarrow.csv.open_csv(pa.PythonFile(rows_of, mode="r")) as batches:
+    with open_text(file, data()) as rows_of, pyarrow.csv.open_csv(pa.PythonFile(rows_of, mode="r")) as batches:
         assert sum(batch.num_rows for batch in batches) == 200_000
 
 
 def test_a_block_is_as_long_as_was_asked(tmp_path: Path) -> None:
     file = written(tmp_path / "rows.csv.gz", gzip.compress(b"x" * 5_000_000))
-    with opened(str(file), data()) as rows:
+    with open_text(str(file), data()) as rows:
         assert [len(rows.read(3_000_000)) for _ in range(3)] == [3_000_000, 2_000_000, 0]
 
 
@@ -128,14 +128,14 @@ def test_a_reader_may_be_given_up_at_any_time(tmp_path: Path) -> None:
     file = str(written(tmp_path / "rows.csv", b"a,b\n" + b"1,2\n" * 2_000_000))
     options = pyarrow.csv.ReadOptions(block_size=2**16)
     for _ in range(5):
-        with opened(file, data()) as rows:
+        with open_text(file, data()) as rows:
             next(iter(pyarrow.csv.open_csv(pa.PythonFile(rows, mode="r"), read_options=options)))
 
 
 @pytest.mark.parametrize("suffix", PACK)
 def test_the_share_grows_from_nothing_to_all_of_the_file_as_it_lies(tmp_path: Path, suffix: str) -> None:
     file = written(tmp_path / f"rows.csv{suffix}", PACK[suffix](os.urandom(3_000_000).hex().encode()))
-    with opened(str(file), data()) as rows:
+    with open_text(str(file), data()) as rows:
         shares = [rows.share]
         while rows.read(1_000_000):
             shares.append(rows.share)
@@ -149,7 +149,7 @@ def test_a_parquet_file_is_read_by_place(tmp_path: Path, folder: str, elsewhere:
     file = str(tmp_path / "rows.parquet")
     if elsewhere:
         file = str(written(f"{folder}/rows.parquet", (tmp_path / "rows.parquet").read_bytes()))
-    with seekable(file) as stored:
+    with open_seekable(file) as stored:
         assert pyarrow.parquet.ParquetFile(stored).read().equals(table)
 
 
@@ -164,7 +164,7 @@ def test_a_small_file_packed_from_an_endless_one_is_refused_at_the_cap_in_bounde
     assert os.path.getsize(bomb) < 100_000
     tracemalloc.start()
     before = pa.total_allocated_bytes()
-    with pytest.raises(UserError) as raised, opened(str(bomb), data(max_file_gb=0.01)) as rows:
+    with pytest.raises(UserError) as raised, open_text(str(bomb), data(max_file_gb=0.01)) as rows:
         while rows.read(100_000):
             most = pa.total_allocated_bytes() - before
     assert most + tracemalloc.get_traced_memory()[1] < 8_000_000
@@ -222,7 +222,7 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path, folder: str) -> None:
     assert "does not exist (any more)" in problem(tmp_path / "rows.csv")
     assert "does not exist: check the URL" in problem(f"{folder}/rows.csv")
     for file in (str(tmp_path / "rows.parquet"), f"{folder}/rows.parquet"):
-        with pytest.raises(UserError), seekable(file):
+        with pytest.raises(UserError), open_seekable(file):
             pass
 
 
@@ -278,12 +278,12 @@ def web() -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.csv?version=2", "rows.csv.gz?version=2"])
 def test_a_file_of_a_plain_web_server_is_read_in_one_go(web: str, name: str) -> None:
-    with opened(f"{web}/{name}", data()) as rows:
+    with open_text(f"{web}/{name}", data()) as rows:
         assert rows.read() == TEXT.encode() and rows.share == 1.0
 
 
 def test_a_file_of_a_plain_web_server_is_not_read_by_place(web: str) -> None:
-    with pytest.raises(UserError, match="gives files from their beginning only"), seekable(f"{web}/rows.csv"):
+    with pytest.raises(UserError, match="gives files from their beginning only"), open_seekable(f"{web}/rows.csv"):
         pass
 
 

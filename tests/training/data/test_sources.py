@@ -324,7 +324,7 @@ def test_the_working_directory_shadows_no_library(my_rows: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda name: name, "write module:name"),
+        (lambda name: name, "is no module:name: write"),
         (lambda name: f"{name[:-1]}:rows", "Did you mean"),
         (lambda name: f"{name}:row", "has no 'row': it has rows.* Did you mean 'rows'"),
         (

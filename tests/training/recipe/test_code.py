@@ -29,7 +29,7 @@ def calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
 
 def test_every_field_whose_value_is_imported_is_marked_as_code() -> None:
     fields = set()
-    for _, call in calls("Place"):
+    for _, call in calls("CodeField"):
         for keyword in call.keywords:
             if keyword.arg == "where":
                 fields.add(ast.unparse(keyword.value).strip("f'").partition("[")[0])

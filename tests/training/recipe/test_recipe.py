@@ -189,7 +189,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("training.warmup_steps", 10.5,
          "10.5 is out of range: whole steps, or below 1 the share of all steps."),
         ("training.max_length", 64, "no such field. Did you mean 'tokens.max_length'?"),
-        ("training.adam_beta1", 0.8, "has no field of its own: write it as training.extra.adam_beta1."),
+        ("training.adam_beta1", 0.8, "belongs to `extra`: write it as training.extra.adam_beta1."),
         ("training.bf16", True, "cannot be set in a recipe: it follows from compute.mixed_precision."),
         ("training.metric_for_best_model", "eval_accuracy",
          "'eval_accuracy' is not evaluated: choose from accuracy, loss, or add it to "
@@ -199,7 +199,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
          "training.extra.lr_scheduler_kwargs.num_decay_steps."),
         ("training.extra.adam_beta3", 1.0, "no such field of TrainingArguments. Did you mean 'adam_beta2'?"),
         ("training.extra.adam_beta2", "high", "'high' is of the wrong type: it takes float."),
-        ("training.extra.seed", 1, "has a field of its own: set training.seed."),
+        ("training.extra.seed", 1, "has its own field: set training.seed."),
         ("training.extra.output_dir", "x",
          "cannot be set in a recipe: the project chooses the folder and the name of a run."),
         ("compute.num_processes", 0, "0 is out of range: it must be at least 1."),
@@ -443,8 +443,8 @@ def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
     ("values", "where", "message"),
     [
         ({"release.hub.checkpoints": "checkpoint", "release.hub.pull_request": True}, "release.hub.pull_request",
-         "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a branch "
-         "of its own, or release.hub.checkpoints to no."),
+         "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a "
+         "separate branch, or release.hub.checkpoints to no."),
         ({"release.hub.checkpoints": "every_save", "training.engine": "accelerate"}, "release.hub.checkpoints",
          "'every_save' needs weights that transformers can load, and checkpoints of 'accelerate' are its own: choose "
          "checkpoint or all_checkpoints, or `engine: trainer`."),
@@ -512,7 +512,7 @@ def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
         ({"source": "json", "header": ["text", "label"]}, "data.header",
          "['text', 'label'] is for `source: csv` only; with json, set it to null."),
         ({"header": ["text", "label", "text"]}, "data.header",
-         "'text' is listed twice; each column has a name of its own."),
+         "'text' is listed twice; use each name once."),
         ({"label_separator": ","}, "data.label_separator",
          "',' is for several labels in a row, and task sequence-classification has none: set it to null."),
         ({"source": "arrow", "encoding": "latin-1"}, "data.encoding",
@@ -527,7 +527,7 @@ def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
          "0.5 is out of range: with validation_size 0.5 it leaves no rows to train on; together they must be "
          "below 1."),
         ({"rename": {"a": "text", "b": "text"}}, "data.rename",
-         "'a' and 'b' are both renamed to 'text': each column has a name of its own."),
+         "'a' and 'b' are both renamed to 'text': use each name once."),
         ({"rename": {"text": "words"}}, "data.text", "'text' is renamed to 'words' (data.rename): use that name."),
         ({"cast": {"text": "int64"}}, "data.cast.text",
          "'int64' is not a type for a text column: cast it to string, or not at all."),
@@ -600,7 +600,7 @@ def test_a_url_without_a_secret_is_taken(url: str) -> None:
 
 def test_a_label_column_that_is_also_text_is_refused() -> None:
     assert problems(overrides={"data.label": "text"}) == {
-        "data.label": "'text' is also a text column; the label has a column of its own."
+        "data.label": "'text' is also a text column; the label needs another column."
     }
 
 
@@ -693,7 +693,7 @@ def test_an_override_of_an_unknown_field_is_told_with_the_nearest() -> None:
     assert problems(overrides={"training.learning_rat": 1, "learning_rate": 1, "name.x": 1}) == {
         "training.learning_rat": "no such field. Did you mean 'learning_rate'?",
         "learning_rate": "no such field. Did you mean 'training.learning_rate'?",
-        "name.x": "cannot be set: 'name' has no fields of its own.",
+        "name.x": "cannot be set: 'name' has no fields.",
     }
 
 

@@ -64,7 +64,7 @@ def test_every_optimizer_of_the_installed_transformers_is_offered_or_refused_wit
         ({"optim": "sgd", "extra": {"optim_args": "momentun=0.9"}}, "extra.optim_args",
          "'momentun' does nothing with `optim: sgd`: it takes momentum, dampening, nesterov. Did you mean 'momentum'?"),
         ({"optim": "sgd", "extra": {"optim_args": "weight_decay=1"}}, "extra.optim_args",
-         "weight_decay has a field of its own: set training.weight_decay."),
+         "weight_decay has its own field: set training.weight_decay."),
         ({"extra": {"optim_args": "momentum=0.9"}}, "extra.optim_args",
          "'momentum' does nothing with `optim: adamw_torch_fused`: it takes none."),
         ({"optim": "sgd", "extra": {"optim_args": "fast"}}, "extra.optim_args",

@@ -59,7 +59,7 @@ def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     task_type, given = task_type_of(written), _column_names(written)
     for name, field in OWN_FIELDS.items():
         if name in written["data.columns"]:
-            yield f"data.columns.{name}", f"has a field of its own: set {field}."
+            yield f"data.columns.{name}", f"has its own field: set {field}."
             return
     unknown = [name for name in given if not any(name in one for one in task_type.column_sets())]
     for name in unknown:
@@ -84,7 +84,7 @@ def one_use_each(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if len(set(text)) < len(text):
         yield "data.text", f"{text} names a column twice; name one text column, or two different ones."
     if written["data.label"] in text:
-        yield "data.label", f"{written['data.label']!r} is also a text column; the label has a column of its own."
+        yield "data.label", f"{written['data.label']!r} is also a text column; the label needs another column."
     before: dict[str, str] = {}
     for column in columns_of(written):
         name = column.source_name

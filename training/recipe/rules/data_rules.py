@@ -109,7 +109,7 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"data.{name}", f"{value!r} is for {_list_formats(name)} only; with {source}, set it to {shown}."
     names = written["data.header"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield "data.header", f"{name!r} is listed twice; each column has a name of its own."
+        yield "data.header", f"{name!r} is listed twice; use each name once."
     if source == "csv" and delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
         yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
     try:
@@ -137,7 +137,7 @@ def _renamed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     new = list(rename.values())
     for name in sorted({name for name in new if new.count(name) > 1}):
         old = " and ".join(repr(key) for key, value in rename.items() if value == name)
-        yield "data.rename", f"{old} are both renamed to {name!r}: each column has a name of its own."
+        yield "data.rename", f"{old} are both renamed to {name!r}: use each name once."
     used = [(column.field, column.source_name) for column in columns_of(written)]
     used += [(f"data.cast.{name}", name) for name in written["data.cast"]]
     for where, name in used:

@@ -85,7 +85,7 @@ def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     ]:
         yield (
             "model.chat_template",
-            f"is missing: a model from scratch brings none, and rows with {wanted[0]} become texts by one. "
+            f"is missing: a model from scratch has none, and rows with {wanted[0]} become texts by one. "
             "Name a file, such as deployments/examples/chat.jinja.",
         )
 

@@ -181,7 +181,7 @@ def _hub(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         return  # YAML reads a bare `no` as false
     if written["release.hub.pull_request"]:
         message = "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a"
-        yield "release.hub.pull_request", f"{message} branch of its own, or release.hub.checkpoints to no."
+        yield "release.hub.pull_request", f"{message} separate branch, or release.hub.checkpoints to no."
     engine, strategy = written["training.engine"], written["compute.strategy"]
     if which == "every_save" and engine != "trainer":
         message = f"'every_save' needs weights that transformers can load, and checkpoints of {engine!r} are its own"

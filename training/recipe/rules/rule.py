@@ -13,11 +13,11 @@ from training.problems import Problem
 from training.recipe.error_messages import section_fields
 
 MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""How a recipe names code of the user's: `module:name`."""
+"""The name of user code in a recipe: `module:name`."""
 
 
 class InvalidFieldError(LookupError):
-    """A rule reads a field that has a problem of its own."""
+    """A rule reads an invalid field."""
 
 
 class WrittenRecipe:
@@ -53,8 +53,7 @@ Rule: TypeAlias = Callable[[WrittenRecipe], Iterator[tuple[str, str]]]
 def broken_rules(rules: Iterable[Rule], written: WrittenRecipe) -> list[Problem]:
     """The problems of all rules, in turn.
 
-    A rule ends at the first field that is wrong itself, or by an earlier rule: a mistake is reported once, without
-    all that follows from it.
+    A rule ends at the first field that is known to be wrong, so a mistake is reported once.
     """
     problems: list[Problem] = []
     for rule in rules:

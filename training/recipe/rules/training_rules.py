@@ -158,7 +158,7 @@ def _extra(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if advice := out_of_scope(name):
             yield where, advice
         elif name in written.fields("training"):
-            yield where, f"has a field of its own: set training.{name}."
+            yield where, f"has its own field: set training.{name}."
         elif reason := set_by_project(name):
             yield where, f"cannot be set in a recipe: {reason}."
         elif name not in known:
@@ -208,7 +208,7 @@ def _optimizer_args(name: str, optimizer: Optimizer, text: Any) -> Iterator[tupl
         return
     for field in given:
         if field == "weight_decay":
-            yield where, "weight_decay has a field of its own: set training.weight_decay."
+            yield where, "weight_decay has its own field: set training.weight_decay."
         elif field not in optimizer.args:
             takes = f"it takes {', '.join(optimizer.args)}" if optimizer.args else "it takes none"
             yield where, f"{field!r} does nothing with `optim: {name}`: {takes}.{nearest(field, optimizer.args)}"
