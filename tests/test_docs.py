@@ -27,7 +27,7 @@ from tasks.stages.score import require_fitting
 from tasks.tracking.reports import find_worst_groups
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
-from training.programs.compare import compared as compare
+from training.programs.compare import compare_models as compare
 from training.recipe import Recipe, load, parse, parse_set
 from training.recipe.program_settings import CompareSettings
 

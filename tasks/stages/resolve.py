@@ -26,7 +26,7 @@ from tasks.registry.champions import rows_digest, started_from
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
 from training.data.sources import find, fingerprint, load_object, object_splits
-from training.evaluation.hub_metrics import PREFIX, fetched
+from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, part_of, require_files, require_model_folder
 from training.problems import Problem, UserError
@@ -71,7 +71,7 @@ def _fetch_metrics(recipe: Recipe) -> None:
     for index, name in enumerate(recipe.evaluation.metrics):
         if name.startswith(PREFIX):
             try:
-                fetched(name)
+                fetch(name)
             except UserError as error:
                 where = f"evaluation.metrics[{index}]"
                 problems += (problem.model_copy(update={"where": where}) for problem in error.problems)

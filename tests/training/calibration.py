@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predictions
-from training.programs.compare import compared
+from training.programs.compare import compare_models
 from training.recipe.program_settings import CompareSettings
 
 Floats = npt.NDArray[np.float64]
@@ -35,7 +35,7 @@ class Regime:
             **{"metrics": [self.metric], "figure": self.metric, "less_is_better": [], "margin": self.margin},
             confidence=confidence,
         )
-        return sum(compared(*self.draw(random, self.rows), settings)["better"] for _ in range(trials))
+        return sum(compare_models(*self.draw(random, self.rows), settings)["better"] for _ in range(trials))
 
 
 def two_labels(margins: Floats, references: npt.NDArray[np.int64]) -> OneLabel:

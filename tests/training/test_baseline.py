@@ -58,19 +58,22 @@ def offered(task: str, folder: Path, labels: list[str], **columns: Any) -> Basel
 
 
 def best_figure(found: Baseline, metric: str, rows: Predictions) -> float:
-    return baseline.values([metric], baseline.best(found, metric).answered(rows, "test"))[metric]
+    return baseline.compute_values([metric], baseline.choose_constant(found, metric).predict(rows, "test"))[metric]
 
 
 def test_the_metric_decides_which_label_is_the_best_constant(tmp_path: Path) -> None:
     found = offered("sequence-classification", tmp_path, ["ham", "spam"], label=[0] * 7 + [1] * 3)
-    assert baseline.best(found, "accuracy").name == "'ham'" and baseline.best(found, "f1").name == "'spam'"
+    assert (
+        baseline.choose_constant(found, "accuracy").name == "'ham'"
+        and baseline.choose_constant(found, "f1").name == "'spam'"
+    )
     rows = OneLabel(np.array([0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1]), np.eye(2)[[0, 0, 1, 1, 1]], ["ham", "spam"])
     assert best_figure(found, "accuracy", rows) == 0.4  # of the training rows' majority, not of these rows'
     assert best_figure(found, "f1", rows) == pytest.approx(2 * 3 / (5 + 3))
     assert best_figure(found, "roc_auc", rows) == 0.5 and best_figure(found, "matthews_correlation", rows) == 0
     shares = np.tile([8 / 12, 4 / 12], (5, 1))
     assert best_figure(found, "log_loss", rows) == pytest.approx(sklearn_metrics.log_loss(rows.references, shares))
-    assert baseline.values(["tests.training.test_baseline:Shy"], found.constants[0].answered(rows, "test")) == {}
+    assert baseline.compute_values(["tests.training.test_baseline:Shy"], found.constants[0].predict(rows, "test")) == {}
 
 
 @pytest.mark.parametrize("metric", task_types.class_of("sequence-classification").metrics)
@@ -82,7 +85,7 @@ def test_no_other_label_is_a_better_constant_on_the_training_rows(tmp_path: Path
         OneLabel(places, np.full(20, place), np.tile((np.bincount(places) + 1) / 24, (20, 1)), labels)
         for place in range(4)
     ]
-    values = [sign * baseline.values([metric], answer)[metric] for answer in every]
+    values = [sign * baseline.compute_values([metric], answer)[metric] for answer in every]
     assert sign * best_figure(found, metric, every[0]) == pytest.approx(max(values), abs=1e-12)
 
 
@@ -107,7 +110,7 @@ def test_no_other_set_of_labels_is_a_better_constant_on_the_training_rows(tmp_pa
 def test_a_number_is_the_mean_or_the_median_and_correlates_with_nothing(tmp_path: Path) -> None:
     found = offered("regression", tmp_path, [], label=[0.0, 0.0, 0.0, 1.0, 9.0])
     assert [constant.name for constant in found.constants] == ["2 (the mean)", "0 (the median)"]
-    assert {metric: baseline.best(found, metric).name[0] for metric in ("mse", "rmse", "r2", "mae")} == {
+    assert {metric: baseline.choose_constant(found, metric).name[0] for metric in ("mse", "rmse", "r2", "mae")} == {
         **dict.fromkeys(("mse", "rmse", "r2"), "2"),
         "mae": "0",
     }
@@ -122,14 +125,17 @@ def test_a_word_gets_the_most_frequent_tag_and_no_span_is_found(tmp_path: Path) 
     words = np.array([0, 1, 2, 0])
     rows = Tagged(words, words, np.ones(4), np.array([0, 3, 4]), labels)
     assert best_figure(found, "accuracy", rows) == 0.5 and found.constants[0].name == "'O'"
-    assert baseline.values(["f1"], found.constants[0].answered(rows, "test")) == {"f1": 0.0}
+    assert baseline.compute_values(["f1"], found.constants[0].predict(rows, "test")) == {"f1": 0.0}
 
 
 def test_a_text_is_the_frequent_target_that_is_nearest_to_the_others(tmp_path: Path) -> None:
     found = offered("seq2seq", tmp_path, [], target=["yes"] * 3 + ["no"] * 2)
     rows = Generated(np.array(["yes", "no"], np.object_), np.array(["", ""], np.object_))
-    assert best_figure(found, "exact_match", rows) == 0.5 and baseline.best(found, "exact_match").name == "'yes'"
-    assert baseline.best(found, "chrf").name == "'yes'"
+    assert (
+        best_figure(found, "exact_match", rows) == 0.5
+        and baseline.choose_constant(found, "exact_match").name == "'yes'"
+    )
+    assert baseline.choose_constant(found, "chrf").name == "'yes'"
 
 
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "sft"])
@@ -158,7 +164,7 @@ def test_tokens_are_predicted_by_how_often_the_training_targets_are_they(task: s
     counts = 1 + np.bincount(list(chain.from_iterable(targets("train"))), minlength=size)
     losses, asked = -np.log(counts / counts.sum()), targets("validation")
     rows = Likelihoods(np.zeros(len(asked)), np.zeros(len(asked), np.int64), np.zeros(len(asked), np.int64))
-    answered = baseline.best(found, "perplexity").answered(rows, "validation")
+    answered = baseline.choose_constant(found, "perplexity").predict(rows, "validation")
     assert isinstance(answered, Likelihoods)
     assert answered.targets.tolist() == [len(row) for row in asked] and sum(answered.targets) > 50
     assert answered.loss == pytest.approx([losses[row].sum() for row in asked])
@@ -201,7 +207,7 @@ def test_a_model_that_gives_every_row_all_labels_is_not_better_than_the_baseline
 
     found = compared(tmp_path, "multi-label-classification", figure, LABELS, model, rows[:300], rows[300:])
     assert found.baseline and not found.better and found.champion.startswith("the constant answer ")
-    assert found.warnings == ["this model gives every row of test the same answer, so it is a constant answer, too."]
+    assert found.warnings == ["this model predicts the same for every row of test, as a constant does."]
     assert value is None or found.value == found.champion_value == value
 
 

@@ -114,8 +114,8 @@ def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> 
         **{"task": "sequence-classification", "labels": LABELS, "split": "test", "champion": "small/1"},
         **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
     )
-    assert compare.compared(new, old, settings)["better"]
-    found = compare.compared(new, old, settings, "'neg'")
+    assert compare.compare_models(new, old, settings)["better"]
+    found = compare.compare_models(new, old, settings, "'neg'")
     assert (found["better"], found["p_value"], found["at_least"]) == (False, 1.0, 0.0)
 
 

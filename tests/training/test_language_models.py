@@ -38,8 +38,8 @@ from training.jobs.protocol import Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict
-from training.programs.compare import compared
-from training.programs.score import scores
+from training.programs.compare import compare_models
+from training.programs.score import compute_scores
 from training.recipe.program_settings import CompareSettings
 from training.task_types.generation import set_special_tokens
 from training.task_types.losses.token_likelihood import TokenLoss, shift_labels, sums_by_row
@@ -209,7 +209,7 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
     total, targets, hits = (sum(tables[0][name].to_pylist()) for name in ("loss", "targets", "hits"))
     values = compute(["perplexity", "token_accuracy"], found)
     assert values == pytest.approx({"perplexity": math.exp(total / targets), "token_accuracy": hits / targets})
-    assert scores(["perplexity"], found)["perplexity"]["low"] < values["perplexity"]
+    assert compute_scores(["perplexity"], found)["perplexity"]["low"] < values["perplexity"]
 
 
 def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(speakers: Path, tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
         **{"task": "causal-lm", "labels": [], "split": "test", "champion": "small/1", "metrics": ["perplexity"]},
         **{"figure": "perplexity", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
     )
-    with pytest.raises(UserError, match=r"this model and small/1 make other tokens of these rows, 2 and 3 of them"):
-        compared(task.metric_inputs(pa.Table.from_batches([sums]), []), old, settings)
+    with pytest.raises(UserError, match=r"this model and small/1 tokenize these rows differently, into 2 and 3 tokens"):
+        compare_models(task.metric_inputs(pa.Table.from_batches([sums]), []), old, settings)
     longer, same = (Likelihoods(old.loss, old.targets, old.hits, np.array([3, tokens])) for tokens in (2, 1))
     assert longer.incomparable_reason(same) and not same.incomparable_reason(old)
     none = Likelihoods(np.zeros(2), np.zeros(2, np.int64), np.zeros(2, np.int64))

@@ -90,9 +90,9 @@ def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_eve
     for _ in range(60):
         right = draw.random(150) < 0.8
         rows = OneLabel(np.ones(150, int), right.astype(int), np.eye(2)[right.astype(int)], ["no", "yes"])
-        found = score.scores(["accuracy"], rows)["accuracy"]
+        found = score.compute_scores(["accuracy"], rows)["accuracy"]
         held += found["low"] <= 0.8 <= found["high"]  # type: ignore[operator]
-    assert 53 <= held <= 60 and score.scores(["accuracy"], rows)["accuracy"] == found
+    assert 53 <= held <= 60 and score.compute_scores(["accuracy"], rows)["accuracy"] == found
 
 
 def test_draws_are_the_same_however_many_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,8 +152,8 @@ def test_the_figures_of_a_group_are_those_of_its_rows_alone() -> None:
     rows = OneLabel(draw.integers(0, 3, 90), draw.integers(0, 3, 90), draw.dirichlet(np.ones(3), 90), ["1", "2", "4"])
     for part in (rows.take(np.arange(20, 50)), rows.take(np.flatnonzero(rows.references == 1))):
         with np.errstate(all="raise"):
-            found = score.scores_of_group(make(METRICS, part), part, True)
-        assert found == score.scores(METRICS, part) and list(found) == [*METRICS]
+            found = score.score_group(make(METRICS, part), part, True)
+        assert found == score.compute_scores(METRICS, part) and list(found) == [*METRICS]
 
 
 def test_groups_beyond_the_largest_are_told_of_and_progress_reaches_its_end(scored: Path) -> None:

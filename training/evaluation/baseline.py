@@ -1,7 +1,7 @@
-"""The baseline: the best constant answer, which a first model must be better than.
+"""The baseline: the best constant prediction, which a first model must beat.
 
 The metric decides which constant is best: on rows of which 30 % are spam, "never spam" has the better accuracy and
-"always spam" the better F1. It is chosen on the training rows, never on those that judge.
+"always spam" the better F1. It is chosen on the training rows, never on the evaluated ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ROUNDING = 1e-12
 """Largest difference of equal figures."""
 
 
-def best(baseline: Baseline, metric: str) -> Constant:
-    """The constant with the best value of this metric on the training rows; of equal ones, and for a metric that is not
-    the project's own, the first."""
+def choose_constant(baseline: Baseline, metric: str) -> Constant:
+    """The constant with the best value of this metric on the training rows; the first of equal ones, and for a metric
+    that is not the project's."""
     train = baseline.train
     if train is None or metric not in known(train):
         return baseline.constants[0]
     counts = np.ones(len(train)) if baseline.counts is None else baseline.counts
     found = [
-        figures([metric], constant.answered(train, "train"))[metric](counts[None].astype(np.int32))[0]
+        figures([metric], constant.predict(train, "train"))[metric](counts[None].astype(np.int32))[0]
         for constant in baseline.constants
     ]
     values = np.array(found) * (1 if more_is_better(metric) else -1)
@@ -38,23 +38,22 @@ def best(baseline: Baseline, metric: str) -> Constant:
     return baseline.constants[int(np.argmax(values >= values.max() - ROUNDING))]
 
 
-def values(metrics: Sequence[str], answered: Predictions) -> dict[str, float]:
-    """The figures of these metrics for a constant answer, without those of a user's metric that fails on such
-    predictions."""
+def compute_values(metrics: Sequence[str], predicted: Predictions) -> dict[str, float]:
+    """The figures of these metrics for a constant prediction, without those of a user's metric that fails on it."""
     found: dict[str, float] = {}
     for metric in metrics:
-        with contextlib.suppress(Exception):  # whatever a user's metric raises
-            found |= compute([metric], answered)
+        with contextlib.suppress(Exception):  # a user's metric may raise anything
+            found |= compute([metric], predicted)
     return {name: _constant_value(name) if np.isnan(value) else value for name, value in found.items()}
 
 
-def defined(name: str, figure: Figure) -> Figure:
-    """The figure of this name on draws of rows, as `values` has it for constant predictions."""
+def fill_undefined(name: str, figure: Figure) -> Figure:
+    """The figure on draws of rows, with the value of `compute_values` on draws where equal predictions leave it nan."""
     value = _constant_value(name)
     return figure if np.isnan(value) else lambda counts: np.nan_to_num(figure(counts), nan=value)
 
 
 def _constant_value(name: str) -> float:
-    """The value that counts for predictions without a value because they are all equal; nan if none does."""
+    """The value of a metric that is undefined for equal predictions; nan for other metrics."""
     value = METRICS[name].constant_value if name in METRICS else None
     return np.nan if value is None else value

@@ -1,4 +1,4 @@
-"""Constant answers: the same prediction for every row, learned from the training rows. A kind's `baseline` offers them;
+"""Constant predictions: the same for every row, learned from the training rows. A task type's `baseline` returns them;
 training/evaluation/baseline.py chooses the best by a metric.
 
 N rows.
@@ -18,29 +18,29 @@ import pyarrow as pa
 from training.evaluation.predictions import Predictions
 
 MOST_CONSTANTS = 20
-"""Frequent answers that are tried at most."""
+"""The most frequent predictions, which are tried."""
 
 NEARLY = 0.1
-"""A tenth, below which variation counts as none."""
+"""The share of the labels' variation below which predictions count as constant."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """One answer for every row."""
+    """One prediction for every row."""
 
     name: str
-    """The answer in words, for reports."""
-    answered: Callable[[Any, str], Predictions]
-    """Takes the rows of a split and the split's name; returns the same rows with this answer as their predictions."""
+    """The prediction as text, for reports."""
+    predict: Callable[[Any, str], Predictions]
+    """Takes the rows of a split and the split's name; returns the rows with this prediction."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The constant answers of a kind, at least one; the first is the one to take where no metric can choose."""
+    """The constant predictions of a task type, at least one; the first is used if no metric can choose."""
 
     constants: Sequence[Constant]
     train: Predictions | None = None
-    """Training rows, by which the best constant is chosen; their predictions are not read. None: there is no choice."""
+    """Training rows, on which the best constant is chosen; their predictions are not read. None: no choice."""
     counts: npt.NDArray[np.int64] | None = None
     """(N,) how often each row of `train` counts; None: once."""
 
@@ -51,19 +51,19 @@ def column(file: Path, name: str) -> pa.ChunkedArray:
 
 
 def evenly(number: int, most: int) -> npt.NDArray[np.int64]:
-    """At most so many of the places 0 … number - 1, evenly spaced."""
+    """At most `most` of the places 0 … number - 1, evenly spaced."""
     return np.linspace(0, number - 1, min(most, number)).astype(np.int64)
 
 
 def most_frequent(counts: npt.NDArray[np.int64]) -> list[int]:
-    """The places with the largest counts above 0, the largest first; of equal ones the first. Place 0 if all are 0."""
+    """The places with the largest counts, largest first, then the lowest place; place 0 if all counts are 0."""
     order = np.argsort(-counts, kind="stable")[:MOST_CONSTANTS]
     return [int(place) for place in order if counts[place]] or [0]
 
 
 def smoothed(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Counts of the outcomes as their probabilities, with one added to each count (Laplace): what does not occur in
-    training is unlikely, not impossible."""
+    """Counts as probabilities, with one added to each count (Laplace): an outcome that does not occur in training is
+    unlikely, not impossible."""
     return np.asarray((counts + 1.0) / (counts.sum() + len(counts)))
 
 
@@ -74,7 +74,7 @@ def quoted(names: Sequence[str], most: int = 5) -> str:
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """The text as a Python literal, cut to what fits into a table."""
+    """The text as a Python literal, shortened for a table."""
     return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
@@ -85,8 +85,8 @@ def is_constant(rows: Predictions) -> bool:
 
 def nearly_constant(rows: Predictions) -> bool:
     """Whether (nearly) all rows have the same prediction although their labels differ. Numbers: their standard
-    deviation is below a tenth of the labels'. Other answers: the rows without the most frequent prediction are fewer
-    than a tenth of those without the most frequent label."""
+    deviation is below a tenth of the labels'. Others: the rows without the most frequent prediction are fewer than a
+    tenth of those without the most frequent label."""
     if rows.codes is None or not len(rows):
         return False
     truth, given = rows.codes
@@ -97,12 +97,10 @@ def nearly_constant(rows: Predictions) -> bool:
 
 
 def advice(split: str, *, weights: bool) -> str:
-    """What usually helps a model that is nearly constant; `weights`: whether labels can have weights."""
-    found = (
-        f"the predictions for {split} are the same for (nearly) all rows, so the model has not learned to tell them "
+    """Advice for a model with nearly constant predictions; `weights`: whether labels can have weights."""
+    message = (
+        f"the predictions for {split} are the same for (nearly) all rows, so the model has not learned to distinguish "
+        "them. Usually one of these helps: more epochs or rows; a higher training.learning_rate if the loss did not "
+        "fall, a lower one with training.warmup_steps if it jumped"
     )
-    found += (
-        "apart. Usually one of these helps: more epochs or rows; a higher training.learning_rate where the loss did "
-    )
-    found += "not fall, a lower one with training.warmup_steps where it jumped"
-    return f"{found}; training.class_weights: balanced where labels are rare." if weights else f"{found}."
+    return message + ("; training.class_weights: balanced if labels are rare." if weights else ".")

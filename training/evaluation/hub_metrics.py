@@ -1,8 +1,7 @@
-"""Metrics of the Hub, `hub:owner/name@COMMIT`: the code of one commit, and no other.
+"""Metrics of the Hub: `hub:owner/name@COMMIT`, the code of exactly this commit.
 
-The file is fetched when a run begins, for its jobs have no network. `evaluate.load` is not used: it takes
-owner/name/name.py of the working directory before the Hub's, and where the Hub does not answer, the newest commit that
-it has ever loaded.
+The file is downloaded when a run begins, because jobs have no network. `evaluate.load` is not used: it prefers
+owner/name/name.py of the working directory, and without the Hub it takes the newest commit that it has ever loaded.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
 PREFIX = "hub:"
 
 
-def place(name: str) -> tuple[str, str, str]:
+def parse_name(name: str) -> tuple[str, str, str]:
     """The repository, the file in it, and the commit."""
     repository, _, commit = name.removeprefix(PREFIX).partition("@")
     return repository, f"{repository.partition('/')[2]}.py", commit
 
 
-def fetched(name: str) -> str:
-    """The path of the metric's one file, as the commit has it: in the clients' own cache, or fetched. Runs nothing.
+def fetch(name: str) -> str:
+    """Downloads the metric's file at its commit, unless the Hub's cache has it. Returns its path; runs nothing.
 
-    Raises UserError where it cannot be had.
+    Raises UserError if that fails.
     """
     from httpx2 import HTTPError
     from huggingface_hub import hf_hub_download, is_offline_mode
@@ -41,39 +40,39 @@ def fetched(name: str) -> str:
         RevisionNotFoundError,
     )
 
-    repository, file, commit = place(name)
+    repository, file, commit = parse_name(name)
     try:
         return str(hf_hub_download(repository, file, repo_type="space", revision=commit))
     except LocalEntryNotFoundError as error:
-        raise _unanswered(name, error, is_offline_mode()) from error
+        raise _connection_error(name, error, is_offline_mode()) from error
     except EntryNotFoundError as error:
-        raise _refused(f"{name!r} has no {file}: metrics of the Hub are Spaces with a file of their name.") from error
+        raise _error(f"{name!r} has no {file}: metrics of the Hub are Spaces with a file of their name.") from error
     except RevisionNotFoundError as error:
-        raise _refused(f"{name!r}: there is no such commit of {repository}.") from error
+        raise _error(f"{name!r}: there is no such commit of {repository}.") from error
     except RepositoryNotFoundError as error:
         message = f"the Hub has no Space {repository!r}, or it is private: check the name, and set HF_TOKEN if it is."
-        raise _refused(message) from error
+        raise _error(message) from error
     except HTTPError as error:
-        raise _unanswered(name, error, is_offline_mode()) from error
+        raise _connection_error(name, error, is_offline_mode()) from error
 
 
 @cache
 def load_hub_metric(name: str) -> type[evaluate.Metric]:
-    """The metric's class, of the one file that the repository is named like. Runs that file.
+    """The metric's class, from the file with the repository's name. Runs that file.
 
-    With HF_HUB_OFFLINE it must have been fetched before. Raises UserError where it cannot be had, or run.
+    With HF_HUB_OFFLINE the file must be in the cache. Raises UserError if it cannot be downloaded or run.
     """
-    import evaluate  # here, for the flow fetches files without it
+    import evaluate  # here, because the flow downloads files without it
 
-    _, file, commit = place(name)
-    module = _imported(name, f"hub_metric_{commit}_{file.removesuffix('.py')}", fetched(name))
+    _, file, commit = parse_name(name)
+    module = _import_file(name, f"hub_metric_{commit}_{file.removesuffix('.py')}", fetch(name))
     for found in vars(module).values():
         if isinstance(found, type) and issubclass(found, evaluate.Metric) and found.__module__ == module.__name__:
             return found
-    raise _refused(f"{name!r}: its {file} defines no evaluate.Metric.")
+    raise _error(f"{name!r}: its {file} defines no evaluate.Metric.")
 
 
-def _imported(name: str, module_name: str, file: str) -> ModuleType:
+def _import_file(name: str, module_name: str, file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -82,21 +81,21 @@ def _imported(name: str, module_name: str, file: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise _refused(f"running {name!r} failed: {type(error).__name__}: {error}") from error
+        raise _error(f"running {name!r} failed: {type(error).__name__}: {error}") from error
     return module
 
 
-def _unanswered(name: str, error: BaseException, offline: bool) -> UserError:
+def _connection_error(name: str, error: BaseException, offline: bool) -> UserError:
     fault = server_fault(error)
-    while error.__cause__ is not None:  # the clients wrap it in advice of their own
+    while error.__cause__ is not None:  # the clients wrap it in their advice
         error = error.__cause__
-    why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    mend = f"{'unset HF_HUB_OFFLINE' if offline else 'check the network'}, then run the same command again."
+    cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    next_step = f"{'unset HF_HUB_OFFLINE' if offline else 'check the network'}, then run the same command again."
     if fault:
-        mend = "the fault is the Hub's. Run the same command again later."
-    message = f"the Hub cannot be asked for {name!r} ({why}): {mend}"
+        next_step = "the fault is the Hub's. Run the same command again later."
+    message = f"{name!r} could not be downloaded from the Hub ({cause}): {next_step}"
     return UserError([Problem(kind=NETWORK, where="evaluation.metrics", message=message)])
 
 
-def _refused(message: str) -> UserError:
+def _error(message: str) -> UserError:
     return UserError([Problem(kind="metrics", where="evaluation.metrics", message=message)])

@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
-from training.evaluation.tags import agreement, types_of
+from training.evaluation.tags import count_matches, types_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -269,7 +269,7 @@ def _precision_recall(predicted: OneLabel) -> Figure:
 
 
 def _span_scores(predicted: Tagged) -> Figure:
-    counts = agreement(
+    counts = count_matches(
         predicted.labels, predicted.references, predicted.predictions, predicted.rows, len(predicted)
     ).sum(axis=0)
     types = np.array(types_of(predicted.labels), object)

@@ -1,4 +1,4 @@
-"""What metrics are computed from: the rows of a split, and what a model makes of them; a class for each sort of answer.
+"""Predictions and references of a split, a class for each type: the input of metrics.
 
 N rows, L labels.
 """
@@ -19,27 +19,26 @@ from training.recipe.tables.metrics import MANY_LABELS, NUMBERS, ONE_LABEL, TOKE
 
 Rows = npt.NDArray[np.int64]
 MOST_GUARDS = 20
-"""Worst cases that are tried where there may be many."""
+"""The largest number of worst cases."""
 
 
 class Predictions(ABC):
-    """Rows of one split, and what a model makes of them."""
+    """The references and a model's predictions for rows of one split."""
 
     prediction_type: ClassVar[str | None] = None
-    """The type by which the table of metrics chooses a metric's class; None for a class outside this package."""
+    """The type by which the table of metrics chooses a metric's class; None for a user's class."""
     means: ClassVar[Sequence[str]] = ()
-    """Metrics of this class alone: each is the mean of the feature of that name, (N,), from `feature_values`. If there
-    are any, a recipe can name no others of the project's."""
+    """Metrics of this class, in place of the project's: each is the mean of the feature of its name, (N,)."""
 
     @property
     def config_name(self) -> str:
-        """What metrics are made for, in the words of `evaluate`: binary, multiclass, …"""
+        """The `config_name` of metrics, in terms of `evaluate`: binary, multiclass, …"""
         return "default"
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """What it is, in words that follow "which"."""
+        """The type in messages, such as "a regression"."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -47,79 +46,74 @@ class Predictions(ABC):
 
     @abstractmethod
     def take(self, rows: Rows) -> Self:
-        """These rows alone, in this order; a row may come several times."""
+        """These rows, in this order; a row may occur several times."""
 
     @abstractmethod
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """What this metric is given for a feature of `evaluate`, such as `predictions`, that asks for values of this
-        type, or where `listed` for a list of them a row; None where there is no such thing.
+        """The values of a feature of `evaluate`, such as `predictions`, as this dtype, or if `listed` as lists of it;
+        None if this class has no such feature.
 
-        Raises ValueError, saying why, where there is, and not of these rows.
+        Raises ValueError with the reason if these rows have no such values.
         """
 
     row_score_name: ClassVar[str]
-    """What `row_scores` is called."""
+    """The name of `row_scores`."""
 
     @property
     @abstractmethod
     def row_scores(self) -> npt.NDArray[np.float64]:
-        """(N,) how good each answer is, more is better: the worst are shown, and those that got better or worse."""
+        """(N,) a score of each prediction, higher is better: reports show the lowest, and the largest changes."""
 
     @property
     def correct(self) -> npt.NDArray[np.bool_] | None:
-        """(N,) which answers are right; None where they are better or worse, but not right or wrong."""
+        """(N,) whether each prediction is right; None if predictions are only better or worse."""
         return None
 
     correct_metric: ClassVar[str | None] = None
-    """The metric that is the share of `correct` rows, if one is."""
+    """The metric that is the share of `correct` rows, if there is one."""
 
     @property
     def codes(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-        """What is true and what is predicted, of each row or word, equal where the answers are; None where there are no
-        answers to compare."""
+        """References and predictions of each row or word as comparable values; None if there are none."""
         return None
 
     def incomparable_reason(self, other: Self) -> str | None:
-        """Why what metrics say of these rows and of another model's are not alike, in words that follow the names of
-        both; None where they are."""
+        """The reason why figures of two models are not comparable, in words that follow their names; else None."""
         return None
 
     def concatenate(self, other: Self) -> Self:
-        """These rows, then the other's. Fields of a dataclass that are arrays of N are concatenated, the others are
-        taken from here. A class with fields of other lengths defines its own."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        both = {name: (value, getattr(other, name)) for name, value in own.items()}
-        added = {
-            name: np.concatenate([first, second])
-            for name, (first, second) in both.items()
-            if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and len(first) == len(self)
+        """These rows, then the other's: a dataclass's fields with N values are concatenated, other fields are this
+        object's. A class with fields of other lengths overrides this."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        arrays = {
+            name: np.concatenate([value, getattr(other, name)])
+            for name, value in values.items()
+            if isinstance(value, np.ndarray) and len(value) == len(self)
         }
-        return type(self)(**own | added)
+        return type(self)(**values | arrays)
 
     def worst_cases(self, other: Self) -> tuple[Self, Self]:
-        """(G,) rows of this model and of another on the same rows, G at least 1: worst cases for this one, which a test
-        adds to the rows. By default the row with the largest difference in `row_scores`, in favour of the other model.
-        """
+        """(G,) predictions of this model and of another for the same rows, G at least 1: worst cases for this model,
+        which a test adds to the rows. By default the largest difference in `row_scores`, in favour of the other."""
         difference = self.row_scores - other.row_scores
         row = np.array([np.argmax(np.abs(np.where(np.isfinite(difference), difference, 0)))])
         return (other.take(row), self.take(row)) if difference[row[0]] > 0 else (self.take(row), other.take(row))
 
     @property
     def caveat(self) -> str | None:
-        """What to know of all figures of these rows, in words; None where there is nothing."""
+        """A warning about all figures of these rows, if there is one."""
         return None
 
     @abstractmethod
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A row for people to read, given what the model is shown of it: its `label`, the `prediction`, and whatever
-        tells more."""
+        """A row for reports: `label`, `prediction` and further facts. `inputs` are the model's inputs."""
 
 
 @dataclass(frozen=True)
 class OneLabel(Predictions):
     """One of the labels a row."""
 
-    references: Rows  # (N,) true labels, as places among `labels`
+    references: Rows  # (N,) true labels, as indices of `labels`
     predictions: Rows  # (N,)
     probabilities: npt.NDArray[np.float64]  # (N, L) each row adds up to one
     labels: Sequence[str]
@@ -143,9 +137,8 @@ class OneLabel(Predictions):
         return OneLabel(self.references[rows], self.predictions[rows], self.probabilities[rows], self.labels)
 
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """Label indices where a whole number is asked for, the labels' names where a text is, and these as numbers
-        where a number is; of `prediction_scores` the probabilities (N, L), or (N,) that of label 1 where one a row is
-        asked for."""
+        """Label indices as integers, the labels' names as strings, or these names as floats. `prediction_scores` are
+        the probabilities (N, L) if listed, else those of label 1 of two, (N,)."""
         if feature == "prediction_scores":
             binary = self.probabilities[:, 1] if len(self.labels) == 2 else None
             return self.probabilities if listed else binary
@@ -159,8 +152,8 @@ class OneLabel(Predictions):
         return np.array(self.labels)[indices] if dtype == "string" else indices
 
     def worst_cases(self, other: OneLabel) -> tuple[OneLabel, OneLabel]:
-        """A row of each label that occurs: this model answers as it does where it gives that label the least
-        probability, the other model as it does where it gives that label the most."""
+        """A row of each label that occurs, with this model's prediction for the row to which it gives the label the
+        lowest probability, and the other model's for the row to which it gives the label the highest."""
         if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
             return super().worst_cases(other)
         true = np.unique(self.references)
@@ -182,7 +175,7 @@ class OneLabel(Predictions):
 
     @cached_property
     def confusion(self) -> Confusion:
-        """The rows of each pair of a true and a predicted label, shared by the metrics that are computed from them."""
+        """The rows of each pair of a true and a predicted label, shared by the metrics that need them."""
         return Confusion(self.references, self.predictions, self.labels)
 
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -199,8 +192,8 @@ class ManyLabels(Predictions):
     """Any number of the labels a row."""
 
     references: npt.NDArray[np.bool_]  # (N, L) whether the row has the label
-    probabilities: npt.NDArray[np.float64]  # (N, L) each by itself
-    thresholds: npt.NDArray[np.float64]  # (L,) or (N, L) the least probability with which a label is predicted
+    probabilities: npt.NDArray[np.float64]  # (N, L) independent of each other
+    thresholds: npt.NDArray[np.float64]  # (L,) or (N, L) the probability from which a label is predicted
     labels: Sequence[str]
 
     prediction_type: ClassVar = MANY_LABELS
@@ -228,8 +221,8 @@ class ManyLabels(Predictions):
         return ManyLabels(self.references[rows], self.probabilities[rows], thresholds, self.labels)
 
     def concatenate(self, other: ManyLabels) -> ManyLabels:
-        """Two models may have thresholds of their own: (N, L) then."""
-        thresholds = [np.broadcast_to(one.thresholds, one.probabilities.shape) for one in (self, other)]
+        """With thresholds of (N, L), because two models may have different ones."""
+        thresholds = [np.broadcast_to(part.thresholds, part.probabilities.shape) for part in (self, other)]
         return ManyLabels(
             np.concatenate([self.references, other.references]),
             np.concatenate([self.probabilities, other.probabilities]),
@@ -238,20 +231,19 @@ class ManyLabels(Predictions):
         )
 
     def worst_cases(self, other: ManyLabels) -> tuple[ManyLabels, ManyLabels]:
-        """Rows of up to MOST_GUARDS different sets of labels: this model answers as it does where that set is least
-        likely to it, the other model as it does where that set is most likely to it."""
+        """Rows of up to MOST_GUARDS different sets of labels, with this model's prediction for the row on which the set
+        is least likely, and the other model's for the row on which it is most likely."""
         if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
             return super().worst_cases(other)
         true = np.unique(self.references, axis=0)
         true = true[np.linspace(0, len(true) - 1, min(len(true), MOST_GUARDS)).astype(np.int64)]
-        losses = ([log_losses(one.probabilities, labels).sum(axis=1) for labels in true] for one in (self, other))
+        losses = ([log_losses(part.probabilities, labels).sum(axis=1) for labels in true] for part in (self, other))
         ours, theirs = (np.array(loss) for loss in losses)
         least, most = ours.argmax(axis=1), theirs.argmin(axis=1)
         return replace(self.take(least), references=true), replace(other.take(most), references=true)
 
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """Where lists of whole numbers are asked for, (N, L): 1 for the labels that the row has, 0 for the others; of
-        `prediction_scores` the probabilities (N, L)."""
+        """As lists of integers (N, L), 1 for a label of the row; `prediction_scores`: the probabilities (N, L)."""
         if not listed:
             return None
         if feature == "prediction_scores":
@@ -262,12 +254,12 @@ class ManyLabels(Predictions):
 
     @property
     def row_scores(self) -> npt.NDArray[np.float64]:
-        """The sum of the labels' log loss, less than zero."""
+        """The sum of the labels' log losses, negated."""
         return -log_losses(self.probabilities, self.references).sum(axis=1)
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
-        """Where all of the row's labels are predicted, and no other."""
+        """Whether exactly the row's labels are predicted."""
         return np.asarray((self.predictions == self.references).all(axis=1))
 
     @property
@@ -278,21 +270,21 @@ class ManyLabels(Predictions):
 
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
-            "label": self._named(self.references[row]),
-            "prediction": self._named(self.predictions[row]),
+            "label": self._join_labels(self.references[row]),
+            "prediction": self._join_labels(self.predictions[row]),
             "log_loss": round(-float(self.take(np.array([row])).row_scores[0]), 4),
         }
 
-    def _named(self, has: npt.NDArray[np.bool_]) -> str:
+    def _join_labels(self, has: npt.NDArray[np.bool_]) -> str:
         return ", ".join(self.labels[place] for place in np.flatnonzero(has).tolist())
 
 
 def log_losses(probabilities: npt.NDArray[np.float64], references: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Of any shape: -ln of the probability of what is true, given that of a label and whether it is there. A
-    probability of 0 counts as the least that is told apart from it."""
+    """-ln of the probability of the truth, from the probability of a label and whether the row has it; of any shape.
+    Probabilities are clipped to [eps, 1 - eps]."""
     true = np.where(references, probabilities, 1 - probabilities)
-    least = np.finfo(np.float64).eps
-    return np.asarray(-np.log(np.clip(true, least, 1 - least)))
+    eps = np.finfo(np.float64).eps
+    return np.asarray(-np.log(np.clip(true, eps, 1 - eps)))
 
 
 @dataclass(frozen=True)
@@ -320,14 +312,14 @@ class Numbers(Predictions):
         return Numbers(self.references[rows], self.predictions[rows])
 
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """The numbers, where numbers are asked for."""
+        """The numbers, as floats."""
         if listed or not dtype.startswith("float"):
             return None
         return {"predictions": self.predictions, "references": self.references}.get(feature)
 
     @property
     def row_scores(self) -> npt.NDArray[np.float64]:
-        """The absolute error, less than zero."""
+        """The absolute error, negated."""
         return -np.abs(self.predictions - self.references)
 
     @property
@@ -341,12 +333,12 @@ class Numbers(Predictions):
 
 @dataclass(frozen=True)
 class Likelihoods(Predictions):
-    """How likely the tokens of each row were to a language model."""
+    """Log-likelihoods of each row's tokens under a language model."""
 
-    loss: npt.NDArray[np.float64]  # (N,) the sum over targets of minus the logarithms of their probabilities
-    targets: Rows  # (N,) how many of a row's tokens the model was asked for
-    hits: Rows  # (N,) of how many of these no other token was likelier
-    tokens: Rows | None = None  # (N,) how many tokens a row has; None where nobody compares
+    loss: npt.NDArray[np.float64]  # (N,) sum of the targets' negative log-likelihoods
+    targets: Rows  # (N,) number of a row's tokens that the model predicts
+    hits: Rows  # (N,) number of targets that were the most likely token
+    tokens: Rows | None = None  # (N,) number of a row's tokens; None if models are not compared
 
     prediction_type: ClassVar = TOKENS
     row_score_name: ClassVar[str] = "log_likelihood"
@@ -363,7 +355,7 @@ class Likelihoods(Predictions):
         return len(self.loss)
 
     def concatenate(self, other: Likelihoods) -> Likelihoods:
-        """Without `tokens` where one of the two lacks them."""
+        """Without `tokens` if one of the two has none."""
         if self.tokens is None or other.tokens is None:
             return super(Likelihoods, replace(self, tokens=None)).concatenate(replace(other, tokens=None))
         return super().concatenate(other)
@@ -378,15 +370,15 @@ class Likelihoods(Predictions):
         return None if listed else values.get(feature)
 
     def incomparable_reason(self, other: Likelihoods) -> str | None:
-        """They are alike by the same tokens only: fewer ones are harder to tell."""
+        """Different if the tokens differ: fewer tokens are harder to predict."""
         for ours, theirs in ((self.tokens, other.tokens), (self.targets, other.targets)):
             if ours is not None and theirs is not None and not np.array_equal(ours, theirs):
-                return f"make other tokens of these rows, {ours.sum():,} and {theirs.sum():,} of them"
+                return f"tokenize these rows differently, into {ours.sum():,} and {theirs.sum():,} tokens"
         return None
 
     @property
     def row_scores(self) -> npt.NDArray[np.float64]:
-        """The mean logarithm of the targets' probabilities; 0 where there are none."""
+        """The mean log-likelihood of the targets; 0 without targets."""
         return -self.loss / np.maximum(self.targets, 1)
 
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -100,7 +100,7 @@ def paired(
     less_is_better: bool = False,
     slow: bool = False,
     cost: int = 1,
-    tell: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Significance:
     """The gain in any figure of one model over another.
 
@@ -113,7 +113,7 @@ def paired(
         less_is_better: Whether a lower figure is better. The gain is positive for a better model either way.
         slow: Whether a draw may take seconds: fewer draws are made then.
         cost: Time of a row in the figure, relative to a row in a sum. It counts as so many rows in MOST_PERMUTED_ROWS.
-        tell: Called now and then with the number of finished draws, and the number of all.
+        report: Called now and then with the numbers of finished draws and of all draws.
 
     The bootstrap leaves out draws with an undefined figure (a label has no row in them). The permutation test counts
     them against the new model. The model is not better if the figure of all rows is undefined, or that of more than
@@ -127,13 +127,15 @@ def paired(
     number = min(MOST_SLOW_DRAWS if slow else MOST_DRAWS, wanted)
     most = MOST_DRAWS if slow else max(MOST_DRAWS, min(MOST_PERMUTATIONS, MOST_PERMUTED_ROWS // (rows * cost)))
     permutations = min(most, wanted) if margin >= 0 else 0
-    p_value = pair.permuted(permutations, lambda done: tell(done, permutations + number)) if permutations else 0.0
+    p_value = (
+        pair.compute_p_value(permutations, lambda done: report(done, permutations + number)) if permutations else 0.0
+    )
     least_p_value = 1 / (1 + permutations) if permutations else 0.0
     if p_value > level:  # rejected: the bootstrap only gives the interval
         number = min(number, math.ceil(DRAWS_BEYOND / USUAL_LEVEL))
     total = permutations + number
-    gains = pair.drawn(number, lambda done: tell(permutations + done, total))
-    tell(total, total)
+    gains = pair.draw_gains(number, lambda done: report(permutations + done, total))
+    report(total, total)
     if 2 * len(gains) < number:
         return Significance(gain=gain, at_least=math.nan, p_value=1.0, better=False, least_p_value=least_p_value)
     p_value = max(p_value, _share_at_most(gains, margin + pair.rounding))
@@ -172,36 +174,36 @@ class _Pair:
         gains = self._gains(counts)
         return int(np.argmin(np.where(np.isfinite(gains), gains, np.inf)))
 
-    def drawn(self, number: int, tell: Callable[[int], None]) -> Floats:
-        """The gains of bootstrap draws of the rows and the guard, those that are defined."""
+    def draw_gains(self, number: int, report: Callable[[int], None]) -> Floats:
+        """The defined gains of bootstrap draws of the rows and the guard."""
         found: list[Floats] = []
         extra = int(self._guard is not None)
-        for drawn in draws(self._rows + extra, number, SEED):
-            counts = np.zeros((len(drawn), self._rows + self._guards), np.int32)
-            counts[:, : self._rows] = drawn[:, : self._rows]
+        for draw in draws(self._rows + extra, number, SEED):
+            counts = np.zeros((len(draw), self._rows + self._guards), np.int32)
+            counts[:, : self._rows] = draw[:, : self._rows]
             if self._guard is not None:
-                counts[:, self._rows + self._guard] = drawn[:, self._rows]
+                counts[:, self._rows + self._guard] = draw[:, self._rows]
             found.append(self._gains(counts))
-            tell(sum(map(len, found)))
+            report(sum(map(len, found)))
         gains = np.concatenate(found)
         return gains[np.isfinite(gains)]
 
-    def permuted(self, most: int, tell: Callable[[int], None]) -> float:
-        """The permutation test's p-value: of Monte Carlo draws that stop as soon as DRAWS_BEYOND of them reach the gain
-        (Besag and Clifford, 1991), so that only clear results take many."""
+    def compute_p_value(self, most: int, report: Callable[[int], None]) -> float:
+        """The permutation test's p-value, by Monte Carlo draws that stop as soon as DRAWS_BEYOND of them reach the gain
+        (Besag and Clifford, 1991): only clear results take many."""
         random, done, reached = np.random.default_rng([SEED, 1]), 0, 0
         for at_once in portions(self._rows, most):
             swapped = random.integers(0, 2, size=(at_once, self._rows), dtype=np.int8)
             counts = [np.zeros((at_once, 2 * (self._rows + self._guards)), np.int32) for _ in range(2)]
-            for place, (own, others) in zip(counts, ((1 - swapped, swapped), (swapped, 1 - swapped)), strict=True):
-                place[:, : self._rows] = own
-                place[:, self._rows + self._guards :][:, : self._rows] = others
+            for place, (first, second) in zip(counts, ((1 - swapped, swapped), (swapped, 1 - swapped)), strict=True):
+                place[:, : self._rows] = first
+                place[:, self._rows + self._guards :][:, : self._rows] = second
             gains = self._sign * (self._figure(counts[0]) - self._figure(counts[1]))
             hits = np.cumsum(~(gains < self.gain - self.rounding)) + reached  # an undefined one is a hit
             if hits[-1] >= DRAWS_BEYOND:
                 return float(DRAWS_BEYOND / (done + np.searchsorted(hits, DRAWS_BEYOND) + 1))
             done, reached = done + at_once, int(hits[-1])
-            tell(done)
+            report(done)
         return (1 + reached) / (1 + most)
 
 

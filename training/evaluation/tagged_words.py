@@ -1,6 +1,6 @@
-"""Rows whose every word has a tag, as metrics want them.
+"""Predictions of a tag for each word.
 
-N rows, W words of all of them together, one row's after the other's.
+N rows, W words of all rows, one row's after the other's.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.predictions import Predictions, Rows, log_losses
-from training.evaluation.tags import is_iob2, of_row
+from training.evaluation.tags import find_row_spans, is_iob2
 from training.recipe.tables.metrics import TAGS
 
-_MOST = -np.log(np.finfo(np.float64).eps)
-"""The log loss of what counts as impossible."""
+_MAX_LOSS = -np.log(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
 class Tagged(Predictions):
-    """One of the tags a word."""
+    """A tag for each word."""
 
-    references: Rows  # (W,) true tags, as places among `labels`
-    predictions: Rows  # (W,) -1 where a word has none, and there is no O to stand for it
-    probabilities: npt.NDArray[np.float64]  # (W,) of the predicted tag; nan where the model did not see the word
-    starts: Rows  # (N + 1,) the first word of each row, and the number of words
+    references: Rows  # (W,) true tags, as indices of `labels`
+    predictions: Rows  # (W,) -1 for a word without prediction if there is no tag O
+    probabilities: npt.NDArray[np.float64]  # (W,) of the predicted tag; nan if the model did not see the word
+    starts: Rows  # (N + 1,) the first word of each row, then W
     labels: Sequence[str]
 
     prediction_type: ClassVar = TAGS
@@ -40,13 +39,13 @@ class Tagged(Predictions):
 
     @property
     def caveat(self) -> str | None:
-        """How many words the model did not see."""
+        """The number of words that the model did not see."""
         unseen = int(np.isnan(self.probabilities).sum())
         if not unseen:
             return None
         return (
-            f"{unseen:,} of {len(self.references):,} words have no prediction, for they are beyond tokens.max_length, "
-            "or the tokenizer drops them: they count as O, or where there is no such tag as wrong."
+            f"{unseen:,} of {len(self.references):,} words have no prediction: they are beyond tokens.max_length, or "
+            "the tokenizer drops them. They count as O, or as wrong if there is no such tag."
         )
 
     def __len__(self) -> int:
@@ -73,7 +72,7 @@ class Tagged(Predictions):
         )
 
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """(N,) lists of a row's tags: their names where texts are asked for, their indices where whole numbers are."""
+        """(N,) lists of a row's tags: names as strings, indices as integers."""
         if feature not in ("predictions", "references") or not listed or dtype.startswith("float"):
             return None
         tags = self.predictions if feature == "predictions" else self.references
@@ -82,22 +81,22 @@ class Tagged(Predictions):
 
     @property
     def row_scores(self) -> npt.NDArray[np.float64]:
-        """The mean log loss of a row's words that the model saw, less than zero: of the predicted tag's probability,
-        and whether that tag is right."""
+        """The mean log loss of the row's words that the model saw, negated: of the predicted tag's probability, given
+        whether that tag is right."""
         seen = ~np.isnan(self.probabilities)
         losses = log_losses(self.probabilities[seen], self._hits[seen])
         sums = np.bincount(self.rows[seen], losses, len(self))
         words = np.bincount(self.rows[seen], minlength=len(self))
-        return -np.divide(sums, words, out=np.full(len(self), _MOST), where=words > 0)
+        return -np.divide(sums, words, out=np.full(len(self), _MAX_LOSS), where=words > 0)
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
-        """Those of which every tag is."""
+        """Whether all tags of the row are right."""
         return np.bincount(self.rows[~self._hits], minlength=len(self)) == 0
 
     @property
     def codes(self) -> tuple[Rows, Rows]:
-        """Of the words."""
+        """Tags of the words."""
         return self.references, self.predictions
 
     @property
@@ -105,18 +104,20 @@ class Tagged(Predictions):
         return np.asarray(self.predictions == self.references)
 
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`[PER Angela Merkel] [LOC Rome]`, the spans alone; where every word is one, `They/PRON fish/VERB`."""
-        one, words = self.take(np.array([row])), inputs["text"]
-        wrong = int((~one._hits).sum())
+        """`[PER Angela Merkel] [LOC Rome]` for spans; `They/PRON fish/VERB` if every word has a tag."""
+        tagged, words = self.take(np.array([row])), inputs["text"]
+        wrong = int((~tagged._hits).sum())
         return {
-            "label": _written(one.references, words, self.labels),
-            "prediction": _written(one.predictions, words, self.labels),
+            "label": _format_tags(tagged.references, words, self.labels),
+            "prediction": _format_tags(tagged.predictions, words, self.labels),
             "wrong_tags": wrong,
         }
 
 
-def _written(tags: Rows, words: Sequence[str], labels: Sequence[str]) -> str:
+def _format_tags(tags: Rows, words: Sequence[str], labels: Sequence[str]) -> str:
     if not is_iob2(labels):
         names = [*labels, ""]
         return " ".join(f"{word}/{names[tag]}" for word, tag in zip(words, tags.tolist(), strict=True))
-    return " ".join(f"[{kind} {' '.join(words[start:end])}]" for kind, start, end in of_row(labels, tags.tolist()))
+    return " ".join(
+        f"[{kind} {' '.join(words[start:end])}]" for kind, start, end in find_row_spans(labels, tags.tolist())
+    )

@@ -1,4 +1,4 @@
-"""The program that scores: `python -m training.programs.score JOB`. It reads stored predictions and needs no model.
+"""The program that scores stored predictions, without a model: `python -m training.programs.score JOB`.
 
 inputs     predictions (SPLIT.parquet of training.programs.predict), data (SPLIT.arrow, SPLIT.slices.arrow);
            tokens (SPLIT.arrow) and model (the trained model's folder) for the baseline alone
@@ -7,18 +7,14 @@ output     metrics.json                     {"validation": {"accuracy": {"value"
                                             "baseline": 0.6}}}
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
-           log/confusion_SPLIT.png          rows by true and predicted label (this and the next two: of one label a row)
-           log/calibration_SPLIT.png        how often predictions are right, by their probability
-           log/precision_recall_SPLIT.png   what finding more of a label's rows costs
-           log/spans_SPLIT.png              precision, recall and F1 of each type of span, where words have tags
+           log/*_SPLIT.png                  plots of the predictions: training.evaluation.plots.draw_scores
            log/predictions_sample.csv       the most confident mistakes, then the least confident hits
-figures    SPLIT.METRIC, each a number, or null where it has no value
+figures    SPLIT.METRIC, each a number, or null if it is undefined
 
-A value's `low` and `high` are the ends of its 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They
-are null where the metric has no value on any draw. Of groups, few rows have none, nor has a metric that is not the
-project's own and would have to be computed anew on each draw. `baseline` is the figure of the best constant answer by
-that metric (training/evaluation/baseline.py); it is missing where the task type has none, and where a metric of the
-user's refuses constant predictions.
+`low` and `high` are the ends of a value's 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They are
+null if the metric is undefined on all draws, for groups with few rows, and for groups if the metric is not the
+project's. `baseline` is the value of the best constant prediction by that metric (training/evaluation/baseline.py); it
+is missing if the task type has none, or if a user's metric refuses constant predictions.
 """
 
 from __future__ import annotations
@@ -55,18 +51,18 @@ SEED = 0
 ENDS = (0.025, 0.975)
 
 Scores = dict[str, dict[str, float | None]]
-"""By metric: value, low and high, null where there is none; and of all rows of a split the baseline."""
-NOTHING: dict[str, float | None] = {"value": None, "low": None, "high": None}
+"""By metric: value, low and high, each a number or null; for all rows of a split, also the baseline."""
+UNDEFINED: dict[str, float | None] = {"value": None, "low": None, "high": None}
 
 Slice = list[dict[str, Any]]
-"""A group each: its name, its number of rows, and its scores as `metrics`."""
+"""For each group its name, its number of rows, and its scores as `metrics`."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Score every split that has predictions; gives the figures."""
+    """Scores every split that has predictions. Returns the figures."""
     from training import task_types
     from training.evaluation import plots
-    from training.evaluation.baseline import best, values
+    from training.evaluation.baseline import choose_constant, compute_values
 
     settings = ScoreSettings.model_validate(job.settings)
     task_type, labels = task_types.load(settings.task, settings.options), settings.labels
@@ -74,25 +70,25 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     (output / "log").mkdir(parents=True, exist_ok=True)
     data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
     baseline = task_type.baseline(data, tokens, model, labels)
-    constants = {name: best(baseline, name) for name in settings.metrics} if baseline else {}
+    constants = {name: choose_constant(baseline, name) for name in settings.metrics} if baseline else {}
     found: dict[str, Scores] = {}
     sliced: dict[str, dict[str, Slice]] = {}
     samples: list[dict[str, Any]] = []
     for file in sorted(Path(job.inputs["predictions"]).glob("*.parquet")):
         split = file.stem
-        predicted = read(task_type, file, labels)
-        found[split] = scores(settings.metrics, predicted, partial(_tell, events, split))
+        predicted = read_predictions(task_type, file, labels)
+        found[split] = compute_scores(settings.metrics, predicted, partial(_report_draws, events, split))
         for metric, constant in constants.items():
-            for name, value in values([metric], constant.answered(predicted, split)).items():
-                if name in found[split]:  # a user's metric may name its figures by what was predicted
+            for name, value in compute_values([metric], constant.predict(predicted, split)).items():
+                if name in found[split]:  # a user's metric may name its figures after the predictions
                     found[split][name]["baseline"] = _or_null(value)
         for name in (name for name, score in found[split].items() if score["value"] is None):
-            events.warning(f"{name} has no value on {split}: docs/reference/metrics.md says when it has none.")
+            events.warning(f"{name} has no value on {split}: see its row in docs/reference/metrics.md.")
         if predicted.caveat:
             events.warning(f"{split}: {predicted.caveat}")
         plots.draw_scores(predicted, split, output / "log")
-        sliced[split] = _sliced(split, predicted, found[split], job, output / "log", events)
-        samples += worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
+        sliced[split] = _score_slices(split, predicted, found[split], job, output / "log", events)
+        samples += sample_worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
     (output / "metrics.json").write_text(json.dumps(found, indent=1))
     if settings.slices:
         (output / "slices.json").write_text(json.dumps(sliced, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -100,32 +96,34 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return {f"{split}.{name}": score["value"] for split, metrics in found.items() for name, score in metrics.items()}
 
 
-def _tell(events: Events, split: str, done: int) -> None:
+def _report_draws(events: Events, split: str, done: int) -> None:
     events.progress(phase="score", split=split, done=done, total=DRAWS)
 
 
-def read(task_type: TaskType, file: Path, labels: Sequence[str]) -> Predictions:
-    """What training.programs.predict wrote of a split."""
+def read_predictions(task_type: TaskType, file: Path, labels: Sequence[str]) -> Predictions:
+    """Reads a split's predictions as training.programs.predict writes them."""
     return task_type.metric_inputs(pq.read_table(file), labels)
 
 
-def scores(names: Sequence[str], predicted: Predictions, tell: Callable[[int], None] = lambda done: None) -> Scores:
-    """The metrics of these rows, each with its interval; `tell` hears how many draws are done."""
+def compute_scores(
+    names: Sequence[str], predicted: Predictions, report: Callable[[int], None] = lambda done: None
+) -> Scores:
+    """The metrics of these rows with their intervals; `report` is called with the number of finished draws."""
     from training.evaluation import bootstrap, metrics
     from training.evaluation.metrics.bootstrap_figures import figures
 
     values = metrics.compute(names, predicted)
-    of_draws = bootstrap.draw_figures(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, tell)
+    draws = bootstrap.draw_figures(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, report)
     return {
-        name: {"value": _or_null(value), **_interval(drawn)}
-        for (name, value), drawn in zip(values.items(), of_draws, strict=True)
+        name: {"value": _or_null(value), **_interval(of_metric)}
+        for (name, value), of_metric in zip(values.items(), draws, strict=True)
     }
 
 
-def _interval(drawn: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | None]:
-    known = drawn[np.isfinite(drawn)]
-    ends = np.quantile(known, ENDS) if len(known) else (math.nan, math.nan)
-    # Where a sum is rounded hangs on the machine; what is left of it tells nothing of a draw.
+def _interval(draws: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | None]:
+    defined = draws[np.isfinite(draws)]
+    ends = np.quantile(defined, ENDS) if len(defined) else (math.nan, math.nan)
+    # Further digits depend on the machine, by the order of sums.
     return {name: _or_null(float(f"{end:.6g}")) for name, end in zip(("low", "high"), ends, strict=True)}
 
 
@@ -133,35 +131,36 @@ def _or_null(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _sliced(
+def _score_slices(
     split: str, predicted: Predictions, whole: Scores, job: Job, folder: Path, events: Events
 ) -> dict[str, Slice]:
-    """The groups of each slice that the split has, with their figures; those shown are drawn into the folder."""
+    """The scores of each slice's groups; plots of them go to the folder."""
     from training.evaluation import plots
 
     settings = ScoreSettings.model_validate(job.settings)
     found: dict[str, Slice] = {}
     for name in settings.slices:
-        if not (groups := _groups(name, split, predicted, job)):
+        if not (groups := _find_groups(name, split, predicted, job)):
             events.warning(f"{split} has no column {name!r}, so no groups of it.")
             continue
         shown = slices.largest(groups, settings.most_groups, settings.named.get(name, ()))
-        every = name in settings.each
+        all_scored = name in settings.each
         if len(shown) < len(groups):
-            kept = f"only the largest and those that floors name have {'intervals' if every else 'figures'}"
+            kept = f"only the largest and those that floors name have {'intervals' if all_scored else 'figures'}"
             events.warning(f"{name} has {len(groups):,} groups in {split}: {kept}, {len(shown)} in all.")
-        many = {group for group, rows in shown.items() if len(rows) >= settings.fewest_rows}
-        tell = partial(_tell_groups, events, split)
-        found[name] = of_groups(groups if every else shown, many, predicted, whole, settings.metrics, tell)
+        with_interval = {group for group, rows in shown.items() if len(rows) >= settings.fewest_rows}
+        report = partial(_report_groups, events, split)
+        scored = groups if all_scored else shown
+        found[name] = score_groups(scored, with_interval, predicted, whole, settings.metrics, report)
         plots.draw_slice(name, split, [group for group in found[name] if group["group"] in shown], whole, folder)
     return found
 
 
-def _tell_groups(events: Events, split: str, done: int, total: int) -> None:
+def _report_groups(events: Events, split: str, done: int, total: int) -> None:
     events.progress(phase="slices", split=split, done=done, total=total)
 
 
-def _groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str, slices.Rows]:
+def _find_groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str, slices.Rows]:
     if name == LABEL:
         return slices.of_label(predicted.references, predicted.labels) if isinstance(predicted, OneLabel) else {}
     if name == LENGTH:
@@ -170,73 +169,70 @@ def _groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str
     return slices.of_column(Path(job.inputs["data"], f"{split}.slices.arrow"), name)
 
 
-def of_groups(
+def score_groups(
     groups: Mapping[str, slices.Rows],
-    intervals: Container[str],
+    with_interval: Container[str],
     predicted: Predictions,
     whole: Scores,
     names: Sequence[str],
-    tell: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> Slice:
-    """These groups with the figures that the whole split has; `intervals` are the groups whose figures have them.
-    `tell` hears how many draws are done, and of how many: a group counts as DRAWS with intervals and without."""
+    """The scores of these groups, for the figures of the whole split. `report` is called with the numbers of finished
+    draws and of all draws; a group counts as DRAWS with or without intervals."""
     from training.evaluation import metrics
 
     made = metrics.make(names, predicted)
     found: Slice = []
     for place, (group, rows) in enumerate(groups.items()):
 
-        def tell_group(done: int, before: int = place * DRAWS) -> None:
-            tell(before + done, len(groups) * DRAWS)
+        def report_group(done: int, before: int = place * DRAWS) -> None:
+            report(before + done, len(groups) * DRAWS)
 
-        known = scores_of_group(made, predicted.take(rows), group in intervals, tell_group)
-        found.append(
-            {"group": group, "rows": len(rows), "metrics": {figure: known.get(figure, NOTHING) for figure in whole}}
-        )
+        scores = score_group(made, predicted.take(rows), group in with_interval, report_group)
+        by_figure = {figure: scores.get(figure, UNDEFINED) for figure in whole}
+        found.append({"group": group, "rows": len(rows), "metrics": by_figure})
     return found
 
 
-def scores_of_group(
+def score_group(
     made: Mapping[str, evaluate.Metric],
     predicted: Predictions,
     intervals: bool,
-    tell: Callable[[int], None] = lambda done: None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> Scores:
-    """The metrics of these rows; one that refuses them has no figure. Only the project's own have an interval."""
+    """The metrics of these rows, without those that refuse the rows. Only the project's metrics have intervals."""
     from training.evaluation import metrics
 
     bootstrapped = [name for name in made if intervals and name in metrics.known(predicted)]
-    found: Scores = {}
-    if bootstrapped:
-        found = scores(bootstrapped, predicted, tell)
-    else:
-        tell(DRAWS)
+    found = compute_scores(bootstrapped, predicted, report) if bootstrapped else {}
+    if not bootstrapped:
+        report(DRAWS)
     for name, metric in made.items():
         if name not in bootstrapped:
             with contextlib.suppress(ValueError, ArithmeticError, UserError):
                 for figure, value in metrics.computed({name: metric}, predicted).items():
-                    found[figure] = {**NOTHING, "value": _or_null(value)}
+                    found[figure] = {**UNDEFINED, "value": _or_null(value)}
     return found
 
 
-def worst_rows(split: str, predicted: Predictions, data: Path) -> list[dict[str, Any]]:
-    """The SAMPLE_ROWS rows with the poorest answers, worst first."""
+def sample_worst_rows(split: str, predicted: Predictions, data: Path) -> list[dict[str, Any]]:
+    """The SAMPLE_ROWS rows with the lowest row scores, lowest first."""
     worst = np.argsort(predicted.row_scores, kind="stable")[:SAMPLE_ROWS]
-    rows = zip(worst.tolist(), inputs_of(data, worst), strict=True)
+    rows = zip(worst.tolist(), read_inputs(data, worst), strict=True)
     return [
         {"split": split, "row": number, **inputs, **predicted.describe_row(number, inputs)} for number, inputs in rows
     ]
 
 
-def inputs_of(data: Path, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
-    """What the model is given of these rows of a split, as load_data stored it."""
-    every = pa.ipc.open_file(pa.memory_map(str(data))).read_all()
-    names = [name for name in every.column_names if name != "label"]
-    return list(every.select(names).take(rows).to_pylist())
+def read_inputs(data: Path, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
+    """The inputs of these rows of a split, as load_data stored them."""
+    table = pa.ipc.open_file(pa.memory_map(str(data))).read_all()
+    names = [name for name in table.column_names if name != "label"]
+    return list(table.select(names).take(rows).to_pylist())
 
 
 def write_samples(samples: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Rows as CSV, the header from the first of them; an empty file for none."""
+    """Writes rows as CSV, with the keys of the first as header; without rows, an empty file."""
     with open(file, "w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, fieldnames=list(samples[0]) if samples else [])
         writer.writeheader()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.tags import OUTSIDE, is_iob2, of_row, spans, type_of
+from training.evaluation.tags import OUTSIDE, find_row_spans, find_spans, is_iob2, type_of
 from training.recipe.tables.metrics import TAGS, metrics_for
 from training.task_types.task_type import Column, TaskType
 
@@ -229,7 +229,9 @@ class TokenClassification(TaskType):
             {
                 "tags": [None if tag is None else labels[tag] for tag in tags],
                 "probabilities": probabilities,
-                "spans": [{"type": name, "start": start, "end": end} for name, start, end in of_row(labels, tags)],
+                "spans": [
+                    {"type": name, "start": start, "end": end} for name, start, end in find_row_spans(labels, tags)
+                ],
             }
             for tags, probabilities in rows
         ]
@@ -267,14 +269,14 @@ def _find_broken_spans(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
     """The rows in which a span begins with I-X, and a description of the first such word; empty if there is none, or if
     not all tags are of IOB2."""
     from training.data.faults import shortened
-    from training.evaluation.tags import flattened
+    from training.evaluation.tags import flatten
 
-    by_word, rows = flattened(tags.to_pylist())
+    by_word, rows = flatten(tags.to_pylist())
     names = sorted(set(by_word))
     broken = np.zeros(len(tags), bool)
     if not is_iob2(names):
         return broken, ""
-    starts = spans(names, np.searchsorted(names, by_word), rows).starts.tolist() if names else []
+    starts = find_spans(names, np.searchsorted(names, by_word), rows).starts.tolist() if names else []
     inside = [start for start in starts if by_word[start].startswith("I")]
     broken[rows[inside]] = True
     if not inside:

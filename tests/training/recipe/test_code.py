@@ -12,7 +12,7 @@ from training.recipe import Recipe
 from training.recipe.code_fields import code_fields, named_code
 
 ROOT = Path(__file__).resolve().parents[3]
-# The only files that import modules by a name which is not their own: by `Place`, whose fields the next test looks at;
+# The only files that import modules by a name that the recipe or a table has: `CodeField`, which the next test checks;
 # a Hub metric, which evaluation.metrics names; and from tables of the project's own.
 IMPORTERS = {
     *("training/jobs/user_code.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),

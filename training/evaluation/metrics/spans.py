@@ -14,7 +14,7 @@ from datasets import List, Value
 
 from training.evaluation.metrics.definition import SumMetric
 from training.evaluation.metrics.labels import Average, Floats, f1, precision, recall, share
-from training.evaluation.tags import Places, agreement, flattened
+from training.evaluation.tags import Places, count_matches, flatten
 
 Tags = Sequence[Sequence[str]]
 
@@ -47,7 +47,7 @@ class _OfSpans(TagMetric):
     _average: ClassVar[Average] = "micro"
 
     def statistics(self, **inputs: Any) -> Floats:
-        counts = agreement(*_coded(**inputs))
+        counts = count_matches(*_coded(**inputs))
         return counts.sum(axis=1) if self._average == "micro" else counts.reshape(len(counts), 3 * counts.shape[1])
 
     def of_sums(self, sums: Floats) -> Floats:
@@ -122,8 +122,8 @@ class SpanRecallWeighted(SpanRecall):
 def _coded(predictions: Tags, references: Tags, **_: Any) -> tuple[list[str], Places, Places, Places, int]:
     """All tags that occur; the true and the predicted one of each word (W,), as places among them, -1 for a word that
     has none; the row (W,) of each word; and how many rows there are."""
-    true, rows = flattened(references)
-    predicted = flattened(predictions)[0]
+    true, rows = flatten(references)
+    predicted = flatten(predictions)[0]
     tags = sorted({*true, *predicted} - {""})
     places = {tag: place for place, tag in enumerate(tags)} | {"": -1}
     codes = [np.array([places[tag] for tag in given], np.int64) for given in (true, predicted)]
