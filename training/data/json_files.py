@@ -52,7 +52,9 @@ def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
 def _parse_line(number: int, line: bytes) -> Any:
     """Returns the value of one line, or its fault."""
     try:
-        return json.loads(line.decode())
+        return _DECODER.decode(line.decode())
+    except _RepeatedName as error:
+        return _repeated(number, str(error))
     except UnicodeDecodeError as error:
         return Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
     except json.JSONDecodeError as error:
@@ -66,8 +68,38 @@ def _read_elements(array: TextFile, where: str) -> Iterator[tuple[int, Any]]:
 
     number = 0
     try:
-        for number, row in enumerate(ijson.items(array, "item", use_float=True), 1):
-            yield number, row
+        for number, row in enumerate(ijson.items(array, "item", use_float=True, map_type=_Object), 1):
+            yield number, _repeated(number, row.repeated) if isinstance(row, _Object) and row.repeated else row
     except (ijson.JSONError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise source_error(where, f"is not a JSON array to its end: after row {number}, {reason}") from error
+
+
+class _RepeatedName(Exception):
+    """A name that an object has twice, of whose values Python would keep the last."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedName(next(name for name in names if names.count(name) > 1))
+    return values
+
+
+class _Object(dict[str, Any]):
+    """An object of an array, which remembers a name that it has twice."""
+
+    repeated = ""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self:
+            self.repeated = name
+        super().__setitem__(name, value)
+
+
+def _repeated(number: int, name: str) -> Fault:
+    return Fault(number, "malformed", "has an object with one name twice", f" ({name!r})")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)

@@ -350,6 +350,17 @@ def test_json_lines_that_cannot_be_read_are_named_by_their_line(tmp_path: Path) 
     assert "holds half a character" in whats["7"] and "encoding" not in whats["7"]
 
 
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_name_that_a_json_object_has_twice_is_told_with_its_row(tmp_path: Path, is_array: bool) -> None:
+    """Python would keep the last of the values."""
+    lines = ['{"text": "a", "label": 1}', '{"text": "b", "label": 0, "label": 1}', '{"text": "c", "label": 0}']
+    (tmp_path / "train.jsonl").write_text(f"[{', '.join(lines)}]" if is_array else "\n".join(lines))
+    (tmp_path / "validation.jsonl").write_text("\n".join(lines[::2]))
+    (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
+    assert problem.check == "malformed" and problem.where.endswith("train.jsonl row 2")
+    assert problem.message.startswith("has an object with one name twice ('label'): ")
+
+
 def test_a_json_array_gives_the_rows_that_json_lines_give(tmp_path: Path) -> None:
     run(recipe("json", write_json(folder(tmp_path / "lines"), ROWS)), tmp_path / "from-lines")
     arrays = folder(tmp_path / "arrays")

@@ -10,7 +10,7 @@ LEVELS: dict[str, Level] = {
     # Found by the readers, row by row:
     "encoding": "error",  # bytes that are no text
     "ragged": "error",  # more or fewer fields than the header
-    "malformed": "error",  # no JSON, no mapping, half a character
+    "malformed": "error",  # no JSON, no mapping, a name twice in an object, half a character
     "type": "error",  # a value of another type than its column's, or that cannot be cast
     "header_row": "warning",  # a header of CSV that looks like data, or a row that looks like the header
     "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
