@@ -197,5 +197,7 @@ def test_labels_that_differ_only_by_case_or_spaces_are_told_with_their_counts(tm
     problem = warnings(tmp_path, {"train": [*rows, *odd], "validation": rows[:2]}, checks={"shared_rows": "ignore"})[
         "similar_labels"
     ]
-    assert problem.where == "train.jsonl row 21" and "'pos' (10 rows), 'Pos' (1 row)" in problem.message
+    assert problem.where == "train.jsonl row 21" and (
+        "'pos' (10 rows), 'Pos' (1 row), 'pos ' (1 row), ' p os' (1 row);" in problem.message
+    )
     assert "similar_labels" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]})
