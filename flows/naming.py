@@ -12,7 +12,6 @@ from training.problems import UserError
 from training.recipe import Model, Recipe, parse
 
 MAX_LENGTH = 120  # characters; MLflow's database holds 250
-MAX_VALUE_LENGTH = 24
 COMMON_PARTS = {"base", "uncased"}
 """Parts of a model's name that tell nothing, because nearly all models have them."""
 NAMED_FIELDS = {
@@ -44,8 +43,11 @@ def run_name(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> str:
         digits, _, exponent = f"{recipe.training.learning_rate:.2e}".partition("e")
         rate = f"{float(digits):g}e{int(exponent)}"  # 2e-5
     parts = [recipe.name, _model_name(recipe.model), f"lr {rate}"]
-    parts += [f"{name.rpartition('.')[2]} {_format_value(value)}" for name, value in others.items()]
-    return _shorten(" · ".join(parts), MAX_LENGTH)
+    for field, value in others.items():
+        text = "…" if isinstance(value, BaseModel | Mapping | list) else str(value)
+        parts.append(f"{field.rpartition('.')[2]} {text}")
+    name = " · ".join(parts)
+    return name if len(name) <= MAX_LENGTH else f"{name[: MAX_LENGTH - 1]}…"
 
 
 def _model_name(model: Model) -> str:
@@ -57,11 +59,3 @@ def _model_name(model: Model) -> str:
     # A model of this project lies in artifacts/fit/KEY/model.
     name = path.parent.name[:12] if path.name == "model" and path.parent.name else path.name
     return ("-".join(part for part in name.split("-") if part not in COMMON_PARTS) or name) + start
-
-
-def _format_value(value: Any) -> str:
-    return "…" if isinstance(value, BaseModel | Mapping | list) else _shorten(str(value), MAX_VALUE_LENGTH)
-
-
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

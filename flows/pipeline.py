@@ -1,4 +1,4 @@
-"""The stages of a fine-tune, in order. Run and plan walk the same lines."""
+"""The order of a fine-tune's stages, for runs and plans alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Finished:
-    """What a walk over all stages gave; a walk that only looks leaves unknown what has not run."""
+    """The results of all stages. In a plan, the result of a stage that has to run is Unknown."""
 
     lock: Lock
     trained: Ref
@@ -36,13 +36,13 @@ class Finished:
 
 
 def pipeline(walk: Driver, recipe: Recipe) -> Finished:
-    """From a recipe to a model that is registered, published and promoted, as far as it has earned that."""
+    """Walks all stages, from a recipe to a model that is registered, published and promoted if the gate allows it."""
     lock = walk(resolve, recipe)
     data = walk(load_data, recipe, lock)
     require_fitting(recipe, data)
-    # Only the tokenizer of a model from scratch is made from the rows.
-    made_here = recipe.model.source == "scratch" and lock.started_from is None
-    model = walk(load_model, recipe, lock, data if made_here else None)
+    # A model from scratch has a tokenizer that is trained on the rows.
+    trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
+    model = walk(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
     tokens = walk(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)

@@ -54,7 +54,6 @@ class Findings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds FILE, --entry, --set, --json and --strict."""
     add_recipe_arguments(parser)
     add_json_argument(parser, "the findings")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")

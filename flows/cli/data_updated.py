@@ -9,7 +9,6 @@ from tasks.prefect import events
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds NAME."""
     parser.add_argument("name", metavar="NAME", help="the name behind `finetune.data.` in the deployment's trigger")
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flows.cli.shared import COMPLETED
+from flows.cli.shared import COMPLETED, option_error
 from tasks.prefect import deployments
-from training.problems import Problem, UserError
 
 FOLDER = Path("deployments")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds FILE."""
     parser.add_argument(
         "file", metavar="FILE", type=Path, nargs="*", help=f"deployment files (default: {FOLDER}/*.yaml)"
     )
@@ -26,8 +24,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Deploys each file and prints the command that starts it. Raises UserError with the mistakes of all files."""
     files = arguments.file or sorted(FOLDER.glob("*.yaml"))
     if not files:
-        message = f"{FOLDER}/ has no deployment file: name one, or go to the folder that contains {FOLDER}/."
-        raise UserError([Problem(kind="option", where="FILE", message=message)])
+        raise option_error("FILE", f"{FOLDER}/ has no deployment file: name one, or go to the folder of {FOLDER}/.")
     entries = deployments.checked(files)
     url = deployments.need_server()
     deployments.need_pools(entry.pool for entry in entries)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 
 from flows.cli.shared import COMPLETED, FAILED
-from flows.reports.tables import terminal_width
+from flows.reports.tables import terminal_width, wrap
 from tasks.services.doctor import Finding, examine
 from tasks.tracking.reports import format_count
 
@@ -30,9 +29,4 @@ def _format_finding(finding: Finding, subject_width: int) -> list[str]:
     """Formats `problem  home  finding`, wrapped, and below it the next step behind an arrow."""
     start = f"{finding.level:<{LEVEL}}  {finding.subject:<{subject_width}}  "
     width, indent = max(terminal_width(), len(start) + MIN_TEXT_WIDTH), " " * len(start)
-    lines = []
-    for first, text, rest in ((start, finding.found, indent), (f"{indent}→ ", finding.next_step, f"{indent}  ")):
-        lines += textwrap.wrap(
-            text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-        )
-    return lines
+    return wrap(finding.found, width, start, indent) + wrap(finding.next_step, width, f"{indent}→ ", f"{indent}  ")

@@ -72,7 +72,7 @@ def call_flow(
     return terminal.result
 
 
-def _open_terminal(recipe: Recipe, quiet: bool) -> Terminal:
+def _open_terminal(recipe: Recipe, quiet: bool) -> Terminal | Quiet:
     if quiet:
         return Quiet()
     if not (can_redraw(sys.stdout) and can_redraw(sys.stderr)):

@@ -6,19 +6,17 @@ With NAME, also lists each change of its champion: when, by whom and why.
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from flows.cli.shared import COMPLETED, add_json_argument, write_json
-from flows.reports.tables import align, fit_to_terminal, terminal_width
+from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
 from tasks.registry.catalog import list_models
 from tasks.tracking.reports import format_value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds NAME and --json."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="only this registered model")
     add_json_argument(parser, "the list, with intervals and digests,")
 
@@ -54,7 +52,6 @@ def _move_lines(move: Mapping[str, Any]) -> list[str]:
     change = f"version {move['before']} → {move['to']}" if move["before"] else f"version {move['to']}"
     by = f"flow run {move['flow_run'][:8]}" if move["by"] == "run" else f"finetune {move['by']}"
     why = f": {move['why']}" if move["why"] else ""
-    line = f"  {move['time'][:16].replace('T', ' ')} UTC  {change} by {by} of {move['user']} on {move['host']}{why}"
-    return textwrap.wrap(
-        line, terminal_width(), subsequent_indent=" " * 24, break_long_words=False, break_on_hyphens=False
-    )
+    start = f"  {move['time'][:16].replace('T', ' ')} UTC  "
+    text = f"{change} by {by} of {move['user']} on {move['host']}{why}"
+    return wrap(text, terminal_width(), start, " " * len(start))

@@ -15,7 +15,6 @@ from tasks.prefect.servers import ServicesFailed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds BLOCK, --on and --remove."""
     parser.add_argument(
         "block", metavar="BLOCK", nargs="?", help="type and name of a notification block, such as slack-webhook/team"
     )

@@ -26,7 +26,6 @@ PENDING = ("will run", "may run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds FILE, --entry, --set and --show-launch."""
     add_recipe_arguments(parser)
     parser.add_argument("--show-launch", action="store_true", help="also show the command that launches training here")
 

@@ -13,7 +13,6 @@ from training.problems import Problem, UserError, nearest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the model, TEXT, --task, --file and --out."""
     parser.add_argument(
         "model",
         metavar="NAME[@ALIAS|/VERSION]",

@@ -9,7 +9,6 @@ from tasks.registry import promotions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds NAME, VERSION, --why and --alias."""
     parser.add_argument("name", metavar="NAME", help="a registered model")
     parser.add_argument("version", metavar="VERSION", help="the number of the version")
     add_why(parser)

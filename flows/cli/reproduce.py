@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.local_flow import call_flow, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, FAILED
+from flows.cli.shared import COMPLETED, FAILED, option_error
 from flows.reports.tables import align
 from tasks.cache import settings
 from tasks.registry import consent
 from tasks.tracking.reports import format_count, format_score
-from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from tasks.registry.reproduction import Difference, FigurePair
@@ -32,7 +31,6 @@ RULE = "each value lies within the other's 95% interval"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the model, --into and --run-code."""
     parser.add_argument("name", metavar="NAME/VERSION|NAME@ALIAS", help="a registered version")
     parser.add_argument(
         "--into",
@@ -53,10 +51,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
     name, into = arguments.name, arguments.into
     if not {"/", "@"} & set(name):
-        raise _error("option", "NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
+        raise option_error("NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
     record = lineage.of_version(name)
-    if record["model"] is None:
-        raise _error("registry", "VERSION", f"the record of {name} has no digest of the model: it cannot be compared.")
     if not arguments.run_code:
         consent.require(f"the record of {name}", record["said"], record["recipe"])
     with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as home:
@@ -89,10 +85,8 @@ def _describe_inputs(record: Mapping[str, Any], differences: Sequence[Difference
         yield "Some inputs differ, so the bytes may differ:"
         yield from (f"  {line}" for line in align([["input", "recorded", "here"], *map(list, differences)]))
     else:
-        libraries, files = (
-            format_count(len(record["libraries"]), "version"),
-            format_count(len(record["code"]["files"]), "file"),
-        )
+        files = format_count(len(record["code"]["files"]), "file")
+        libraries = format_count(len(record["libraries"]), "version")
         yield f"All inputs are as recorded: the rows, {files} of code, {libraries}, the hardware and the threads."
 
 
@@ -148,7 +142,7 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
     mark = fresh / MARK
     marked = mark.is_file() and mark.read_text() == model
     if fresh.is_dir() and not marked and any(file != mark for file in fresh.iterdir()):
-        raise _error("option", "--into", f"{fresh} is not empty: name an empty or a new folder.")
+        raise option_error("--into", f"{fresh} is not empty: name an empty or a new folder.")
     before = {name: os.environ.get(name) for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")}
     os.environ["FINETUNE_HOME"] = str(fresh)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
@@ -166,7 +160,3 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def _error(kind: str, where: str, message: str) -> UserError:
-    return UserError([Problem(kind=kind, where=where, message=message)])

@@ -16,7 +16,6 @@ from training.recipe import parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, --json, --quiet and --run-code."""
     parser.add_argument(
         "run",
         metavar="RUN",

@@ -13,7 +13,6 @@ from tasks.registry import promotions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds NAME and --why."""
     parser.add_argument("name", metavar="NAME", help="a registered model")
     add_why(parser)
 

@@ -21,6 +21,7 @@ from flows.cli.shared import (
     add_quiet_argument,
     add_recipe_arguments,
     load_recipe,
+    option_error,
     write_json,
 )
 from flows.plan import build_cached_result, find_unchanged_run, plan_stages
@@ -33,7 +34,7 @@ from tasks.jobs.launch import Machines
 from tasks.jobs.machines import Helper, find_machines
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.stage_table import STAGES
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe import Recipe, parse_set
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds FILE, --entry, --set, --json, --quiet, --force and --require-promotion."""
     add_recipe_arguments(parser)
     add_json_argument(parser, "the run's result")
     add_quiet_argument(parser)
@@ -67,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
         recipe = load_recipe(arguments)
         if arguments.require_promotion and recipe.release.registry is None:
             message = "without release.registry, no model is promoted: set it, or leave the option out."
-            raise UserError([Problem(kind="option", where="--require-promotion", message=message)])
+            raise option_error("--require-promotion", message)
         machines = find_machines(recipe.compute)
         helper = Helper(machines) if machines.rank else None
         planner = Planner(recipe.name, force)
@@ -142,7 +142,7 @@ def _help_machine_0(recipe: Recipe, machines: Machines, helper: Helper, out: Pat
 
 
 def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bool = False) -> int:
-    """Prints the verdict, the model and the command that asks it; returns the exit code."""
+    """Prints the verdict, the model and the command to use it; returns the exit code."""
     model, verdict = result["model"], Verdict.model_validate(result["verdict"])
     print(*verdict_lines(verdict), sep="\n")
     print(f"Model: {model['path']}")

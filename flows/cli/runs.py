@@ -11,13 +11,11 @@ from flows.cli.shared import COMPLETED, add_json_argument, write_json
 from flows.reports.tables import align, fit_to_terminal
 from tasks.tracking.reports import format_score
 from tasks.tracking.run_list import list_runs
-from training.problems import Problem, UserError
 
 HEAD = ["run", "recipe", "started, UTC", "time", "state", "verdict", "version", "judged by"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RECIPE, --limit and --json."""
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="only runs of this recipe")
     parser.add_argument("--limit", metavar="N", type=int, default=20, help="number of runs (default: %(default)s)")
     add_json_argument(parser, "the list, with ids and intervals in full,")
@@ -25,9 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints a line for each run. Raises UserError for a recipe that has no run."""
-    if arguments.limit < 1:
-        message = f"{arguments.limit} is not a number of runs: give 1 or more."
-        raise UserError([Problem(kind="option", where="--limit", message=message)])
     runs = list_runs(arguments.recipe, arguments.limit)
     write_json(arguments.json, runs)
     lines = align([HEAD, *map(_cells, runs)]) if runs else ["There is no run yet."]

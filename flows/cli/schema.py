@@ -14,7 +14,6 @@ from tasks.prefect.deployment_schema import deployment_schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --out."""
     parser.add_argument("--out", metavar="FILE", type=output_file, help="write the schema to this file instead")
 
 

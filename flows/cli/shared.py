@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from training.jobs.protocol import write_atomically
-from training.problems import DISK, NETWORK
+from training.problems import DISK, NETWORK, Problem, UserError
 from training.recipe import Recipe, load, parse_set
 
 COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -22,6 +22,11 @@ FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", 
 def exit_code(kinds: Iterable[str]) -> int:
     """Returns the exit code for problems of these kinds: USER_ERROR if at least one is the user's mistake."""
     return FAILED if FAILURES.issuperset(kinds) else USER_ERROR
+
+
+def option_error(option: str, message: str) -> UserError:
+    """Returns the error of a wrong option."""
+    return UserError([Problem(kind="option", where=option, message=message)])
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 from typing import Any
 
 import yaml
 
 from flows.cli.shared import COMPLETED, add_json_argument, write_json
-from flows.reports.tables import align, terminal_width
+from flows.reports.tables import align, terminal_width, wrap
 from tasks.tracking.reports import format_count, format_score
 
 LABEL = 14
@@ -21,7 +19,6 @@ Facts = Iterator[tuple[str, str]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the model or run, and --json."""
     parser.add_argument(
         "name",
         metavar="NAME/VERSION|NAME@ALIAS|RUN",
@@ -47,8 +44,7 @@ def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
         if name:
             yield f"\n{name}"
         for label, text in facts(record):
-            wrapped = textwrap.wrap(text, width - LABEL - 2, break_long_words=False, break_on_hyphens=False)
-            yield from (f"  {start:<{LABEL}}{part}" for start, part in zip_longest([label], wrapped, fillvalue=""))
+            yield from wrap(text, width, f"  {label:<{LABEL}}", " " * (LABEL + 2))
     yield "\nstages"
     yield from (f"  {line}" for line in align(_stages(record)))
     yield "\nrecipe, with pinned versions, without defaults"

@@ -17,7 +17,6 @@ from tasks.services import lifecycle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --env and --password."""
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--env", action="store_true", help='print export lines: eval "$(finetune status --env)"')
     output.add_argument("--password", action="store_true", help="print the login to the pages of both servers")

@@ -6,13 +6,11 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
-from flows.cli.shared import COMPLETED
+from flows.cli.shared import COMPLETED, option_error
 from flows.reports.tables import align
 from tasks.cache import garbage_collection, settings
 from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
 from tasks.registry.retention import find_needs
-from tasks.tracking.reports import format_count
-from training.problems import Problem, UserError
 
 # Listed after the artifacts of the stages.
 LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS)
@@ -21,7 +19,6 @@ OTHER_PARTS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --remove, --yes and --give-up."""
     parser.add_argument("--remove", action="store_true", help="remove what nothing needs, after a question")
     parser.add_argument("--yes", action="store_true", help="with --remove: do not ask")
     parser.add_argument(
@@ -37,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the tables; removes folders with --remove. Raises UserError while a run uses the home."""
     if arguments.yes and not arguments.remove:
-        raise _error("--yes", "needs --remove: add it, or leave this option out.")
+        raise option_error("--yes", "needs --remove: add it, or leave this option out.")
     if arguments.remove and not arguments.yes and not sys.stdin.isatty():
-        raise _error("--remove", "asks on a terminal, and there is none: add --yes.")
+        raise option_error("--remove", "needs a terminal for its question: add --yes.")
     if not settings.home_path().exists():
         print(f"{settings.home_path()} does not exist yet: nothing is stored.")
         return COMPLETED
@@ -57,7 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
         runs = ", ".join(run[:8] for run in garbage_collection.running_runs())
         print(f"{size} can go{f', after these runs have ended: {runs}' if runs else ''}: finetune store --remove")
         return COMPLETED
-    if not arguments.yes and not _confirm(f"Remove {_count_pieces(unneeded)}, and free {size}? [y/N] "):
+    if not arguments.yes and not _confirm(f"Remove {len(unneeded):,} of these, and free {size}? [y/N] "):
         print("Nothing was removed.")
         return COMPLETED
     paths = {piece.path for piece in unneeded}
@@ -120,14 +117,3 @@ def _part_rows(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[list[str]]:
 
 def _format_sum(pieces: Sequence[Piece], sizes: Sizes) -> str:
     return format_size(sizes.of(piece.path for piece in pieces))
-
-
-def _count_pieces(pieces: Sequence[Piece]) -> str:
-    """`3 artifacts, 1 job, 2 leftovers`"""
-    jobs, leftovers = (sum(piece.sort in sorts for piece in pieces) for sorts in ((JOBS,), LEFTOVERS[1:]))
-    counts = ((len(pieces) - jobs - leftovers, "artifact"), (jobs, "job"), (leftovers, "leftover"))
-    return ", ".join(format_count(number, noun) for number, noun in counts if number)
-
-
-def _error(where: str, message: str) -> UserError:
-    return UserError([Problem(kind="option", where=where, message=message)])

@@ -13,7 +13,6 @@ from tasks.services import lifecycle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --detach and the ports."""
     parser.add_argument("--detach", action="store_true", help="return as soon as all answer, and leave them running")
     parser.add_argument("--prefect-port", type=int, default=PREFECT_PORT, help=f"default: {PREFECT_PORT}")
     parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help=f"default: {MLFLOW_PORT}")

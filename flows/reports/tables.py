@@ -50,6 +50,13 @@ def align(table: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+def wrap(text: str, width: int, start: str, indent: str) -> list[str]:
+    """Wraps text without breaking words, because paths and names are copied."""
+    return textwrap.wrap(
+        text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def problem_line(problem: Mapping[str, Any]) -> str:
     """`where: message`, behind `warning: ` if it is one."""
     mark = "warning: " if problem.get("level") == "warning" else ""
@@ -67,14 +74,11 @@ def problem_lines(problems: Iterable[Mapping[str, Any]], width: int | None) -> l
     lines = []
     for problem in sorted_problems:
         start = f"{problem['level']:<9}{problem['check'] or '':<{check_width}}"
-        line = f"{start}{problem['where']}: {problem['message']}"
+        text = f"{problem['where']}: {problem['message']}"
         if width is None or width - len(start) < MIN_MESSAGE_WIDTH:
-            lines.append(line)
+            lines.append(start + text)
         else:
-            indent = " " * len(start)
-            lines += textwrap.wrap(
-                line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-            )
+            lines += wrap(text, width, start, " " * len(start))
     return lines
 
 

@@ -115,25 +115,20 @@ class Terminal(Listener):
         self._err.flush()
 
 
-class Quiet(Terminal):
+class Quiet(Listener):
     """Prints only the metrics at the end."""
 
+    def __init__(self) -> None:
+        self.result: dict[str, Any] | None = None
+
     def run_ended(self, result: dict[str, Any]) -> None:
-        """Prints the metrics of each split."""
-        super().run_ended(result)
-        print(*metric_lines(result["metrics"]), sep="\n", end="\n" if result["metrics"] else "", file=self._out)
+        """Prints the metrics of each split and keeps the result."""
+        self.result = result
+        for text in metric_lines(result["metrics"]):
+            print(text)
 
-    def stage_started(self, stage: str, key: str) -> None:
-        """Prints nothing."""
-
-    def stage_waits(self, stage: str) -> None:
-        """Prints nothing."""
-
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Prints nothing."""
-
-    def stage_ended(self, row: Row, result: Any) -> None:
-        """Prints nothing."""
+    def close(self) -> None:
+        """Does nothing."""
 
 
 def can_redraw(stream: TextIO) -> bool:

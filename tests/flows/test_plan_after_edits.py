@@ -127,7 +127,7 @@ class Filler:
 @pytest.fixture
 def file(checkout: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, model_unchecked: None) -> Path:
     """The deployment file of a recipe that has been trained."""
-    monkeypatch.setattr("flows.cli.plan.needs", lambda *_: [])
+    monkeypatch.setattr("flows.cli.plan._estimate", lambda *_: [])
     file = write_project(tmp_path / "project")
     with pytest.raises(Trained):
         pipeline(Filler(), load(file))  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["store", "--remove"]) == 2
-    assert capsys.readouterr().err == "--remove: asks on a terminal, and there is none: add --yes.\n"
+    assert capsys.readouterr().err == "--remove: needs a terminal for its question: add --yes.\n"
     assert store.find("load_data", KEY) is not None
 
 

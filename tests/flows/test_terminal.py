@@ -103,12 +103,12 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_a_quiet_terminal_shows_nothing_and_keeps_the_result() -> None:
-    out, err = io.StringIO(), io.StringIO()
-    shown = terminal.Quiet(out, err)
+def test_a_quiet_terminal_shows_nothing_and_keeps_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = terminal.Quiet()
     shown.stage_started("fit", "k")
     shown.stage_events("fit", [{"kind": "warning", "message": "odd"}])
     shown.stage_ended(Row("fit", "k", "ran", 1.0), None)
     shown.run_ended(result := {"state": "completed", "metrics": {}})
     shown.close()
-    assert (out.getvalue(), err.getvalue(), shown.result) == ("", "", result)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err, shown.result) == ("", "", result)
