@@ -158,6 +158,6 @@ def test_finetune_run_on_a_helping_machine_registers_nothing_and_says_whose_mode
     leader.run_ended({"state": "completed", "problems": []})
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 1
-    assert printed[0].startswith("small, machine 1 of 2: trained. The model is machine 0's: ")
+    assert printed[0].startswith("small, machine 1 of 2: trained. The model is on machine 0: ")
     assert printed[0].endswith("artifacts/fit/k/model")
     assert json.loads(out.read_text())["state"] == "completed"
