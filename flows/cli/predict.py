@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--file",
         metavar="IN",
         type=Path,
-        help="rows with the columns that the model reads: .txt (a text a line), .csv, .tsv, .jsonl or .parquet",
+        help="rows with the columns that the model reads: .txt (a text a line) or a file format of training data",
     )
     parser.add_argument(
         "--out",

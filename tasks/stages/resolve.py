@@ -25,7 +25,7 @@ from tasks.jobs.machines import find_machines
 from tasks.registry.champions import rows_digest, started_from
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
-from training.data.sources import find, fingerprint, load_object, object_splits
+from training.data.sources import find_split_files, fingerprint, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, part_of, require_files, require_model_folder
@@ -220,7 +220,7 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
         return {"data_hub": _look_up("dataset", data.path, data.revision, recipe, found).pin}
     if data.source == "python":
         return {"data_fingerprint": fingerprint(load_object(data.path))}
-    files = find(data)
+    files = find_split_files(data)
     digests = digests_of((file for found in files.values() for file in found), progress)
     return {
         "data_files": {

@@ -126,7 +126,7 @@ class _CsvFile:
                 yield self._remarks(self._header_remarks(part.batch, part.rows, part.numbers))
             yield from self._in_blocks(part)
         quotes = self._parser.quotes
-        yield self._remarks((*quotes.found(), *quotes.whole_file()), self._parser.ragged.faults())
+        yield self._remarks((*quotes.take_faults(), *quotes.check_line_count()), self._parser.ragged.faults())
 
     def _in_blocks(self, rows_read: CsvPart) -> Iterator[Block]:
         for start in range(0, rows_read.rows.num_rows, BLOCK_ROWS):  # rows that end early may have been added
@@ -139,7 +139,7 @@ class _CsvFile:
                 block = block.filter(~empty)
             repeated = at[self._equal_the_header(part)].tolist()
             remarks = [Fault(row, "header_row", REPEATED_HEADER) for row in repeated if row != self._header_read]
-            remarks = sorted([*remarks, *self._parser.quotes.found(int(at[-1]))], key=lambda fault: fault.row)
+            remarks = sorted([*remarks, *self._parser.quotes.take_faults(int(at[-1]))], key=lambda fault: fault.row)
             yield replace(block, faults=self._parser.ragged.faults(), remarks=tuple(remarks))
 
     def _remarks(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:

@@ -63,14 +63,14 @@ class QuotedFields:
         """Whether the file beneath is closed."""
         return self._file.closed
 
-    def found(self, last: int | None = None) -> tuple[Fault, ...]:
+    def take_faults(self, last: int | None = None) -> tuple[Fault, ...]:
         """Returns the faults found since the last call, in rows up to `last` (None: all)."""
         taken = []
         while self._found and (last is None or self._found[0].row <= last):
             taken.append(self._found.popleft())
         return tuple(taken)
 
-    def whole_file(self) -> tuple[Fault, ...]:
+    def check_line_count(self) -> tuple[Fault, ...]:
         """Returns a fault if the file, read to its end, has far fewer rows than lines."""
         rows = self._row - 1
         lines, row = self._longest

@@ -240,7 +240,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
                 Fault(number, "encoding", "is not UTF-8 text") if is_bad else dict(zip(names, row, strict=True)),
             )
         yield from ((fault.row, fault) for fault in parser.ragged.faults())
-    yield from ((fault.row, fault) for fault in parser.quotes.found() if LEVELS[fault.check] == "error")
+    yield from ((fault.row, fault) for fault in parser.quotes.take_faults() if LEVELS[fault.check] == "error")
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Any]]:

@@ -42,7 +42,7 @@ def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
     return {split: name for split, name in data.splits.items() if isinstance(name, str)}
 
 
-def find(data: Data) -> dict[str, list[SourceFile]]:
+def find_split_files(data: Data) -> dict[str, list[SourceFile]]:
     """Returns the files of each split, sorted by name; validation and test only if there are files for them.
 
     `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` names each split's files: names with or

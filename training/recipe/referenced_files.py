@@ -26,12 +26,12 @@ class ExpandedRecipe:
         self.values = dict(written)
         self.problems: list[Problem] = []
         self._places: dict[str, str] = {}  # fields set by a file, and their places in the file
-        self._label_names()
-        self._expand("accelerate", self._accelerate)
-        self._expand("deepspeed", self._deepspeed)
+        self._read_label_names()
+        self._expand("accelerate", self._translate_accelerate)
+        self._expand("deepspeed", self._read_deepspeed)
 
-    def named(self, problem: Problem) -> Problem:
-        """The problem with its place in the file, if a file set the field."""
+    def locate(self, problem: Problem) -> Problem:
+        """Returns the problem with its place in the file, if a file set the field."""
         for field, place in self._places.items():
             if problem.where == field:
                 return problem.model_copy(update={"where": f"{place.removesuffix(': ')} ({field})"})
@@ -50,18 +50,18 @@ class ExpandedRecipe:
         except UserError as error:
             self.problems += error.problems
 
-    def _label_names(self) -> None:
+    def _read_label_names(self) -> None:
         data = self.values.get("data")
         file = data.get("label_names") if isinstance(data, Mapping) else None
         if not isinstance(data, Mapping) or not isinstance(file, str):
             return
         try:
-            self.values["data"] = {**data, "label_names": names_in(file, "data.label_names")}
+            self.values["data"] = {**data, "label_names": read_names(file, "data.label_names")}
             self._places["data.label_names"] = file
         except UserError as error:
             self.problems += error.problems
 
-    def _accelerate(self, file: str, where: str) -> None:
+    def _translate_accelerate(self, file: str, where: str) -> None:
         try:
             given = read_yaml(Path(file).expanduser())
         except UserError as error:
@@ -76,7 +76,7 @@ class ExpandedRecipe:
             else:
                 self._set(f"{file}: {found.field}", found.written, found.recipe_field, found.value)
 
-    def _deepspeed(self, file: str, where: str) -> None:
+    def _read_deepspeed(self, file: str, where: str) -> None:
         given = _read_json(Path(file).expanduser(), where)
         self._set(file, given, "compute.deepspeed", given)
         self._places["compute.deepspeed"] = f"{file}: "
@@ -109,7 +109,7 @@ class ExpandedRecipe:
         self.problems.append(Problem(kind="recipe", where=where, message=message))
 
 
-def names_in(file: str, where: str) -> list[str]:
+def read_names(file: str, where: str) -> list[str]:
     """The names that a file lists: one a line, or a JSON list of texts in a .json file. Raises UserError."""
     path = Path(file).expanduser()
     try:

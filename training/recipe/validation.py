@@ -45,7 +45,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
         problems += [describe(detail, Recipe) for detail in details]
         wrong |= {field_name(detail["loc"]) for detail in details}
     problems += broken_rules(RULES, WrittenRecipe(Recipe, merged, wrong))
-    problems[before:] = map(expanded.named, problems[before:])
+    problems[before:] = map(expanded.locate, problems[before:])
     # A template in a name also breaks the name's pattern: the first problem of a field explains the others.
     first = {problem.where: problem for problem in reversed(problems)}
     if recipe is None or first:

@@ -159,7 +159,7 @@ def test_findings_do_not_depend_on_where_a_piece_of_the_file_ends(delimiter: str
         fields = QuotedFields(Pieces(size), delimiter, 2, 2)
         while fields.read():
             pass
-        return [(fault.row, fault.check, fault.value) for fault in fields.found()]
+        return [(fault.row, fault.check, fault.value) for fault in fields.take_faults()]
 
     whole = found(1000)
     assert [(row, check) for row, check, _ in whole] == [

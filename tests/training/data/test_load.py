@@ -19,7 +19,7 @@ from training.data.casting import cast_blocks
 from training.data.hub_datasets import from_dataset, hub_splits
 from training.data.load_rows import label_places, load
 from training.data.slice_columns import SliceColumns
-from training.data.sources import find, load_object
+from training.data.sources import find_split_files, load_object
 from training.problems import Problem, UserError
 from training.recipe import Data
 from training.recipe.source_columns import SourceColumns
@@ -32,7 +32,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
 
 def find_files(data: Data) -> dict[str, list[str]]:
     """The files of each split."""
-    return {split: [found.file for found in files] for split, files in find(data).items()}
+    return {split: [found.file for found in files] for split, files in find_split_files(data).items()}
 
 
 def write_csv(folder: Path, rows: dict[str, list[tuple[str, str]]] = ROWS) -> Path:

@@ -12,14 +12,14 @@ import fsspec
 import pytest
 
 from training.data.file_systems import display_name
-from training.data.sources import find, fingerprint, is_rows, load_object
+from training.data.sources import find_split_files, fingerprint, is_rows, load_object
 from training.problems import UserError
 from training.recipe import Data
 
 
 def find_files(data: Data) -> dict[str, list[str]]:
     """The files of each split."""
-    return {split: [found.file for found in files] for split, files in find(data).items()}
+    return {split: [found.file for found in files] for split, files in find_split_files(data).items()}
 
 
 def data(path: Path | str, source: str = "csv", splits: dict[str, Any] | None = None) -> Data:
@@ -350,8 +350,8 @@ def test_a_module_that_fails_says_why(my_rows: Path) -> None:
 def test_finding_files_here_needs_no_heavy_library(tmp_path: Path) -> None:
     heavy = "{'fsspec', 'pyarrow', 'numpy', 'torch', 'transformers', 'datasets', 'tokenizers'}"
     code = (
-        "import sys; from training.recipe import Data; from training.data.sources import find;"
-        "data = Data(source='csv', path=sys.argv[1], text=['text'], label='label'); find(data);"
+        "import sys; from training.recipe import Data; from training.data.sources import find_split_files;"
+        "data = Data(source='csv', path=sys.argv[1], text=['text'], label='label'); find_split_files(data);"
         f"print(sorted({heavy} & set(sys.modules)))"
     )
     touch(tmp_path, "train.csv")
