@@ -1,9 +1,9 @@
-"""Digests of the code behind a stage, so that an edit which can change its bytes is noticed, and a reformat is not.
+"""Digests of a stage's code: they change with an edit that can change the output, and not with a reformat.
 
-From the roots that a stage names, imports are followed through this project's own packages and through the user's
-modules, which are found as the programs of jobs find them. Each file counts as its syntax without comments, docstrings
-and messages (tasks.cache.syntax). Modules in Python's folders of libraries are not followed: the versions of their
-distributions count. All other modules are the user's, including those found through PYTHONPATH or an editable install.
+Imports are followed from the stage's roots through this project's packages and the user's modules, which are found as
+in the programs of jobs. The digest of a file covers its syntax without comments, docstrings and messages
+(tasks.cache.syntax). Installed libraries are not followed: the versions of their distributions are inputs. All other
+modules are the user's, including those found through PYTHONPATH or an editable install.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_mod
 from training.problems import Problem, UserError
 
 OUTSIDE = (
-    # How a run is started, shown, stored and released. Of the tasks, the stages count.
+    # Start, display, storage and release of a run. In tasks, only the stages count.
     "flows",
     *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prefect", "registry", "services", "tracking")),
-    # How a program is started, watched and stopped.
+    # Start, supervision and end of programs.
     "training.jobs",
     # Messages.
     "training.problems",
-    # The recipe's fields and tables: the values that a stage reads are among its inputs.
+    # The recipe's fields and tables: the values that a stage reads are inputs.
     "training.recipe",
-    # Pictures, and measurements of speed and memory.
+    # Plots, and measurements of speed and memory.
     *("training.evaluation.plots", "training.engine.throughput", "training.engine.estimation"),
 )
 """Rooms and modules that cannot change the output of any stage."""
@@ -51,12 +51,12 @@ INSIDE = (
     # The order of tags.
     "training.evaluation.tags",
 )
-"""Modules that programs run, in rooms that are otherwise outside, of all stages or of one."""
+"""Modules in outside rooms that programs run nevertheless."""
 _EMPTY = syntax.digest_of_syntax(ast.parse(""), has_messages=False)
 
 
 def figures_code(task: str) -> list[str]:
-    """The room that the project's task types import for figures and baselines alone; a user's may use it elsewhere."""
+    """The room that the project's task types import only for figures and baselines; a user's may use it elsewhere."""
     return [] if ":" in task else ["training.evaluation"]
 
 
@@ -64,9 +64,9 @@ class Code(NamedTuple):
     """The code behind some modules."""
 
     files: Mapping[str, Source]
-    """By name, such as `training/tokenization/encoder.py`."""
+    """By path, such as `training/tokenization/encoder.py`."""
     distributions: Sequence[str]
-    """Of the libraries that the user's modules import."""
+    """The distributions that the user's modules import."""
 
     @property
     def digests(self) -> dict[str, str]:
@@ -82,11 +82,11 @@ class Source(NamedTuple):
 
 
 def code_behind(roots: Iterable[str], outside: Sequence[str] = ()) -> Code:
-    """The files of these modules and of all that they import, as far as they are the project's or the user's.
+    """The files of these modules and their imports, without installed libraries.
 
     Args:
-        roots: dotted module names. Raises ModuleNotFoundError for one that has no source file here.
-        outside: rooms and modules of the project that are left out, besides OUTSIDE.
+        roots: dotted module names. Raises ModuleNotFoundError if one has no source file.
+        outside: rooms and modules of the project to leave out, in addition to OUTSIDE.
     """
     _forget_folders()
     found: dict[str, Source] = {}
@@ -117,10 +117,10 @@ def code_digests(roots: Iterable[str]) -> dict[str, str]:
 
 
 def users_code(named: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The modules of the user's that are named, and the distributions of the installed ones.
+    """The user's modules among the named objects, and the distributions of installed ones.
 
-    `named` has `module:name` by the field that says so; words without a colon are the project's own names, and what is
-    the Hub's is pinned by its name. Raises UserError for all whose module is neither here nor installed.
+    `named` has `module:name` by recipe field. Names without a colon are the project's; names of the Hub pin their
+    content. Raises UserError with every module that is not found.
     """
     _forget_folders()
     here, distributions, problems = [], [], []
@@ -148,18 +148,18 @@ def library_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 class GitCommit(NamedTuple):
-    """What is checked out in the working directory."""
+    """The commit that is checked out in the working directory."""
 
     commit: str
     dirty: bool
-    """Whether files that git knows differ from it."""
+    """Whether tracked files differ from the commit."""
 
 
 def git_commit() -> GitCommit | None:
-    """The commit of the working directory; None where it is in no repository of git, or there is no git."""
-    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # looking must not get in the way of who works there
+    """The commit of the working directory; None without a git repository or git."""
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # git status must not block the user's own commands
 
-    def said(*arguments: str) -> str:
+    def run_git(*arguments: str) -> str:
         return subprocess.run(
             ["git", *arguments],
             env=env,
@@ -171,7 +171,7 @@ def git_commit() -> GitCommit | None:
         ).stdout.strip()
 
     try:
-        return GitCommit(said("rev-parse", "HEAD"), bool(said("status", "--porcelain", "--untracked-files=no")))
+        return GitCommit(run_git("rev-parse", "HEAD"), bool(run_git("status", "--porcelain", "--untracked-files=no")))
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -181,20 +181,20 @@ def _is_outside(name: str, more: Sequence[str]) -> bool:
 
 
 class _Module(NamedTuple):
-    """A module of the project's or the user's, with source or without."""
+    """A module of the project or the user."""
 
     dotted: str
     name: str
-    """As a path below the folder that it is imported from: folders may be moved."""
+    """Its path below the folder that it is imported from, which may be moved."""
     file: Path
-    """Of an archive, all of it."""
+    """The whole archive for a module in an archive."""
     loader: Any
-    """Has the source of a module in an archive; None for a file of its own."""
+    """Reads the source of a module in an archive; None for other modules."""
 
 
 def _module(dotted: str) -> _Module | None:
-    """The module's file; None for a library, a namespace package, and a module that is not there."""
-    if _is_own(dotted):  # installed as a wheel, the project lies beside every library
+    """The module; None for a library, a namespace package or a missing module."""
+    if _is_own(dotted):  # an installed wheel of the project lies in the folder of libraries
         stem = PROJECT.joinpath(*dotted.split("."))
         files = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
         file = next((file for file in files if file.is_file()), None)
@@ -214,19 +214,19 @@ def _is_own(dotted: str) -> bool:
 
 @cache
 def _is_users(top: str) -> bool:
-    """Whether a module without dots is there, and lies outside the folders of libraries."""
+    """Whether a top-level module exists outside the folders of libraries."""
     spec = find_module(top)
     return spec is not None and not _in_libraries(spec)
 
 
 def _is_library(top: str) -> bool:
-    """Whether a module without dots is installed beside Python's own."""
+    """Whether a top-level module is an installed library, and not of the standard library."""
     spec = None if _is_own(top) or top in sys.stdlib_module_names else find_module(top)
     return spec is not None and _in_libraries(spec)
 
 
 def _in_libraries(spec: ModuleSpec) -> bool:
-    """Whether a module, or all of a namespace package, lies in a folder of libraries or in Python itself."""
+    """Whether a module, or all parts of a namespace package, lie in a folder of libraries or in Python itself."""
     if spec.submodule_search_locations is not None and not spec.has_location:
         return all(map(_is_in_libraries, spec.submodule_search_locations))
     return not spec.has_location or spec.origin is None or _is_in_libraries(spec.origin)
@@ -238,16 +238,16 @@ def _is_in_libraries(path: str) -> bool:
 
 
 def _distributions(top: str) -> list[str]:
-    """The distributions of an installed module, whose versions tell its code."""
+    """The distributions that installed a module."""
     folders = [Path(entry) for entry in search_path() if _is_in_libraries(entry) and Path(entry).is_dir()]
-    return sorted({one for folder in folders for one in _listed(folder, _state(folder)).get(top, ())})
+    return sorted({one for folder in folders for one in _read_distributions(folder, _state(folder)).get(top, ())})
 
 
 @cache
-def _listed(folder: Path, state: tuple[int, ...]) -> Mapping[str, Sequence[str]]:
-    # To read what each distribution installed takes a second. Whatever is installed or removed changes the folder.
-    told = Digests(settings.home_path()).derived(folder, " distributions", _list_distributions)
-    return dict(json.loads(told))
+def _read_distributions(folder: Path, state: tuple[int, ...]) -> Mapping[str, Sequence[str]]:
+    # Listing takes a second, so the result is cached. An installation or removal changes the folder.
+    listing = Digests(settings.home_path()).derived(folder, " distributions", _list_distributions)
+    return dict(json.loads(listing))
 
 
 def _list_distributions(folder: Path) -> str:
@@ -260,7 +260,7 @@ def _list_distributions(folder: Path) -> str:
 
 
 def _forget_folders() -> None:
-    """Has Python look again at what is in folders: a file that was just made may not be in its list yet."""
+    """Makes Python list folders again: its cached lists may lack a new file."""
     _is_users.cache_clear()
     for finder in list(sys.path_importer_cache.values()):  # an import in another thread adds to it
         if isinstance(finder, FileFinder | zipimporter):
@@ -269,16 +269,15 @@ def _forget_folders() -> None:
 
 @cache
 def _read(module: _Module, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
-    """A module's digest and the names it imports; `state` makes an edited file a new question.
+    """A module's digest and the names that it imports. A new `state` makes the cache miss.
 
-    To parse all of a training's code takes most of a second, so the answer is remembered in the home, too, for as long
-    as it would be found in the same way.
+    Parsing all code of a training takes most of a second, so the result is also cached in the home.
     """
     package = module.dotted if Path(module.name).stem == "__init__" else module.dotted.rpartition(".")[0]
     inside = f" {module.name}" if module.loader else ""
-    found_by = f" code of {package}{inside} {platform.python_version()} {_state(Path(syntax.__file__))}"
+    parser = f" code of {package}{inside} {platform.python_version()} {_state(Path(syntax.__file__))}"
     memory = Digests(settings.home_path())
-    digest, *imports = memory.derived(module.file, found_by, lambda _: _parsed(package, module)).split()
+    digest, *imports = memory.derived(module.file, parser, lambda _: _parse(package, module)).split()
     return digest, tuple(imports)
 
 
@@ -287,9 +286,9 @@ def _state(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _parsed(package: str, module: _Module) -> str:
-    """The digest of a module's syntax, and the names it imports, all apart by spaces; of a module without source, the
-    digest of its bytes."""
+def _parse(package: str, module: _Module) -> str:
+    """The digest of a module's syntax and the names that it imports, separated by spaces; for a module without source
+    the digest of its bytes."""
     content: bytes | str | None = module.file.read_bytes()
     if module.loader is not None:
         content = module.loader.get_source(module.dotted)

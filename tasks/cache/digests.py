@@ -1,7 +1,7 @@
-"""Digests of files, remembered by inode so that an unchanged file is not read twice; those elsewhere by URL.
+"""Digests of files, cached by inode or URL so that an unchanged file is not read twice.
 
-A remembered digest counts only while device, inode, size, mtime and ctime are all as they were. The kernel sets
-ctime, so an edit that restores size and mtime is still noticed; a moved folder keeps its inodes and stays known.
+A cached digest is used only if device, inode, size, mtime and ctime are unchanged. The kernel sets
+ctime, so an edit that restores size and mtime is still noticed; a moved folder keeps its inodes and its digests.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# A file changed this shortly before it is read may change again within the same clock tick, unseen by its
-# timestamps; it is hashed but not remembered.
+# A file changed this shortly before it is read may change again within the same clock tick without a new
+# timestamp; its digest is not cached.
 SETTLED_S = 0.05
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -28,13 +28,13 @@ def digest_of(value: Any) -> str:
 
 
 class Digests:
-    """sha256 of files, with a memory in `<home>/digests.db`. Losing the memory costs time, nothing else."""
+    """sha256 of files, cached in `<home>/digests.db`. Losing the cache costs only time."""
 
     def __init__(self, home: Path) -> None:
         self._database = home / "digests.db"
 
     def of(self, path: Path) -> str:
-        """The sha256 of the file's bytes, hex. Raises OSError where it cannot be read."""
+        """The sha256 of the file's bytes, hex. Raises OSError if it cannot be read."""
         return self.of_many([path])[0]
 
     def of_many(self, paths: list[Path]) -> list[str]:
@@ -43,27 +43,24 @@ class Digests:
             return [self._digest(path, memory) for path in paths]
 
     def recalled(self, file: str, state: str) -> str | None:
-        """The digest of a file that lies elsewhere, if it was remembered for this state of it."""
+        """The cached digest of a URL in this state."""
         with self._memory() as memory:
             return self._recall(memory, (file, state))
 
     def remember(self, file: str, state: str, digest: str) -> None:
-        """Keeps the digest of a file that lies elsewhere, for as long as its state is the same."""
+        """Caches the digest of a URL in this state."""
         with self._memory() as memory:
             self._keep(memory, (file, state), digest)
 
     def derived(self, path: Path, made_by: str, make: Callable[[Path], str]) -> str:
-        """What `make` gives of the file's content, remembered as digests are; `made_by` says how, and of what version.
-
-        Raises what `make` raises.
-        """
+        """The result of `make(path)`, cached like a digest. `made_by` names the function and its version."""
         with self._memory() as memory:
-            return self._remembered(path, memory, made_by, make)
+            return self._get_or_make(path, memory, made_by, make)
 
     def _digest(self, path: Path, memory: sqlite3.Connection | None) -> str:
-        return self._remembered(path, memory, "", _sha256)
+        return self._get_or_make(path, memory, "", _sha256)
 
-    def _remembered(
+    def _get_or_make(
         self, path: Path, memory: sqlite3.Connection | None, made_by: str, make: Callable[[Path], str]
     ) -> str:
         before = path.stat()
@@ -80,13 +77,13 @@ class Digests:
     @contextlib.contextmanager
     def _memory(self) -> Iterator[sqlite3.Connection | None]:
         try:
-            # Each digest is kept at once: another process that hashes gigabytes in between must not hold the rest up.
+            # Autocommit: a process that hashes gigabytes between two digests must not lock the others out.
             memory = sqlite3.connect(self._database, timeout=5, isolation_level=None)
         except sqlite3.Error:
             yield None
             return
         try:
-            with self._without_memory():
+            with self._ignore_errors():
                 memory.execute("PRAGMA synchronous=OFF")
                 memory.execute("CREATE TABLE IF NOT EXISTS digests (file TEXT PRIMARY KEY, state TEXT, sha256 TEXT)")
             yield memory
@@ -94,8 +91,8 @@ class Digests:
             memory.close()
 
     @contextlib.contextmanager
-    def _without_memory(self) -> Iterator[None]:
-        """Goes on without the database where it fails. A damaged one is deleted: the next call makes a new one."""
+    def _ignore_errors(self) -> Iterator[None]:
+        """Ignores errors of the database. A damaged one is deleted, and the next call creates a new one."""
         try:
             yield
         except sqlite3.Error as error:
@@ -106,14 +103,14 @@ class Digests:
 
     def _recall(self, memory: sqlite3.Connection | None, identity: tuple[str, str]) -> str | None:
         if memory is not None:
-            with self._without_memory():
+            with self._ignore_errors():
                 row = memory.execute("SELECT sha256 FROM digests WHERE file=? AND state=?", identity).fetchone()
                 return row[0] if row else None
         return None
 
     def _keep(self, memory: sqlite3.Connection | None, identity: tuple[str, str], digest: str) -> None:
         if memory is not None:
-            with self._without_memory():
+            with self._ignore_errors():
                 memory.execute("INSERT OR REPLACE INTO digests VALUES (?,?,?)", (*identity, digest))
 
 
@@ -122,12 +119,12 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        error.filename = str(path)  # which reading does not tell, and opening does
+        error.filename = str(path)  # reading does not set it, and opening does
         raise
 
 
 def _identity(status: os.stat_result) -> tuple[str, str]:
-    """Which file, and which state of it."""
+    """Keys of the file and of its state."""
     return (
         f"{status.st_dev}:{status.st_ino}",
         f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}",

@@ -1,7 +1,7 @@
-"""The walk over the stages that runs them, each as a Prefect task, cached by Prefect's own extension points.
+"""The executor: runs each stage as a Prefect task, cached by Prefect's extension points.
 
-Why not Prefect's defaults: its default key holds the flow run's id, so nothing is reused across runs; its default
-serializer would hand on a path whose files are gone; its file lock outlives a killed holder.
+Prefect's defaults do not fit: the default key contains the flow run's id, so nothing is reused across runs; the default
+serializer would return a path whose files are missing; the file lock outlives a killed holder.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class GivenKey(CachePolicy):
-    """A key computed beforehand: Prefect would log a failure to compute one and run uncached."""
+    """A key computed in advance: if Prefect failed to compute a key, it would log that and run uncached."""
 
     given: str = ""
 
     def compute_key(
         self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
     ) -> str:
-        """The record's place inside the artifact's own folder, so that there is one truth."""
+        """The path of Prefect's record inside the artifact's folder."""
         return self.given
 
 
 class ArtifactSerializer(Serializer):
-    """Writes a ref as JSON; reads it only if the artifact is whole, else raises, which Prefect takes for a miss."""
+    """Writes a ref as JSON, and reads it only if the artifact is intact: Prefect treats an error as a cache miss."""
 
     type: str = "finetune-artifact"
 
     def dumps(self, obj: Ref) -> bytes:
-        """JSON. Raises AttributeError for anything but a ref, so that nothing else is ever cached."""
+        """JSON. Raises AttributeError for other objects, so that only refs are cached."""
         return obj.model_dump_json().encode()
 
     def loads(self, blob: bytes) -> Ref:
-        """The ref, as the store has it. Raises `store.Damaged` where the artifact is absent or not whole."""
+        """The ref. Raises `store.Damaged` if the artifact is absent or damaged."""
         claimed = Ref.model_validate_json(blob)
         found = store.find(claimed.stage, claimed.key)
         if found != claimed:
-            raise store.Damaged(f"{claimed.location} is not what the record says")
+            raise store.Damaged(f"{claimed.location} differs from its record")
         return claimed
 
 
@@ -70,8 +70,8 @@ class Executor:
     Args:
         recipe: its name, for the history.
         run: the flow run's id.
-        listeners: follow each stage's start, events and end; an error in one fails no stage.
-        force: stages to make anew, by name.
+        listeners: receive each stage's start, events and end; an error in one fails no stage.
+        force: the stages to run although their output is stored.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Executor:
         self._listeners = _Listeners(listeners)
         self._force = force
         self._uncommitted: list[Callable[[], None]] | None = None
-        """What to remember of the stages of a `together` that has not ended yet."""
+        """History entries of an open `together`."""
 
     def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
-        """The stage's result. Raises what the stage raises."""
+        """The stage's result."""
         started = time.monotonic()
         key, state = "", "failed"
         result: Any = None
@@ -96,7 +96,7 @@ class Executor:
             self._listeners.stage_started(stage.name, key)
             work = Work(key, self._place(stage, key), self._run, (self._listeners,), stage.name, state="cached")
             result = self._task(stage, work, flat)(*arguments)
-            if isinstance(result, State):  # Prefect hands on a state that the body chose as it is
+            if isinstance(result, State):  # Prefect returns a state of the body unchanged
                 result = result.result()
             state = work.state
         finally:
@@ -112,10 +112,10 @@ class Executor:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """One Prefect transaction around actions: where one fails, those before it take back what they did.
+        """A Prefect transaction around actions: if one fails, those before it are rolled back.
 
-        No cached stage may run in it: its lock would be held until the end. A process that is killed takes nothing
-        back; the next run finds what was done, and goes on from there.
+        A cached stage must not run in it: its lock would be held until the end. A killed process rolls nothing back;
+        the next run continues from there.
         """
         self._uncommitted = []
         try:
@@ -132,7 +132,7 @@ class Executor:
             self._history.remember_result(stage.name, key, result)
 
     def _place(self, stage: Stage[Any], key: str) -> Path:
-        """Where a stage's files come to lie; an action makes no artifact, so its log is the run's."""
+        """The folder of a stage's files; those of an action belong to the run."""
         if stage.cached:
             return store.folder(stage.name, key)
         return settings.home() / "runs" / self._run / stage.name
@@ -144,7 +144,7 @@ class Executor:
                 name=stage.name,
                 cache_policy=NO_CACHE,
                 persist_result=False,
-                on_rollback=[_rolling_back(work)],
+                on_rollback=[_make_rollback(work)],
             )
         locks = FlockManager(settings.home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name))
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
@@ -162,28 +162,28 @@ class Executor:
 
 
 class _Listeners(Listener):
-    """Calls every listener. An error in one is logged, once a listener, and goes no further."""
+    """Calls every listener. Errors are logged once per listener and not raised."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
         self._failed: set[int] = set()
 
     def stage_started(self, stage: str, key: str) -> None:
-        self._tell(lambda listener: listener.stage_started(stage, key))
+        self._notify(lambda listener: listener.stage_started(stage, key))
 
     def stage_waits(self, stage: str) -> None:
-        self._tell(lambda listener: listener.stage_waits(stage))
+        self._notify(lambda listener: listener.stage_waits(stage))
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        self._tell(lambda listener: listener.stage_events(stage, events))
+        self._notify(lambda listener: listener.stage_events(stage, events))
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        self._tell(lambda listener: listener.stage_ended(row, result))
+        self._notify(lambda listener: listener.stage_ended(row, result))
 
-    def _tell(self, tell: Callable[[Listener], None]) -> None:
+    def _notify(self, notify: Callable[[Listener], None]) -> None:
         for listener in self._listeners:
             try:
-                tell(listener)
+                notify(listener)
             except Exception:
                 if id(listener) not in self._failed:
                     _logger.warning("%s cannot follow this run", type(listener).__name__, exc_info=True)
@@ -192,9 +192,9 @@ class _Listeners(Listener):
 
 def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool) -> Any:
     def body(*arguments: Any) -> Ref | State[Ref]:
-        found = None if forced else _whole(stage.name, work.key)
+        found = None if forced else _find_or_discard(stage.name, work.key)
         if found is not None:
-            # Whole but for Prefect's record: the earlier run was killed between the two.
+            # Complete except for Prefect's record: an earlier run was killed between the two.
             shutil.rmtree(work.job, ignore_errors=True)
             return Completed(name="Cached", data=found)
         if forced:
@@ -204,7 +204,7 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
             work.out = aside
             figures = stage.make(work, *arguments)
             ref = store.publish(aside, stage.name, work.key, flat, figures)
-        # Work in progress is kept until it is published, for a run that goes on after a kill.
+        # The job is kept until then, so that a killed run can resume it.
         shutil.rmtree(work.job, ignore_errors=True)
         return ref
 
@@ -217,7 +217,7 @@ def _action_body(stage: Stage[Any], work: Work) -> Any:
     def body(*arguments: Any) -> Any:
         work.state = "ran"
         shutil.rmtree(work.out, ignore_errors=True)
-        # The outside world may be another when the action is repeated: a job that had finished is not used again.
+        # External systems may have changed since the last time: the result of a finished job is not used again.
         _forget_finished(work.job)
         result = stage.make(work, *arguments)
         shutil.rmtree(work.job, ignore_errors=True)
@@ -228,27 +228,27 @@ def _action_body(stage: Stage[Any], work: Work) -> Any:
     return body
 
 
-def _rolling_back(work: Work) -> Callable[[Transaction], None]:
+def _make_rollback(work: Work) -> Callable[[Transaction], None]:
     def rollback(transaction: Transaction) -> None:
         if work.rollback is None:
             return
         try:
             event = {"kind": "note", "message": work.rollback()}
-        except Exception as error:  # the run has failed already, and that is what ends it
-            event = {"kind": "warning", "message": f"what it did could not be taken back: {error}"}
+        except Exception as error:  # the run reports the first failure
+            event = {"kind": "warning", "message": f"its changes could not be rolled back: {error}"}
         work.on_events([event])
 
     return rollback
 
 
 def _forget_finished(job: Path) -> None:
-    """Removes a job that would only hand its result out again; one that was killed goes on all the same."""
+    """Removes a finished job, which would only return its result again; a killed job is resumed."""
     outcome = read_outcome(job)
     if outcome is not None and outcome.state == "finished":
         shutil.rmtree(job)
 
 
-def _whole(stage: str, key: str) -> Ref | None:
+def _find_or_discard(stage: str, key: str) -> Ref | None:
     try:
         return store.find(stage, key)
     except store.Damaged as damage:

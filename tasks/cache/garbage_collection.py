@@ -78,7 +78,7 @@ def find_pieces(needs: Needs) -> list[Piece]:
 def remove(folders: Collection[Path], find_needs: Callable[[], Needs]) -> tuple[int, int]:
     """Removes those of the folders that nothing needs now. Returns their number and the bytes that this freed.
 
-    Raises UserError while a run is running, and whatever `find_needs` raises; nothing is removed then.
+    Raises UserError while a run is running; nothing is removed then.
     """
     aside = settings.home() / f".removed-{uuid.uuid4().hex[:12]}"
     with _no_run():
@@ -87,7 +87,7 @@ def remove(folders: Collection[Path], find_needs: Callable[[], Needs]) -> tuple[
         for number, piece in enumerate(pieces):
             if piece.sort != REMOVED:
                 piece.path.rename(aside / str(number))
-    # Runs may start again: nothing refers to what was set aside, however long its deletion takes.
+    # Runs may start again: nothing refers to the folders that were set aside.
     from_before = [piece.path for piece in pieces if piece.sort == REMOVED]
     freed = bytes_on_disk([*aside.iterdir(), *from_before], freed=True)
     for folder in [aside, *from_before]:
@@ -183,7 +183,7 @@ def _last_change(folder: Path) -> float:
 
 
 def _statuses(path: Path) -> Iterator[os.stat_result]:
-    """The status of the path and of everything below it, except what vanishes meanwhile."""
+    """The status of the path and of everything below it, except files that vanish meanwhile."""
     with contextlib.suppress(OSError):
         yield path.lstat()
     for folder, folders, files in os.walk(path):

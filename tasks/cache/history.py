@@ -1,12 +1,12 @@
-"""What is remembered of a recipe, by its name: the last artifact of each stage, and the last completed run.
+"""History of a recipe by name: the last key of each stage, and the last completed run.
 
     <home>/recipes/<name>/stages/<stage>    a key
-    <home>/recipes/<name>/results/<stage>   what an action gave, with its key
+    <home>/recipes/<name>/results/<stage>   the result of an action, with its key
     <home>/recipes/<name>/commits.json      the last commit of each repository of the Hub, by name and revision
     <home>/recipes/<name>/unreachable.json  the flow runs of `retrain`, in a row, that the Hub did not answer
     <home>/recipes/<name>/completed.json    the result of the last completed run
 
-Only explanations and the check that nothing changed read it; no artifact is named by it.
+It serves explanations and the check for changes; no key depends on it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ Values = TypeVar("Values", dict[str, Any], list[str])
 
 
 def recipes() -> list[str]:
-    """The names of all recipes of which something is remembered."""
+    """The names of all recipes with a history."""
     return sorted(path.name for path in (settings.home() / "recipes").glob("*") if path.is_dir())
 
 
 class History:
-    """The memory of one recipe name."""
+    """The history of one recipe name."""
 
     def __init__(self, recipe: str) -> None:
         self._folder: Path = settings.home() / "recipes" / recipe
 
     def last_key(self, stage: str) -> str | None:
-        """The key that the stage had when it last ended well."""
+        """The key of the stage's last success."""
         path = self._folder / "stages" / stage
         return path.read_text().strip() if path.is_file() else None
 
     def remember_key(self, stage: str, key: str) -> None:
-        """Notes that the stage ended well under this key."""
+        """Stores the key of a successful stage."""
         (self._folder / "stages").mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / "stages" / stage, key.encode())
 
     def last_result(self, stage: str, key: str) -> Any:
-        """What the action gave when it last ended well, as JSON values. Raises LookupError where it is not known."""
+        """The action's last result as JSON values. Raises LookupError if it is unknown or had another key."""
         try:
             kept = json.loads((self._folder / "results" / stage).read_bytes())
             if kept["key"] == key:
@@ -56,7 +56,7 @@ class History:
         raise LookupError(stage)
 
     def remember_result(self, stage: str, key: str, result: BaseModel | None) -> None:
-        """Notes what the action gave under this key."""
+        """Stores the result of an action."""
         (self._folder / "results").mkdir(parents=True, exist_ok=True)
         values = None if result is None else result.model_dump(mode="json")
         write_atomically(self._folder / "results" / stage, json.dumps({"key": key, "result": values}).encode())
@@ -67,14 +67,14 @@ class History:
         return PinnedCommit(name=name, commit=commit) if isinstance(commit, str) else None
 
     def remember_commits(self, lock: Lock) -> None:
-        """Notes the commits that the recipe's names mean now; commits of other names and revisions are kept."""
+        """Stores the commits of the lock; those of other names and revisions are kept."""
         found = {"dataset": lock.data_hub, "model": lock.model_hub}
         named = {f"{kind} {pin.name}": pin.commit for kind, pin in found.items() if pin}
         if named:
             self._write("commits.json", self._read("commits.json", dict) | named)
 
     def count_unreachable(self, run: str) -> int:
-        """Adds a flow run that the Hub did not answer; returns how many there are in a row. A retry counts once."""
+        """Adds a flow run without an answer of the Hub. Returns how many there are in a row; a retry counts once."""
         runs = self._read("unreachable.json", list)
         if run not in runs:
             runs.append(run)
@@ -82,7 +82,7 @@ class History:
         return len(runs)
 
     def forget_unreachable(self) -> None:
-        """Starts that count again: the Hub answered."""
+        """Resets the count after an answer of the Hub."""
         (self._folder / "unreachable.json").unlink(missing_ok=True)
 
     def last_completed(self) -> dict[str, Any] | None:
@@ -90,7 +90,7 @@ class History:
         return self._read("completed.json", dict) or None
 
     def remember_completed(self, result: dict[str, Any]) -> None:
-        """Keeps the result of a completed run."""
+        """Stores the result of a completed run."""
         self._write("completed.json", result)
 
     def keys(self) -> set[str]:
@@ -100,7 +100,7 @@ class History:
         return last | {stage["key"] for stage in done["stages"] if stage["key"]}
 
     def _read(self, name: str, form: type[Values]) -> Values:
-        """The JSON value in a file; an empty one if there is none, or it is damaged: only a help is lost."""
+        """The JSON value in a file; an empty value if the file is missing or damaged."""
         try:
             value = json.loads((self._folder / name).read_bytes())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What files hold, by name: digests of files here and elsewhere, each read only where it may have changed."""
+"""Digests of input files, local or at URLs. A file is read only if it may have changed."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Progress = Callable[[int, int], None]
 
 
 def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, total: None) -> dict[str, str]:
-    """The sha256 of each file, hex. `progress` hears of the bytes of files elsewhere, as far as they must be read.
+    """The sha256 of each file, hex, by path or URL. Raises UserError for a file that cannot be read.
 
-    Raises UserError for a file that cannot be read.
+    `progress` is called while files at URLs are read, with the bytes read and the total.
     """
     files = list(files)
-    here = [Path(file.file) for file in files if not is_url(file.file)]
+    local = [Path(file.file) for file in files if not is_url(file.file)]
     try:
-        found = dict(zip(map(str, here), Digests(settings.home()).of_many(here), strict=True))
+        found = dict(zip(map(str, local), Digests(settings.home()).of_many(local), strict=True))
     except OSError as error:
         with as_user_error(str(error.filename)):
             raise
-    return found | _digests_elsewhere([file for file in files if is_url(file.file)], progress)
+    return found | _digest_urls([file for file in files if is_url(file.file)], progress)
 
 
-def need_unchanged(lock: Iterable[PinnedFile]) -> None:
-    """Raises UserError where a file has not the content any more that it was pinned with: what was read of it would
-    be stored under the name of something else."""
+def require_unchanged(lock: Iterable[PinnedFile]) -> None:
+    """Raises UserError if a file has changed since it was pinned: its rows would be stored under the key of other
+    content."""
     pinned = {pin.path: pin.sha256 for pin in lock}
     there = [stat_url(path) if is_url(path) else SourceFile(path) for path in pinned]
     now = digests_of(found for found in there if found is not None)
@@ -46,8 +46,8 @@ def need_unchanged(lock: Iterable[PinnedFile]) -> None:
         raise UserError(problems)
 
 
-def _digests_elsewhere(files: list[SourceFile], progress: Progress) -> dict[str, str]:
-    """The sha256 of each URL's bytes; those that their file system says are unchanged are not read."""
+def _digest_urls(files: list[SourceFile], progress: Progress) -> dict[str, str]:
+    """The sha256 of each URL's bytes. A file that its file system reports as unchanged is not read."""
     memory = Digests(settings.home())
     known = {file.file: memory.recalled(file.file, file.state) for file in files if file.state}
     unknown = [file for file in files if not known.get(file.file)]

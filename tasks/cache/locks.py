@@ -1,4 +1,4 @@
-"""One lock a name, by `flock`: held by a process, gone with it, waited for by the others.
+"""Named locks by `flock`: the kernel releases them when their process ends.
 
 The holder deletes the lock file when it releases the lock, so files do not pile up. A process that waited then holds a
 lock on a deleted file; it notices that the name leads elsewhere, and opens the file anew.
@@ -18,7 +18,7 @@ NOTE_AFTER_S = 5.0
 
 
 def held(file: Path) -> bool:
-    """Whether any process holds the lock that is this file; it is not made where it is missing."""
+    """Whether any process holds the lock of this file, which may be missing."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -34,8 +34,7 @@ def held(file: Path) -> bool:
 
 @contextlib.contextmanager
 def shared(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds the lock that is this file together with all who share it; waits, after `on_wait`, while somebody has it
-    alone."""
+    """Holds a shared lock of the file. Calls `on_wait` and waits while a process holds it exclusively."""
     descriptor = _open(file)
     try:
         try:
@@ -54,8 +53,8 @@ def shared(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
 
 @contextlib.contextmanager
 def exclusively(file: Path, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Whether this caller alone holds the lock that is this file, until the block ends; False if others hold it for
-    `wait_s` seconds. `on_wait` is called once after some seconds."""
+    """Holds the exclusive lock of the file and yields True; yields False if others hold it for `wait_s` seconds.
+    `on_wait` is called once after some seconds."""
     began, noted, descriptor = time.monotonic(), False, _open(file)
     try:
         while not (mine := _try_lock(descriptor) and _is_file(descriptor, file)):
@@ -82,11 +81,11 @@ def _try_lock(descriptor: int) -> bool:
 
 
 class FlockManager:
-    """Prefect's `LockManager` over `flock`; that is a protocol, so nothing of Prefect is imported here.
+    """Prefect's `LockManager` by `flock`. It is a protocol, so this module does not import Prefect.
 
     Args:
-        folder: where the lock files lie.
-        on_wait: called once with the key when another process holds it.
+        folder: of the lock files.
+        on_wait: called once with the key if another process holds the lock.
     """
 
     def __init__(self, folder: Path, on_wait: Callable[[str], None] | None = None) -> None:
@@ -97,11 +96,11 @@ class FlockManager:
     def acquire_lock(
         self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
     ) -> bool:
-        """Waits for the lock; False where `acquire_timeout` seconds were not enough. `hold_timeout` is not offered."""
+        """Waits for the lock; False after `acquire_timeout` seconds. `hold_timeout` is ignored."""
         if self.is_lock_holder(key, holder):
             return True
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = self._locked(key, acquire_timeout)
+        descriptor = self._lock(key, acquire_timeout)
         if descriptor is None:
             return False
         self._held[key] = (holder, descriptor)
@@ -114,27 +113,27 @@ class FlockManager:
         return self.acquire_lock(key, holder, acquire_timeout, hold_timeout)
 
     def release_lock(self, key: str, holder: str) -> None:
-        """Lets the next one in. Raises ValueError where this holder does not hold it."""
+        """Raises ValueError if this holder does not hold the lock."""
         if not self.is_lock_holder(key, holder):
             raise ValueError(f"{holder} does not hold the lock of {key}")
         descriptor = self._held.pop(key)[1]
-        with contextlib.suppress(OSError):  # a folder that is gone, or read-only by now
+        with contextlib.suppress(OSError):  # the folder was removed or is read-only
             self._file(key).unlink()
         os.close(descriptor)
 
     def is_locked(self, key: str) -> bool:
-        """Whether anybody, here or in another process, holds it."""
+        """Whether this or another process holds the lock."""
         return key in self._held or not self.wait_for_lock(key, timeout=0)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
-        """Whether this holder holds it."""
+        """Whether this holder holds the lock."""
         return key in self._held and self._held[key][0] == holder
 
     def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:
-        """Waits until nobody holds it; False where `timeout` seconds were not enough."""
+        """Waits until the lock is free; False after `timeout` seconds."""
         if not self._file(key).exists():
             return True
-        descriptor = self._locked(key, timeout)
+        descriptor = self._lock(key, timeout)
         if descriptor is None:
             return False
         os.close(descriptor)
@@ -144,8 +143,8 @@ class FlockManager:
         """As `wait_for_lock`."""
         return self.wait_for_lock(key, timeout)
 
-    def _locked(self, key: str, timeout: float | None) -> int | None:
-        """The descriptor of the lock's file, locked; None where `timeout` seconds were not enough."""
+    def _lock(self, key: str, timeout: float | None) -> int | None:
+        """The locked descriptor of the lock's file; None after `timeout` seconds."""
         ends = None if timeout is None else time.monotonic() + timeout
         file, waits = self._file(key), False
         while True:
@@ -173,7 +172,7 @@ def _open(file: Path) -> int:
 
 
 def _is_file(descriptor: int, file: Path) -> bool:
-    """Whether the descriptor is of what the name leads to now."""
+    """Whether the descriptor and the path are the same file."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The walk over the stages that only looks: what is cached, what would run, and why."""
+"""The planner: walks the stages without running them, and finds which are cached, which would run, and why."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Repeatable(Unknown):
-    """The result of a stage that may give again what it gave last."""
+    """The result of a stage that runs and may have the same output as last time."""
 
     last: Any = None
-    """What that was; None if it is not known."""
+    """The last output; None if it is unknown."""
 
 
 UNKNOWN = Unknown()
@@ -37,10 +37,10 @@ class PlannedStage:
 
     name: str
     state: str
-    """cached, ran (an action that only reads), will run, or may run: if a stage above gives something else than it gave
-    last, or if there is a champion."""
+    """cached, ran (a read-only action), will run, or may run: if the output of an earlier stage changes, or if there
+    is a champion."""
     key: str | None
-    """None where an input is not known yet."""
+    """None if an input is unknown."""
     reasons: tuple[str, ...] = ()
     figures: Mapping[str, Any] | None = None
 
@@ -49,14 +49,14 @@ class Planner:
     """Walks a composition of stages and changes nothing.
 
     Args:
-        recipe: its name, to compare a missing stage with the last one made for it.
-        force: stages that would be made anew, by name.
+        recipe: its name, to compare the inputs of a stage with those of its last run.
+        force: the stages to run although their output is stored.
     """
 
     def __init__(self, recipe: str, force: frozenset[str] = frozenset()) -> None:
         self.rows: list[PlannedStage] = []
         self.arguments: dict[str, tuple[Any, ...]] = {}
-        """What each stage would be given."""
+        """The arguments of each stage."""
         self._history = History(recipe)
         self._force = force
 
@@ -68,7 +68,7 @@ class Planner:
         return result
 
     def together(self) -> AbstractContextManager[None]:
-        """As for whoever runs them; nothing is done here."""
+        """As in the executor; a planner has nothing to undo."""
         return nullcontext()
 
     def _look(self, stage: Stage[Any], arguments: tuple[Any, ...]) -> tuple[Any, PlannedStage]:
@@ -87,18 +87,18 @@ class Planner:
         if not stage.cached:
             if self._history.last_key(stage.name) != key:
                 return UNKNOWN, PlannedStage(stage.name, "will run", key, ("it acts on the outside world",))
-            return self._given_before(stage, key), PlannedStage(stage.name, "cached", key)
+            return self._last_result(stage, key), PlannedStage(stage.name, "cached", key)
         if stage.name in self._force:
             return UNKNOWN, PlannedStage(stage.name, "will run", key, ("forced",))
         ref, reasons = self._find(stage, key, flat, names)
         if ref is None:
-            return self._last(stage), PlannedStage(stage.name, "will run", key, reasons)
+            return self._expect(stage), PlannedStage(stage.name, "will run", key, reasons)
         return ref, PlannedStage(stage.name, "cached", key, figures=ref.figures)
 
     def _look_ahead(self, stage: Stage[Any], arguments: tuple[Any, ...], perhaps: bool) -> tuple[Any, PlannedStage]:
-        """A stage below one that has to run first; `perhaps` if all such may give again what they gave last."""
+        """A stage after one that has to run. `perhaps`: all such stages may have the same output as last time."""
         states = ("will run", "may run") if perhaps else ("will run",)
-        # The result of an action that is done already may be lost, and then nothing above has to run.
+        # No earlier stage has to run if only the result of a completed action was lost.
         above = next((row.name for row in reversed(self.rows) if row.state in states), "an earlier stage")
         if stage.where:
             return Repeatable() if perhaps else UNKNOWN, PlannedStage(
@@ -121,21 +121,21 @@ class Planner:
             return UNKNOWN, PlannedStage(stage.name, "will run", None, ("forced",))
         ref, reasons = self._find(stage, key, flat, names)
         if ref is None:
-            return self._last(stage), PlannedStage(stage.name, "will run", None, reasons)
+            return self._expect(stage), PlannedStage(stage.name, "will run", None, reasons)
         return Repeatable(ref), may_run
 
     def _find(
         self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]
     ) -> tuple[Ref | None, tuple[str, ...]]:
-        """The artifact; or None, and why there is none."""
+        """The artifact, or None and the reasons why it is missing."""
         try:
             ref = store.find(stage.name, key)
         except store.Damaged as damage:
             return None, (f"damaged: {damage}",)
-        return ref, () if ref else self._why_missing(stage, key, flat, names)
+        return ref, () if ref else self._explain_missing(stage, key, flat, names)
 
-    def _last(self, stage: Stage[Any]) -> Unknown:
-        """The result to expect of a stage that will run: perhaps the last one, if other arguments may well give it."""
+    def _expect(self, stage: Stage[Any]) -> Unknown:
+        """The expected result of a stage that will run: its last one if changed inputs often give the same output."""
         last = self._history.last_key(stage.name) if stage.may_repeat else None
         try:
             ref = store.find(stage.name, last) if last else None
@@ -143,17 +143,19 @@ class Planner:
             return UNKNOWN
         return Repeatable(ref) if ref else UNKNOWN
 
-    def _given_before(self, stage: Stage[Any], key: str) -> Any:
-        """What an action that would do the same again gave."""
+    def _last_result(self, stage: Stage[Any], key: str) -> Any:
+        """The last result of an action with the same key."""
         if stage.gives is None:
             return UNKNOWN
         try:
             values = self._history.last_result(stage.name, key)
             return None if values is None else stage.gives.model_validate(values)
-        except (LookupError, ValueError):  # of an earlier version of the project
+        except (LookupError, ValueError):  # missing or damaged
             return UNKNOWN
 
-    def _why_missing(self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]) -> tuple[str, ...]:
+    def _explain_missing(
+        self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]
+    ) -> tuple[str, ...]:
         last = self._history.last_key(stage.name)
         if last is None:
             return ("it has not run before",)
@@ -164,7 +166,7 @@ class Planner:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """What changed between two sets of inputs, a phrase each, the user's own fields first."""
+    """The changes between two sets of inputs, a phrase each, the recipe's fields first."""
     phrases: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
@@ -175,20 +177,20 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mappin
             verb = "added" if old is None else "removed" if new is None else "changed"
             phrases[1].append(f"{rest} {verb}")
         elif sort == "library":
-            phrases[2].append(f"{rest} {_shown(old)} → {_shown(new)}")
+            phrases[2].append(f"{rest} {_shorten(old)} → {_shorten(new)}")
         elif sort == "upstream":
             phrases[0].append(f"{rest} gave something else")
         elif sort == "metrics":
-            # A metric that comes or goes is a change of the field that names it.
+            # An added or removed metric is reported as a change of its field.
             if old is not None and new is not None:
-                phrases[1].append(f"metric {rest} {_shown(old)} → {_shown(new)}")
+                phrases[1].append(f"metric {rest} {_shorten(old)} → {_shorten(new)}")
         elif sort == "files":
             phrases[0].append(f"{names.get(name, rest)} {'is gone' if new is None else 'changed'}")
         else:
-            phrases[0].append(f"{names.get(name, name)} {_shown(old)} → {_shown(new)}")
+            phrases[0].append(f"{names.get(name, name)} {_shorten(old)} → {_shorten(new)}")
     return [phrase for group in phrases.values() for phrase in group]
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else text[:37] + "…"

@@ -1,4 +1,4 @@
-"""Files of the home that hold a secret: random, made once, readable by their user alone."""
+"""Files with secrets in the home, readable by their user alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tasks.cache.locks import FlockManager
 from training.jobs.protocol import fsync
 
 
-def made_once(file: Path, content: bytes) -> Path:
-    """The file, with mode 0600 and on the disk. It gets this content if it is missing, or empty after a power cut."""
+def create_secret(file: Path, content: bytes) -> Path:
+    """Creates the file with mode 0600 if it is missing, or empty after a power cut. Returns the file."""
     locks, holder = FlockManager(settings.home() / "locks"), f"{os.getpid()}-{threading.get_ident()}"
     locks.acquire_lock(file.name, holder)
     try:
         if not file.exists() or not file.stat().st_size:
             aside = file.with_name(f".{file.name}-new")
-            aside.unlink(missing_ok=True)  # of a process that was killed
+            aside.unlink(missing_ok=True)  # left by a killed process
             with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as opened:
                 opened.write(content)
                 opened.flush()

@@ -1,4 +1,4 @@
-"""Where things live, and the environment that every command and child of ours starts with.
+"""The home folder, the servers' addresses, and the environment of every command and child program.
 
 | variable | meaning | default |
 |---|---|---|
@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    # A bar for every file would stand between the lines of the stages.
+    # Without a bar per file between the lines of the stages.
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -36,45 +36,45 @@ ENVIRONMENT = {
 }
 
 ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""Where the Hub's clients look for an access token first."""
+"""The variables in which the Hub's clients look for an access token first."""
 
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 PASSWORDS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY", *MLFLOW_LOGIN)
-"""What logs in to the servers of Prefect and MLflow."""
+"""The variables with credentials of Prefect's and MLflow's servers."""
 
 # The bars of the Hub's clients are for a person who waits, not for a log.
 WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare_environment() -> None:
-    """Sets what must be set before prefect, mlflow or huggingface_hub is imported; the user's own values win."""
+    """Sets the variables that prefect, mlflow and huggingface_hub read on import, unless the user has set them."""
     for name, value in (ENVIRONMENT if sys.stderr.isatty() else ENVIRONMENT | WITHOUT_TERMINAL).items():
         os.environ.setdefault(name, value)
 
 
 _fixed: ContextVar[tuple[Path, str | None] | None] = ContextVar("fixed", default=None)
-"""The home and the tracking URI of a thread that keeps those with which it began."""
+"""The home and the tracking URI of a thread that must not follow later changes."""
 
 
 def with_this_home(target: Callable[[], None]) -> Callable[[], None]:
-    """The target for a thread that keeps today's home and tracking server, whatever the environment and the working
-    directory are later: a thread may outlive what set them."""
+    """A target for a thread that keeps the present home and tracking server, because it may outlive changes of the
+    environment and the working directory."""
     context = copy_context()
     context.run(_fixed.set, (home_path(), os.environ.get("MLFLOW_TRACKING_URI")))
     return partial(context.run, target)
 
 
 def home_path() -> Path:
-    """Where the home folder is, or will be: absolute."""
+    """The absolute path of the home folder, which may not exist yet."""
     if fixed := _fixed.get():
         return fixed[0]
     return Path(os.environ.get("FINETUNE_HOME") or ".finetune").absolute()
 
 
 def home() -> Path:
-    """The home folder, absolute, made with mode 0700 where missing.
+    """The absolute path of the home folder, created with mode 0700 if missing.
 
-    Raises UserError where somebody else may write there: Prefect's records in it are code to whoever reads them.
+    Raises UserError if other users may write to it, because Prefect's records in it can execute code.
     """
     folder = home_path()
     try:
@@ -111,7 +111,7 @@ def without_credentials(text: str) -> str:
 
 
 def mlflow_artifacts() -> Path:
-    """Where MLflow's files go when the tracking database is the one in the home folder."""
+    """The folder of MLflow's files if the tracking database is the home folder's own."""
     return home() / "mlartifacts"
 
 
@@ -121,15 +121,15 @@ def tracking_is_local() -> bool:
 
 
 def registry_place() -> str:
-    """Where models are registered, as part of what names an action: the home's own registry is wherever the home is,
-    and it is the same through the server of `finetune up`."""
+    """The registry as an input of actions. The home's own registry has one name, wherever the home is, and also through
+    the server of `finetune up`."""
     return "home" if tracking_is_local() or tracking_uri() == _served() else without_credentials(tracking_uri())
 
 
 def _served() -> str | None:
-    """The address at which `finetune up` serves the home's own tracking database."""
+    """The address of the home's own tracking database, as `finetune up` serves it."""
     try:
-        told = json.loads((home() / "services" / "state.json").read_bytes())
+        state = json.loads((home() / "services" / "state.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return str(told.get("mlflow"))
+    return str(state.get("mlflow"))

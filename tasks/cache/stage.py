@@ -1,6 +1,6 @@
-"""What a stage is: a function that fills a folder, and the inputs that name the folder.
+"""Stages: a function that fills a folder, and the inputs whose digest names the folder.
 
-No Prefect here: `plan` and the check that nothing changed read keys without importing it.
+This module does not import Prefect: `finetune plan` reads keys without it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that can change a stage's output, and nothing else.
+    """Everything that can change a stage's output, and nothing else.
 
-    Left out on purpose: where things lie, names of recipes and registries, log levels, trackers, the runtime.
+    Left out on purpose: paths, names of recipes and registries, log levels, trackers, the runtime.
     """
 
     values: Mapping[str, Any]
     """Recipe fields, digests of files and of upstream artifacts; JSON values, nested as the recipe nests them."""
     code: Sequence[str] = ()
-    """Dotted modules whose code shapes the output, besides the stage's own."""
+    """Dotted modules whose code can change the output, in addition to the stage's own."""
     outside: Sequence[str] = ()
-    """Rooms and modules that `code` imports, and that cannot change the output with these values."""
+    """Rooms and modules imported by `code` that cannot change the output with these values."""
     libraries: Sequence[str] = ()
-    """Distributions whose version shapes the output."""
+    """Distributions whose version can change the output."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """Objects of the user's that shape the output, `module:name` by the recipe's field; other words are passed over."""
+    """User objects that can change the output, `module:name` by recipe field; names without a colon are ignored."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What to call an input when it changed, by its flat name: a file's path, which is no input itself."""
+    """Display names of inputs by flat name, such as a file's path, which is no input itself."""
 
 
 class Listener:
@@ -48,7 +48,7 @@ class Listener:
         """The stage is about to be looked up in the store and, if missing, run."""
 
     def stage_waits(self, stage: str) -> None:
-        """Another process makes the same artifact; this one waits for it."""
+        """Another process is making the same artifact, and this one waits."""
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
         """A child program wrote these events, in order."""
@@ -75,7 +75,7 @@ class Row:
 
 @dataclass
 class Work:
-    """What a stage's function is given beside its arguments."""
+    """The context of a stage's function."""
 
     key: str
     out: Path
@@ -85,14 +85,14 @@ class Work:
     listeners: Sequence[Listener] = ()
     stage: str = ""
     state: str = "ran"
-    """What the table says of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
+    """The state of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
     rollback: Callable[[], str] | None = None
     """Set by an action that changed something: undoes the change if a later stage of the same `Driver.together` fails.
     Returns a message for the user."""
 
     @property
     def job(self) -> Path:
-        """Where a child program of this stage works: the same folder for the same key, in whichever run."""
+        """The folder of this stage's child program: the same for the same key in every run."""
         return settings.home() / "jobs" / self.key
 
     def on_events(self, events: list[dict[str, Any]]) -> None:
@@ -101,18 +101,18 @@ class Work:
             listener.stage_events(self.stage, events)
 
     def progress(self, done: int, total: int) -> None:
-        """Shows how far a stage without a child program is, in rows."""
+        """Reports the progress of a stage without a child program, in rows."""
         self.on_events([{"kind": "progress", "done": done, "total": total}])
 
 
 class Driver(Protocol):
-    """Goes over a composition of stages: runs them, or only looks."""
+    """Walks a composition of stages: the executor runs them, the planner does not."""
 
     def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
-        """The stage's result, or what is known of it."""
+        """The stage's result, or a placeholder if it is unknown."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Around actions of which all are done, or none: where one fails, those before it take back what they did."""
+        """A context for actions that succeed or fail together: if one fails, those before it are rolled back."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +125,17 @@ class Stage(Generic[Result]):
     cached: bool
     """Whether the output is an artifact; an action's output is a plain value."""
     read_only: bool = False
-    """Whether `plan` may call it: it reads, and acts on nothing."""
+    """Whether `plan` may call it, because it changes nothing."""
     gives: type[BaseModel] | None = None
-    """What an action returns where it does not return None: remembered, for a plan that finds it would do the same."""
+    """The type of an action's result, which is stored for later plans."""
     where: str = ""
-    """Where it is run at all, if not always: for a plan that cannot tell yet."""
+    """The condition of a stage that not every run has, as text for a plan."""
     may_repeat: bool = False
-    """Whether changed inputs may well give the same output, as rows with other line ends do: for a plan."""
+    """Whether changed inputs often give the same output, such as rows with other line ends: for a plan."""
 
     def flat_inputs(self, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """Inputs under flat names, JSON values; and what to call them. Raises UserError for
-        objects of the user's that are nowhere."""
+        """The inputs by flat name as JSON values, and their display names. Raises UserError for missing user
+        objects."""
         given = self.inputs(*arguments)
         flat = dict(flatten(given.values))
         if self.cached:
@@ -170,9 +170,9 @@ def action(
     gives: type[BaseModel] | None = None,
     where: str = "",
 ) -> Callable[[Callable[..., Result]], Stage[Result]]:
-    """A stage that is not cached: it looks at the outside world or acts on it, and can be repeated without harm.
+    """A stage that is not cached: it reads or changes an external system, and can be repeated without harm.
 
-    Its key says whether it would do again what the last completed run did.
+    An equal key means that it would do the same as in the last completed run.
     """
 
     def decorate(make: Callable[..., Result]) -> Stage[Result]:

@@ -1,10 +1,10 @@
 """The artifact store: a folder a key, complete and hashed, or absent.
 
     <home>/artifacts/<stage>/<key>/    content, manifest.json, inputs.json, record (Prefect's)
-    <home>/quarantine/                 what was found damaged, for a look; never read again
+    <home>/quarantine/                 damaged artifacts, never read again
 
-A folder is filled aside, fsynced, given its manifest, and renamed into place, so that whoever reads a name finds all
-of it or nothing. Files under `log/` (events with their times, pictures) are verified like the rest but do not count
+A folder is filled under a temporary name, fsynced, given its manifest and renamed, so that a reader finds all of it or
+nothing. Files under `log/` (events with their times, pictures) are verified like the rest but do not count
 for the content's digest: two trainings to the same bytes are the same artifact.
 """
 
@@ -32,20 +32,20 @@ INPUTS = "inputs.json"
 RECORD = "record"
 LOG = "log"
 ABANDONED_S = 24 * 3600.0
-"""How old a half-made folder or an unknown job must be before it counts as abandoned."""
+"""Age in seconds from which an incomplete folder or an unknown job is abandoned."""
 
 
 class Damaged(Exception):
-    """An artifact is not what its manifest says."""
+    """An artifact differs from its manifest."""
 
 
 def folder(stage: str, key: str) -> Path:
-    """Where the artifact lies, or would lie."""
+    """The artifact's folder, which may not exist."""
     return settings.home() / "artifacts" / stage / key
 
 
 def find(stage: str, key: str) -> Ref | None:
-    """The artifact, verified; None where it is absent. Raises Damaged where it is not whole."""
+    """The artifact, verified; None if it is absent. Raises Damaged if it is incomplete or changed."""
     place = folder(stage, key)
     if not place.is_dir():
         return None
@@ -70,9 +70,9 @@ def find(stage: str, key: str) -> Ref | None:
 
 @contextlib.contextmanager
 def filling(stage: str, key: str) -> Iterator[Path]:
-    """An empty folder to fill, beside the artifact's place; gone after the block unless `publish` took it.
+    """An empty folder to fill, removed after the block unless `publish` renamed it.
 
-    Raises UserError in place of whatever error came of a full disk.
+    Raises UserError in place of an error that a full disk caused.
     """
     above = settings.home() / "artifacts" / stage
     above.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
     aside = above / f".{key[:16]}-{uuid.uuid4().hex[:8]}"
     aside.mkdir(mode=0o700)
     lock = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_SH)  # while it is held, no sweep takes the folder, however old it is
+    fcntl.flock(lock, fcntl.LOCK_SH)  # keeps sweeps of other processes from removing the folder
     try:
         yield aside
     except Exception as error:
@@ -93,11 +93,8 @@ def filling(stage: str, key: str) -> Iterator[Path]:
 
 
 def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Ref:
-    """Makes the filled folder the artifact of this name and returns its ref.
-
-    An artifact that lies there already (a forced rebuild) is replaced. Raises OSError where the disk is full; then
-    nothing is published.
-    """
+    """Makes the filled folder the artifact of this key and returns its ref. Replaces an existing artifact, as after a
+    forced run. Raises OSError if the disk is full; then nothing is published."""
     _write_json(aside / INPUTS, dict(inputs))
     paths = sorted(_files(aside))
     digests = Digests(settings.home()).of_many(paths)
@@ -131,13 +128,12 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
 
 
 def discard(stage: str, key: str, why: str) -> Path | None:
-    """Moves an artifact out of the way, into quarantine with the reason; None where there is none."""
+    """Moves an artifact to quarantine with the reason. Returns the new folder; None if there is no artifact."""
     place = folder(stage, key)
     if not place.exists():
         return None
     room = settings.home() / "quarantine"
     room.mkdir(mode=0o700, exist_ok=True)
-    # Second and stage first: a listing reads as a history.
     kept = room / f"{time.strftime('%Y%m%dT%H%M%S')}-{stage}-{key[:16]}-{uuid.uuid4().hex[:4]}"
     place.rename(kept)
     (kept / "quarantined.txt").write_text(why + "\n")
@@ -145,7 +141,7 @@ def discard(stage: str, key: str, why: str) -> Path | None:
 
 
 def inputs_of(stage: str, key: str) -> dict[str, Any] | None:
-    """What an artifact was made from, or None where that is not known any more."""
+    """The inputs of an artifact; None if they are no longer known."""
     try:
         return dict(_read_json(folder(stage, key) / INPUTS))
     except Damaged:
@@ -153,8 +149,8 @@ def inputs_of(stage: str, key: str) -> dict[str, Any] | None:
 
 
 def manifest_of(stage: str, key: str) -> tuple[Ref, dict[str, dict[str, Any]]] | None:
-    """An artifact's ref and its files by path, each with `bytes` and `sha256`, as the manifest has them: nothing is
-    verified. None where it is gone or not to be read."""
+    """An artifact's ref and its files by path, each with `bytes` and `sha256`, from the manifest without verification.
+    None if the manifest is missing or damaged."""
     try:
         manifest = _read_json(folder(stage, key) / MANIFEST)
         files = {file["path"]: {"bytes": file["bytes"], "sha256": file["sha256"]} for file in manifest["files"]}
@@ -164,7 +160,7 @@ def manifest_of(stage: str, key: str) -> tuple[Ref, dict[str, dict[str, Any]]] |
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """All files of an artifact but the manifest and Prefect's record."""
+    """The files of an artifact, without the manifest and Prefect's record."""
     for path in place.rglob("*"):
         if path.parent == place and path.name in (MANIFEST, RECORD):
             continue
@@ -177,7 +173,7 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 
 def _sweep(above: Path) -> None:
-    """Removes half-made folders that are old and whose maker is dead: a living one holds a lock on its folder."""
+    """Removes old incomplete folders of dead processes; a living process holds a lock on its folder."""
     for aside in above.glob(".*-*"):
         with contextlib.suppress(OSError):
             if time.time() - aside.stat().st_mtime <= ABANDONED_S:

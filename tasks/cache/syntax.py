@@ -52,7 +52,7 @@ def imports(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def _drop_strings(node: ast.AST, has_messages: bool) -> None:
-    """Removes the statements below the node that are only strings, or only give a text to a message."""
+    """Removes the statements below the node that are only strings, or only assign a text to a message."""
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(node, block, None)
         if isinstance(statements, list):
@@ -78,7 +78,7 @@ def _message_fields(node: ast.AST) -> Iterable[ast.expr]:
 
 
 def _is_message_variable(statement: ast.stmt) -> bool:
-    """Whether it gives a text to a variable `message`."""
+    """Whether the statement assigns a text to a variable `message`."""
     if isinstance(statement, ast.Assign):
         targets, value = statement.targets, statement.value
     elif isinstance(statement, ast.AugAssign):
@@ -89,7 +89,7 @@ def _is_message_variable(statement: ast.stmt) -> bool:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Whether it is a string, perhaps with values in it, or a sum of such."""
+    """Whether the expression is a string or an f-string, or a sum of them."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _is_text(node.left) and _is_text(node.right)
     if isinstance(node, ast.IfExp):

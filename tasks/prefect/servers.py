@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.cache import settings
 from tasks.cache.locks import FlockManager, held
-from tasks.cache.secret_files import made_once
+from tasks.cache.secret_files import create_secret
 from training.jobs.protocol import write_atomically
 
 PREFECT, MLFLOW, WORKER = "prefect", "mlflow", "worker"
@@ -171,7 +171,7 @@ def elsewhere() -> State | None:
 
 def password() -> str:
     """The password of the servers of this home, made at the first call. Delete its file for a new one."""
-    return made_once(folder() / "password", secrets.token_urlsafe(24).encode()).read_text()
+    return create_secret(folder() / "password", secrets.token_urlsafe(24).encode()).read_text()
 
 
 def auth_string() -> str:

@@ -1,4 +1,4 @@
-"""Stages: the champion of the registry, and what it makes of today's rows."""
+"""Stages: the champion of the registry, and its predictions on the judged split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.recipe.program_settings import PredictChampionSettings
 
 
 def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:
-    """Where it is looked for, and the model that is to be compared with it."""
+    """The registry, the alias, and the model to compare with the champion."""
     return Inputs(
         {
             "release": recipe.release.model_dump(include={"registry", "champion"}),
@@ -31,7 +31,7 @@ def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:
 
 @action(inputs, gives=Champion)
 def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Champion | None:
-    """The version that the champion's alias points to; None where there is none, or where it is this very model."""
+    """Finds the version with the champion's alias, unless it is the trained model itself."""
     if recipe.release.registry is None:
         work.state = "skipped"
         return None
@@ -40,8 +40,8 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
 
 
 def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Inputs:
-    """The champion's model, how it reads a text, today's rows and labels, and the precision that it predicts in."""
-    split, task_type = recipe.judged_split, task_types.load(**_task(recipe, champion))
+    """The champion's model and options, the rows and labels, and the number format of prediction."""
+    split, task_type = recipe.judged_split, task_types.load(**_task_and_options(recipe, champion))
     return Inputs(
         {
             "task": recipe.task,
@@ -62,20 +62,19 @@ def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion)
     )
 
 
-def _task(recipe: Recipe, champion: Champion) -> dict[str, Any]:
-    """Today's task type and options, as `task_types.load` takes them, but what the champion has learnt to be asked
-    with."""
+def _task_and_options(recipe: Recipe, champion: Champion) -> dict[str, Any]:
+    """The recipe's task type and options, except options that the champion has learned with other values."""
     if champion.options is None:
         return recipe.task_and_options
     task_type = task_types.class_of(recipe.task)
-    usual = {name: task_type.Options.model_fields[name].get_default() for name in task_type.learned_options}
-    learnt = {name: champion.options.get(name, usual[name]) for name in usual}
-    return recipe.task_and_options | {"options": {**recipe.options, **learnt}}
+    defaults = {name: task_type.Options.model_fields[name].get_default() for name in task_type.learned_options}
+    learned = {name: champion.options.get(name, default) for name, default in defaults.items()}
+    return recipe.task_and_options | {"options": {**recipe.options, **learned}}
 
 
 @stage(prediction_inputs, where="there is a champion")
 def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Mapping[str, Any]:
-    """Has the champion predict every row of the split that is judged, with its own tokenizer."""
+    """Predicts every row of the judged split by the champion with its own tokenizer."""
     folders = folders_of(work, champion, "release.registry")
     launched = build_predict_launch("training.programs.predict_champion", lock)
     precision, batch_size = lock.mixed_precision, recipe.training.per_device_eval_batch_size
@@ -85,7 +84,7 @@ def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion
         launched.argv,
         env=launched.env,
         settings=PredictChampionSettings(
-            **_task(recipe, champion),
+            **_task_and_options(recipe, champion),
             split=recipe.judged_split,
             labels=json.loads((data.path / "labels.json").read_text()),
             champion=str(champion),

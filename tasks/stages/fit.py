@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tasks.cache.code import figures_code
 from tasks.cache.refs import Lock, Ref
-from tasks.cache.secret_files import made_once
+from tasks.cache.secret_files import create_secret
 from tasks.cache.settings import home
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.checkpoint_uploads import uploading
@@ -40,7 +40,7 @@ WITHOUT_EFFECT_ON_WEIGHTS: dict[str, Any] = {
     "extra": {"logging_strategy", "logging_first_step", "log_level", "log_level_replica"},
 }
 SPLITS = ("train", "validation")
-# Training settings that change the memory needed, beside the model, the length of rows and the number format.
+# Training settings that change the memory needed, in addition to the model, the length of rows and the number format.
 MEMORY_SETTINGS = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
     "lora",
@@ -212,7 +212,7 @@ def _start_checkpoint(recipe: Recipe) -> dict[str, str]:
 
 def seal_key() -> Path:
     """The file with the key that seals this home's checkpoints; created if missing."""
-    return made_once(home() / "seal.key", secrets.token_bytes(32))
+    return create_secret(home() / "seal.key", secrets.token_bytes(32))
 
 
 def training_job(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> TrainingJob:

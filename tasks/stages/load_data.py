@@ -1,4 +1,4 @@
-"""Stage: rows, read and checked."""
+"""Stage: reading and checking of the rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.input_files import Progress, need_unchanged
+from tasks.cache.input_files import Progress, require_unchanged
 from tasks.cache.refs import Lock
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import read_errors
@@ -17,28 +17,28 @@ from training.recipe import Recipe
 from training.recipe.rules.column_rules import code_for_rows, source_columns
 from training.recipe.tables.formats import SOURCES
 
-# Where rows lie, which names are theirs there, and how large a file may be: the files' content says it all.
-NOT_READ = {"path", "config", "revision", "splits", "max_file_gb"}
+# Places, names and limits: the content of the files is an input instead.
+NOT_INPUTS = {"path", "config", "revision", "splits", "max_file_gb"}
 
 
 def inputs(recipe: Recipe, lock: Lock) -> Inputs:
-    """What is done to the rows, and the content of the files, the commit, or the object's code and fingerprint."""
-    data, asked = recipe.data, source_columns(recipe)
-    columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in asked.columns}
+    """The settings of reading and checking, the files' content, the commit or the object's code and fingerprint."""
+    data, wanted = recipe.data, source_columns(recipe)
+    columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
     source = SOURCES[data.source]
     code, named, options = code_for_rows(recipe)
-    read = data.model_dump(exclude=NOT_READ)
-    read["checks"].pop("truncated", None)  # another stage's
-    if data.source == "csv":  # the one thing that a file's name says of its rows
+    settings = data.model_dump(exclude=NOT_INPUTS)
+    settings["checks"].pop("truncated", None)  # an input of tokenize
+    if data.source == "csv":  # a file's name decides its delimiter
         pinned = (pin.path for split in lock.data_files.values() for pin in split)
-        read["delimiter"] = [delimiter_of(path, data) for path in pinned]
+        settings["delimiter"] = [delimiter_of(path, data) for path in pinned]
     if data.source in ("hub", "python"):
-        read |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, asked.evaluated)}
+        settings |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, wanted.evaluated)}
     files = {split: [pin.sha256 for pin in pinned] for split, pinned in lock.data_files.items()}
     return Inputs(
         {
-            "data": read,
-            "task": {"options": options, "columns": columns, "checks": dict(asked.task_type.checks)},
+            "data": settings,
+            "task": {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)},
             "files": files,
             "commit": lock.data_hub.commit if lock.data_hub else None,
             "fingerprint": lock.data_fingerprint,
@@ -57,9 +57,9 @@ def inputs(recipe: Recipe, lock: Lock) -> Inputs:
 
 @stage(inputs, may_repeat=True)
 def load_data(work: Work, recipe: Recipe, lock: Lock) -> Mapping[str, Any]:
-    """Reads every split into Arrow, checks it, and fixes the labels' names and order; of validation and test it keeps
-    what slices can be made of, whether any is asked for or not. Later stages take the digests of only those files that
-    they read into their keys.
+    """Reads every split into Arrow, checks it, and fixes the labels' names and order. Also keeps the columns of
+    validation and test from which slices can be made. The keys of later stages have the digests of only the files that
+    they read.
     """
     from training.evaluation.plots import draw_rows
 
@@ -71,9 +71,9 @@ def load_data(work: Work, recipe: Recipe, lock: Lock) -> Mapping[str, Any]:
 
 
 def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapping[str, Any]:
-    """The same without a stage: the rows and their report, into the folder `out`. Raises UserError with every problem.
+    """Writes the rows and their report to the folder `out`, without the store. Raises UserError with every problem.
 
-    `progress` gets how much is read, and how much there is.
+    `progress` is called with the amount read and the total.
     """
     from training.data.load_rows import load
 
@@ -81,7 +81,7 @@ def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapp
     if lock.data_hub is None:
         files = {split: [pin.path for pin in pinned] for split, pinned in lock.data_files.items()}
         figures = load(recipe.data, task_type, files, out, progress, evaluated)
-        need_unchanged(pin for pinned in lock.data_files.values() for pin in pinned)
+        require_unchanged(pin for pinned in lock.data_files.values() for pin in pinned)
         return figures
     with read_errors("dataset", recipe.data.path, lock.data_hub.commit):
         return load(recipe.data, task_type, {"commit": lock.data_hub.commit}, out, progress, evaluated)

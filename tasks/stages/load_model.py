@@ -1,4 +1,4 @@
-"""Stage: the base model and its tokenizer, as a snapshot of files."""
+"""Stage: a snapshot of the base model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -30,59 +30,59 @@ from training.recipe.rules.column_rules import source_columns
 
 def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
     """The champion's content; else the commit, the files' content, or the configuration, the seed and the rows that the
-    tokenizer learns from.
+    tokenizer is trained on.
 
-    `data` is given for a model that is made from scratch alone.
+    `data` is only given for a model from scratch.
     """
     model, pinned, champion = recipe.model, lock.model_hub, lock.started_from
     files = {name: pin.sha256 for name, pin in lock.model_files.items()}
     names = {f"files.{name}": pin.path for name, pin in lock.model_files.items()}
-    laid_over = {"files": files} if files else {}
+    replacing = {"files": files} if files else {}
     if champion is not None:
         names["model.champion"] = "the model of the champion that training starts from"
-        return Inputs({"model": {"champion": champion.model}, **laid_over}, names=names)
+        return Inputs({"model": {"champion": champion.model}, **replacing}, names=names)
     if data is not None:
-        asked = source_columns(recipe)
+        wanted = source_columns(recipe)
         return Inputs(
             {
                 "model": model.model_dump(include={"config", "seed"}),
-                "texts": asked.texts,
-                "writes": asked.task_type.generates_text,
+                "texts": wanted.texts,
+                "writes": wanted.task_type.generates_text,
                 "upstream": {"load_data": data.parts["train.arrow"]},
-                **laid_over,
+                **replacing,
             },
             code=["training.programs.create_model"],
             libraries=("tokenizers", "transformers", "torch", "safetensors"),
             names=names,
         )
     names["model.commit"] = f"{model.path} at {model.revision or 'main'}"
-    of_hub = {"commit": pinned.commit, "path": model.path} if pinned else {}
-    return Inputs({"model": of_hub, "files": files}, names=names)
+    from_hub = {"commit": pinned.commit, "path": model.path} if pinned else {}
+    return Inputs({"model": from_hub, "files": files}, names=names)
 
 
 @stage(inputs, may_repeat=True)
 def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapping[str, Any]:
-    """Fetches, copies or creates the model into `model/` and `tokenizer/`; weights in safetensors only. Files that are
-    pinned take the place of its own."""
+    """Downloads, copies or creates the model in `model/` and `tokenizer/`, with weights in safetensors only. Pinned
+    files replace the model's."""
     pinned = {name: Path(pin.path) for name, pin in lock.model_files.items()}
     if data is not None:
-        made = _from_scratch(work, recipe, data)
+        figures = _create(work, recipe, data)
         _copy(pinned, work.out)
-        return made
+        return figures
     files: dict[str, Path] = {}
     if lock.started_from is not None:
         folders = folders_of(work, lock.started_from, "model.start_from")
-        files = {file.name: file for part, folder in folders.items() for file in _of_part(folder, part)}
+        files = {file.name: file for part, folder in folders.items() for file in _list_part(folder, part)}
     elif lock.model_hub is not None:
-        files = _downloaded(str(recipe.model.path), lock.model_hub.commit)
+        files = _download(str(recipe.model.path), lock.model_hub.commit)
     _copy(files | pinned, work.out)
     require_vocabulary(work.out / "tokenizer", str(lock.started_from or recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
 
 
-def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
-    asked = source_columns(recipe)
+def _create(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
+    wanted = source_columns(recipe)
     return run_child(
         work,
         "training.programs.create_model",
@@ -90,8 +90,8 @@ def _from_scratch(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
         settings=CreateModelSettings(
             config=recipe.model.config or {},
             seed=recipe.model.seed,
-            texts=asked.texts,
-            writes=asked.task_type.generates_text,
+            texts=wanted.texts,
+            writes=wanted.task_type.generates_text,
         ),
         inputs={"data": data.path},
     )
@@ -105,10 +105,10 @@ def _copy(files: Mapping[str, Path], out: Path) -> None:
 
 
 def require_same_labels(lock: Lock, data: object, model: object) -> None:
-    """Raises UserError where training starts from a champion of other labels than these rows have, or in another order:
-    before anything is trained, and by a plan where both are there already.
+    """Raises UserError if training starts from a champion whose labels, or their order, differ from those of the rows.
 
-    `data` and `model` are the artifacts of load_data and load_model; whatever else is not known yet.
+    `data` and `model` are the artifacts of load_data and load_model. A plan passes other values for artifacts that are
+    unknown: then nothing is checked.
     """
     if lock.started_from is None or not isinstance(data, Ref) or not isinstance(model, Ref):
         return
@@ -118,28 +118,28 @@ def require_same_labels(lock: Lock, data: object, model: object) -> None:
     named = read_json(model.path / "model" / "config.json").get("id2label", {})
     own = [named[number] for number in sorted(named, key=int)]
     if own != labels:
-        told, mend = "names no labels", ""
+        labelled, advice = "names no labels", ""
         if own:
-            told, mend = f"gives the labels {', '.join(own)}", "make them the same in data.label_names, or "
+            labelled, advice = f"gives the labels {', '.join(own)}", "make them the same in data.label_names, or "
         message = (
-            f"{lock.started_from}, which training starts from, {told}, and the rows have {', '.join(labels)}: "
-            f"{mend}set this to base."
+            f"{lock.started_from}, which training starts from, {labelled}, and the rows have {', '.join(labels)}: "
+            f"{advice}set this to base."
         )
         raise UserError([Problem(kind="model", where="model.start_from", message=message)])
 
 
-def _of_part(folder: Path, part: str) -> list[Path]:
+def _list_part(folder: Path, part: str) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if part_of(file.name) == part]
 
 
-def _downloaded(name: str, commit: str) -> dict[str, Path]:
-    """The files of a commit in the clients' own cache, where whatever was loaded before is not loaded again."""
+def _download(name: str, commit: str) -> dict[str, Path]:
+    """The files of a commit in the cache of the Hub's clients."""
     from huggingface_hub import get_cached_repo_tree, snapshot_download
 
     with read_errors("model", name, commit):
         wanted = [*MODEL_FILES, *TOKENIZER_FILES]
         folder = snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns="*/*")
-        # Another program may have left parts of the commit there: the listing kept beside them names the whole.
+        # Another program may have left a part of the commit in the cache: the stored listing names all files.
         paths = [file.path for file in get_cached_repo_tree(name, revision=commit)]
     files = {path: Path(folder, path) for path in paths if "/" not in path and part_of(path)}
     require_files(files, f"{name!r} at {commit[:12]}")

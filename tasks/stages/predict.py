@@ -1,4 +1,4 @@
-"""Stage: one stored row a prediction."""
+"""Stage: stored predictions, one row each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.recipe.program_settings import PredictSettings
 
 
 def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Inputs:
-    """The trained model, the tokens of the splits asked for, and the precision that they are predicted in."""
+    """The trained model, the tokens of the evaluated splits, and the number format of prediction."""
     splits = recipe.evaluation.splits
     return Inputs(
         {
@@ -40,7 +40,7 @@ def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Inputs:
 
 @stage(inputs)
 def predict(work: Work, recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref) -> Mapping[str, Any]:
-    """Predicts every row of every split that is evaluated, once, in order."""
+    """Predicts every row of the evaluated splits once, in order."""
     launched = build_predict_launch("training.programs.predict", lock)
     return run_child(
         work,

@@ -1,7 +1,6 @@
-"""Stage: names become content. Hub revisions into commits, files into digests, `auto` into values.
+"""Stage: resolution of names to content: Hub revisions to commits, files to digests, `auto` to values.
 
-What was resolved is kept under the flow run, so that a retried run sees what its first try saw, even if a branch has
-moved since.
+The lock is stored with the flow run, so that a retried run uses the content of its first try.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from tasks.cache.history import History
 from tasks.cache.input_files import Progress, digests_of
 from tasks.cache.refs import Lock, PinnedFile
 from tasks.cache.stage import Inputs, Work, action
-from tasks.hub.client import Found as Looked
-from tasks.hub.client import Kind, look_up
+from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import publishing_problems
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.machines import find_machines
@@ -37,36 +35,37 @@ from training.tokenization.chat_templates import require_template
 
 
 def lock_file(run: str) -> Path:
-    """What is kept of the flow run, once it is pinned."""
+    """The file with the lock of a flow run."""
     return settings.home() / "runs" / run / "lock.json"
 
 
 def inputs(recipe: Recipe) -> Inputs:
-    """Its key says whether the recipe's names mean what they meant; `make` computes it."""
-    here = {"compute": {"machine_rank", "rendezvous"}}
-    return Inputs({"recipe": recipe.model_dump(mode="json", exclude=here)})
+    """The whole recipe, except the fields that differ between the machines of one run."""
+    per_machine = {"compute": {"machine_rank", "rendezvous"}}
+    return Inputs({"recipe": recipe.model_dump(mode="json", exclude=per_machine)})
 
 
 @action(inputs, read_only=True)
 def resolve(work: Work, recipe: Recipe) -> Lock:
-    """Lock the data, the model and the machine's `auto` values. Raises UserError with all that cannot be found."""
-    kept = lock_file(work.run) if work.run else None
-    if kept is not None and kept.is_file():
-        return Lock.model_validate_json(kept.read_bytes())
-    told = list(publishing_problems(recipe)) if kept is not None else []
-    lock = pin(recipe, work.progress, [problem for problem in told if problem.level == "error"])
-    if kept is not None:
-        work.on_events([{"kind": "warning", "message": f"{warning.where}: {warning.message}"} for warning in told])
-        _fetch_metrics(recipe)
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(kept, lock.model_dump_json().encode())
-        History(recipe.name).remember_commits(lock)
-        work.on_events([{"kind": "note", "message": note} for note in lock.notes])
+    """Locks the data, the model and the values of `auto`. Raises UserError with everything that cannot be found."""
+    if not work.run:  # a plan
+        return pin(recipe, work.progress)
+    file = lock_file(work.run)
+    if file.is_file():
+        return Lock.model_validate_json(file.read_bytes())
+    problems = list(publishing_problems(recipe))
+    lock = pin(recipe, work.progress, [problem for problem in problems if problem.level == "error"])
+    work.on_events([{"kind": "warning", "message": f"{problem.where}: {problem.message}"} for problem in problems])
+    _download_metrics(recipe)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(file, lock.model_dump_json().encode())
+    History(recipe.name).remember_commits(lock)
+    work.on_events([{"kind": "note", "message": note} for note in lock.notes])
     return lock
 
 
-def _fetch_metrics(recipe: Recipe) -> None:
-    """Has the code of metrics of the Hub here, for the programs that compute them are given no network."""
+def _download_metrics(recipe: Recipe) -> None:
+    """Downloads the code of metrics from the Hub, because the programs that compute them have no network."""
     problems: list[Problem] = []
     for index, name in enumerate(recipe.evaluation.metrics):
         if name.startswith(PREFIX):
@@ -80,8 +79,10 @@ def _fetch_metrics(recipe: Recipe) -> None:
 
 
 def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Sequence[Problem] = ()) -> Lock:
-    """What the recipe's names mean now, all that is wrong with them reported together, with the problems that are
-    `known`. `progress` hears of the bytes of files elsewhere, as far as they must be read."""
+    """The content behind the recipe's names. Raises UserError with all problems, including those in `known`.
+
+    `progress` is called while files at URLs are read, with the bytes read and the total.
+    """
     problems = [*known]
     found = _pin_names(recipe, progress, problems)
     compute = recipe.compute
@@ -105,19 +106,18 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
 
 
 def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
-    """Fields of the lock; what is wrong is added to the problems. A base model that nothing starts from, as far as is
-    known, is not looked at."""
+    """Fields of the lock; adds to `problems`. The base model is not looked up if training starts from the champion."""
     found = dict[str, Any](notes=[], unreachable=[])
     try:
         found |= _pin_data(recipe, found, progress)
-        problems += _absent_splits(recipe, found)
+        problems += _find_absent_splits(recipe, found)
         found["rows"] = rows_digest(recipe, Lock(**found))
         if recipe.model.start_from == "champion":
-            found["started_from"], said = started_from(recipe, Lock(**found))
-            found["notes"].append(said)
+            found["started_from"], note = started_from(recipe, Lock(**found))
+            found["notes"].append(note)
     except UserError as error:
         problems.extend(error.problems)
-        if recipe.model.start_from == "champion":  # whether there is one was not asked
+        if recipe.model.start_from == "champion":  # it is unknown whether there is one
             return found
     if found.get("started_from") is None:
         try:
@@ -125,32 +125,32 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
         except UserError as error:
             problems.extend(error.problems)
     try:
-        found["model_files"] = found.get("model_files", {}) | _chat_template(recipe)
+        found["model_files"] = found.get("model_files", {}) | _pin_chat_template(recipe)
     except UserError as error:
         problems.extend(error.problems)
     return found
 
 
-def _absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem]:
-    """The evaluated splits that the files or the object do not have. Those of the Hub are known once they are read."""
+def _find_absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems with evaluated splits that are missing. The splits of Hub datasets are known only after reading."""
     evaluated, data = recipe.evaluation.splits, recipe.data
     if data.source != "hub":
-        there = object_splits(data, evaluated) if data.source == "python" else found["data_files"]
-        for where, message in absent_splits(evaluated, there, data):
+        splits = object_splits(data, evaluated) if data.source == "python" else found["data_files"]
+        for where, message in absent_splits(evaluated, splits, data):
             yield Problem(kind="data", where=where, message=message)
 
 
-def _chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
-    """The recipe's own, in place of whatever the tokenizer has; nothing where it names none."""
+def _pin_chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
+    """The recipe's chat template, which replaces the tokenizer's; empty if the recipe has none."""
     if recipe.model.chat_template is None:
         return {}
     file = Path(recipe.model.chat_template).expanduser().absolute()
     require_template(file)
-    return {CHAT_TEMPLATE: _pinned([file])[0]}
+    return {CHAT_TEMPLATE: _pin_files([file])[0]}
 
 
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:
-    """Why this machine cannot share the work as the recipe asks."""
+    """Problems with the strategy on this machine."""
     found = []
     if compute.strategy != "ddp" and processes == 1:
         message = f"{compute.strategy!r} shares a model among processes, and there is one GPU or none (num_processes: "
@@ -168,10 +168,10 @@ def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]
 
 
 def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
-    """Why this machine cannot train adapters as the recipe asks."""
+    """Problems with adapters on this machine."""
     if lora is not None and lora.quantization is not None and not gpus:
         message = f"{lora.quantization!r} holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to "
-        message += "null for LoRA beside weights in full precision, or run where there is one."
+        message += "null for LoRA with weights in full precision, or run where there is one."
         yield Problem(kind="training", where="training.lora.quantization", message=message)
     for package in packages_of(lora):
         if importlib.util.find_spec(package) is None:
@@ -183,27 +183,26 @@ def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
 
 
 def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Lock:
-    """What the recipe's names of data mean now, and nothing else. Raises UserError."""
-    return _pinned_alone(_pin_data, recipe, progress)
+    """The lock of the data alone. Raises UserError."""
+    return _pin_alone(_pin_data, recipe, progress)
 
 
 def pin_tokenizer(recipe: Recipe) -> Lock:
-    """The commit of the Hub that the model's tokenizer is of, and nothing else. Raises UserError if there is no such
-    model, or none that can be fine-tuned."""
+    """The lock of the tokenizer alone. Raises UserError if there is no model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
         require_model_folder(_model_folder(recipe))
-    return _pinned_alone(_pin_model, recipe) if recipe.model.source == "hub" else Lock()
+    return _pin_alone(_pin_model, recipe) if recipe.model.source == "hub" else Lock()
 
 
-def _pinned_alone(
+def _pin_alone(
     look: Callable[..., dict[str, Any]], recipe: Recipe, progress: Progress = lambda done, total: None
 ) -> Lock:
     found = dict[str, Any](notes=[], unreachable=[])
     return Lock(**found | look(recipe, found, progress))
 
 
-def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found: dict[str, Any]) -> Looked:
-    """As `look_up`; adds to the notes of what is found if the Hub cannot be reached."""
+def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found: dict[str, Any]) -> Found:
+    """As `look_up`; adds a note if the Hub cannot be reached."""
     looked = look_up(kind, path, revision, History(recipe.name))
     if not looked.reachable:
         found["unreachable"].append(path)
@@ -214,7 +213,6 @@ def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found:
 
 
 def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Fields of the lock; `found` gets notes."""
     data = recipe.data
     if data.source == "hub":
         return {"data_hub": _look_up("dataset", data.path, data.revision, recipe, found).pin}
@@ -253,10 +251,10 @@ def _model_folder(recipe: Recipe) -> Path:
 def _model_files(folder: Path) -> dict[str, PinnedFile]:
     require_model_folder(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
-    return {path.name: pin for path, pin in zip(paths, _pinned(paths), strict=True)}
+    return {path.name: pin for path, pin in zip(paths, _pin_files(paths), strict=True)}
 
 
-def _pinned(paths: list[Path]) -> list[PinnedFile]:
+def _pin_files(paths: list[Path]) -> list[PinnedFile]:
     digests = Digests(settings.home()).of_many(paths)
     return [
         PinnedFile(path=str(path), sha256=digest, size_bytes=path.stat().st_size)

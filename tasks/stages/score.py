@@ -1,4 +1,4 @@
-"""Stage: metrics from stored predictions; needs neither the model nor a GPU."""
+"""Stage: metrics of stored predictions, without the model and a GPU."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from training.recipe.tables.metrics import entries
 
 
 def inputs(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Inputs:
-    """The predictions, the rows they are of, what the baseline is made of, and what is asked for, with its code where
-    it is the user's. The columns that were kept beside the rows count where a slice is one of them."""
+    """The predictions, their rows, the sources of the baseline, the metrics and the slices. The columns for slices are
+    included only if a slice uses one."""
     metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
     read = {f"load_data/{split}": f"{split}.arrow" for split in splits} | {"labels": "labels.json"}
-    read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _columns(recipe)}
+    read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _slice_columns(recipe)}
     return Inputs(
         {
             "task": recipe.task,
@@ -61,53 +61,56 @@ def inputs(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Re
 
 
 def _slices(recipe: Recipe) -> dict[str, Any]:
-    """What is asked of slices."""
     names, floors = recipe.evaluation.slices, recipe.release.gate.floors
     named = {name: sorted(groups) for name, groups in named_groups(floors, names).items()}
     sizes = {"fewest_rows": FEWEST_ROWS, "most_groups": MOST_GROUPS}
     return {"slices": list(names), "each": [name for name in names if name in floors], "named": named, **sizes}
 
 
-def _columns(recipe: Recipe) -> list[str]:
+def _slice_columns(recipe: Recipe) -> list[str]:
     return [name for name in recipe.evaluation.slices if name not in MADE]
 
 
 def require_fitting(recipe: Recipe, data: object) -> None:
-    """Raises UserError with every metric and slice that these rows cannot have: before anything is trained, and by a
-    plan where the rows are there already.
+    """Raises UserError with every metric and slice that is impossible with these rows.
 
-    `data` is the artifact of load_data, or a folder that holds the same; whatever else is not known yet.
+    `data` is the artifact of load_data or a folder with the same files. A plan passes other values if it is unknown:
+    then nothing is checked.
     """
     folder = data.path if isinstance(data, Ref) else data
-    if isinstance(folder, Path) and (problems := list(_unfitting(recipe, folder))):
+    if isinstance(folder, Path) and (problems := list(_find_unfitting(recipe, folder))):
         raise UserError(problems)
 
 
-def _unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
+def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
     names, labels = recipe.evaluation.slices, json.loads((rows / "labels.json").read_text())
     splits = [file.stem for file in rows.glob("*.arrow")]
-    for where, said in absent_splits(recipe.evaluation.splits, splits, recipe.data):
-        yield Problem(kind="data", where=where, message=said)
-    for where, said in unfitting_metrics(recipe.evaluation.metrics, labels):
-        yield Problem(kind="metrics", where=where, message=said)
+    for where, message in absent_splits(recipe.evaluation.splits, splits, recipe.data):
+        yield Problem(kind="data", where=where, message=message)
+    for where, message in unfitting_metrics(recipe.evaluation.metrics, labels):
+        yield Problem(kind="metrics", where=where, message=message)
     kept: list[str] = []
-    if _columns(recipe):
+    if _slice_columns(recipe):
         found = json.loads((rows / "slices.json").read_text(encoding="utf-8"))
         kept = found["kept"]
-        for where, said in unknown_slices(names, kept, found["left_out"]):
-            yield Problem(kind="slices", where=where, message=said)
-    there: dict[str, list[str]] = {}
+        for where, message in unknown_slices(names, kept, found["left_out"]):
+            yield Problem(kind="slices", where=where, message=message)
+    groups: dict[str, list[str]] = {}
     for key, name, group in _floors(recipe):
-        if name not in there and recipe.judged_split in splits and (name == LABEL or (name in kept and name != LENGTH)):
-            there[name] = _values(rows, recipe.judged_split, name)
-        if name in there:
-            yield from _unfitting_floor(recipe, key, name, group, there[name])
+        if (
+            name not in groups
+            and recipe.judged_split in splits
+            and (name == LABEL or (name in kept and name != LENGTH))
+        ):
+            groups[name] = _read_groups(rows, recipe.judged_split, name)
+        if name in groups:
+            yield from _unfitting_floor(recipe, key, name, group, groups[name])
 
 
 def _floors(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
-    """Each floor's key, its slice, and its group (None: for each)."""
+    """Each floor's key, its slice, and its group (None: every group)."""
     for key in recipe.release.gate.floors:
-        yield key, *(slice_of(key, recipe.evaluation.slices) or ("", None))  # a rule of recipes has seen to it
+        yield key, *(slice_of(key, recipe.evaluation.slices) or ("", None))
 
 
 def _unfitting_floor(
@@ -117,8 +120,8 @@ def _unfitting_floor(
         yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
 
 
-def _values(rows: Path, split: str, name: str) -> list[str]:
-    """The groups of the split by label, or by a column."""
+def _read_groups(rows: Path, split: str, name: str) -> list[str]:
+    """The groups of the split by label or by a column."""
     from training.evaluation.slices import of_column
 
     if name == LABEL:
@@ -127,17 +130,19 @@ def _values(rows: Path, split: str, name: str) -> list[str]:
 
 
 def require_fitting_lengths(recipe: Recipe, tokens: object) -> None:
-    """Raises UserError with every group by length that a floor names and no judged row is in: the same, as soon as
-    there are tokens. `tokens` is the artifact of tokenize, or such a folder."""
+    """Raises UserError with every group by length that a floor names and that has no judged row.
+
+    `tokens` is the artifact of tokenize or a folder with the same files; other values are not checked.
+    """
     named = [floor for floor in _floors(recipe) if floor[1] == LENGTH and floor[2] is not None]
     folder = tokens.path if isinstance(tokens, Ref) else tokens
     if named and isinstance(folder, Path):
-        groups = _lengths(folder / f"{recipe.judged_split}.arrow")
+        groups = _read_length_groups(folder / f"{recipe.judged_split}.arrow")
         if problems := [problem for floor in named for problem in _unfitting_floor(recipe, *floor, groups)]:
             raise UserError(problems)
 
 
-def _lengths(file: Path) -> list[str]:
+def _read_length_groups(file: Path) -> list[str]:
     import pyarrow as pa
 
     from training.evaluation.slices import of_length
@@ -147,8 +152,8 @@ def _lengths(file: Path) -> list[str]:
 
 @stage(inputs)
 def score(work: Work, recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Mapping[str, Any]:
-    """Computes every metric on every split, each with its interval and the baseline, and on the groups of each slice,
-    and draws what is better looked at."""
+    """Computes every metric with its interval and baseline, on each split and each group of the slices, and draws
+    plots."""
     run_child(
         work,
         "training.programs.score",

@@ -1,4 +1,4 @@
-"""Stage: rows to token features."""
+"""Stage: tokenization of the rows."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from training.models.repository_files import read_json, uses_tokenizer_json
 from training.recipe import Level, Recipe
 from training.recipe.program_settings import TokenizeSettings
 
-# What the class of a tokenizer may follow from.
-KIND = ("model_type", "model_name", "tokenizer_class")
+# The fields of config.json from which transformers chooses the tokenizer's class.
+CLASS_FIELDS = ("model_type", "model_name", "tokenizer_class")
 
 SPLITS = ("train", "validation", "test")
 
-# Libraries that tokenizers of transformers read vocabularies with, where they are installed.
-MAY_READ = ("sentencepiece", "sacremoses", "tiktoken")
+# Optional libraries by which tokenizers of transformers read vocabularies.
+OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")
 
 
 def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
-    """The rows, the tokenizer's files (not the model's weights), the length, and what rows that are cut mean.
+    """The rows, the tokenizer's files (not the model's weights), the length, and the level of the check for cut rows.
 
-    Where the tokenizer's class has a say, also the model's type, from which it may follow, and transformers.
+    If the tokenizer's class can change the tokens, also the model's type and the version of transformers.
     """
     task_type = task_types.load(**recipe.task_and_options)
     values = {
@@ -49,8 +49,12 @@ def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
     if not _in_process(model):
         root = "training.programs.tokenize_with_transformers"
         config = read_json(model.path / "model" / "config.json")
-        values["model"] = {"config": {name: config.get(name) for name in KIND}}
-        libraries = (*libraries, "transformers", *(name for name in MAY_READ if importlib.util.find_spec(name)))
+        values["model"] = {"config": {name: config.get(name) for name in CLASS_FIELDS}}
+        libraries = (
+            *libraries,
+            "transformers",
+            *(name for name in OPTIONAL_LIBRARIES if importlib.util.find_spec(name)),
+        )
     return Inputs(
         values,
         code=[root, *task_types.code_modules(recipe.task)],
@@ -62,13 +66,14 @@ def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
 
 @stage(inputs, may_repeat=True)
 def tokenize(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
-    """Streams the rows through the tokenizer into Arrow, and tells what was cut."""
-    figures = _here(work, recipe, data, model) if _in_process(model) else _in_child(work, recipe, data, model)
+    """Streams the rows through the tokenizer into Arrow, and reports cut rows."""
+    run = _tokenize_here if _in_process(model) else _tokenize_in_child
+    figures = run(work, recipe, data, model)
     _show_report(work, recipe.tokens.max_length)
     return figures
 
 
-def _here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
+def _tokenize_here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
     from training.tokenization.token_files import tokenize as to_tokens
 
     return to_tokens(
@@ -82,14 +87,14 @@ def _here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any
     )
 
 
-def _in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
+def _tokenize_in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping[str, Any]:
     return run_child(
         work,
         "training.programs.tokenize_with_transformers",
         python_argv("training.programs.tokenize_with_transformers"),
         settings=TokenizeSettings(**recipe.task_and_options, max_length=recipe.tokens.max_length, level=_level(recipe)),
         inputs={"data": data.path, "tokenizer": model.path / "tokenizer", "model": model.path / "model"},
-        env={"TOKENIZERS_PARALLELISM": "true"},  # which other programs are better off without
+        env={"TOKENIZERS_PARALLELISM": "true"},  # other programs run without it
     )
 
 

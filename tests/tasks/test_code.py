@@ -113,7 +113,7 @@ def test_what_a_process_has_parsed_the_next_one_does_not_parse_again(
     time.sleep(2 * SETTLED_S)  # what changed a moment ago may change again unseen, and is not remembered
     before, parsed = code_digests(["rows"]), []
     code._read.cache_clear()
-    monkeypatch.setattr(code, "_parsed", lambda package, module: parsed.append(module.file.name) or "0")
+    monkeypatch.setattr(code, "_parse", lambda package, module: parsed.append(module.file.name) or "0")
     assert code_digests(["rows"]) == before and parsed == []
     (work / "lib" / "clean.py").write_text("def strip(x):\n    return x.lstrip()\n")
     assert code_digests(["rows"])["lib/clean.py"] == "0" and parsed == ["clean.py"]

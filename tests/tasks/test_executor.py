@@ -448,7 +448,7 @@ def test_what_cannot_be_taken_back_is_told_and_hides_neither_the_error_nor_the_o
     with pytest.raises(UserError, match="there: no"):
         run_together((act_and_take_back, "one"), (act_and_take_back, "stuck"), (fail, "mistake"))
     assert calls == ["one", "stuck", "not one"]
-    assert told[0] == {"kind": "warning", "message": "what it did could not be taken back: it is away"}
+    assert told[0] == {"kind": "warning", "message": "its changes could not be rolled back: it is away"}
 
 
 def test_actions_that_all_end_well_are_remembered_together(home: Path) -> None:

@@ -40,8 +40,8 @@ def estimate_lines(
 ) -> list[str]:
     """The estimate for the job `key` of fit, in lines. `inputs` are the flat inputs of fit.
 
-    A job that has started reports its own estimate: a trial beside it could take its memory. Raises UserError for
-    objects that the recipe names and that do not exist.
+    A job that has started reports its own estimate: a trial at the same time could take its memory. Raises UserError
+    for objects that the recipe names and that do not exist.
     """
     if begun := estimation.latest_estimate(read_events(home() / "jobs" / key / EVENTS, 0, ["estimate"])[0]):
         return [f"begun: {estimation.summary(begun, None)}"]
