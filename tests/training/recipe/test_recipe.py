@@ -705,7 +705,7 @@ ENTRY = """
   parameters:
     overrides: {{training.seed: 5, tokens.max_length: 32}}
     recipe:
-      name: reviews
+      name: reviews-{name}
       task: sequence-classification
       data: {{source: csv, path: d, text: [text], label: label}}
       model: {{source: folder, path: m}}
@@ -720,7 +720,7 @@ def test_a_file_gives_its_recipe_then_its_own_overrides_then_those_given(tmp_pat
 
 def test_of_several_entries_one_is_named(tmp_path: Path) -> None:
     file = deployment(tmp_path, f"deployments:{ENTRY.format(name='a')}{ENTRY.format(name='b')}")
-    assert load(file, entry="b").name == "reviews"
+    assert [load(file, entry=name).name for name in ("a", "b")] == ["reviews-a", "reviews-b"]
     assert file_problem(file) == (
         "FILE",
         "several entries deploy flows.finetune:finetune: choose one by --entry, of a, b.",
